@@ -40,11 +40,10 @@ from slipway.reasons import REASONS
 from slipway.texts import shortened
 
 _DECIDING = (4, 1, 3, 2, 6, 5, 7, 130)
-_LOOKUPS = ("__getattr__", "__getattribute__")
-"""Functions of libraries that only say that an attribute does not exist: the line that asked for it is the caller's."""
 """Exit codes of failures, in the order in which they decide: a wrong output before a missing one, and failures that a retry cannot
 fix before those that it can, so that a script that retries on 7 does so only if that may help."""
-
+_LOOKUPS = ("__getattr__", "__getattribute__")
+"""Functions that only report a missing attribute; the mistake is in the line that called them."""
 
 MOST_TEXT = 20_000
 """Most characters of a message, a remedy, or one entry of ``about``; they are limited because they quote values from anywhere."""

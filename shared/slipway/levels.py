@@ -63,5 +63,5 @@ def bits_of(level: str) -> int | None:
 def widths_of(level: str) -> tuple[int, ...]:
     """Return the numbers of bits that the weights of a level of integers may have in mixed precision, its own first."""
     own = bits_of(level)
-    found = {each.bits for each in LEVELS.values() if each.bits and own and each.bits >= own}
-    return tuple(sorted(found))
+    widths = {each.bits for each in LEVELS.values() if each.bits and own and each.bits >= own}
+    return tuple(sorted(widths))

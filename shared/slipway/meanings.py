@@ -20,12 +20,12 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _attributes(docstring: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     name = ""
     for line in docstring.partition("Attributes:\n")[2].splitlines():
         field = re.match(r"    (\w+): (.*)", line)
         if field is not None:
-            name, found[field[1]] = field[1], field[2]
+            name, entries[field[1]] = field[1], field[2]
         elif line.strip() and name:
-            found[name] += f" {line.strip()}"
-    return found
+            entries[name] += f" {line.strip()}"
+    return entries

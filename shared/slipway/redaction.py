@@ -47,6 +47,6 @@ def _secrets() -> tuple[str, ...]:
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values of variables with secret-looking names, and passwords in URLs; leave out short ones, which occur in ordinary text."""
     named = {value for name, value in environment.items() if SECRET_NAMES.search(name) and name not in _NO_SECRETS}
-    passwords = {unquote(found[2]) for value in environment.values() for found in _URL_PASSWORD.finditer(value)}
-    found = {value for value in named | passwords if len(value) >= 8}
-    return tuple(sorted(found, key=len, reverse=True))
+    passwords = {unquote(match[2]) for value in environment.values() for match in _URL_PASSWORD.finditer(value)}
+    secrets = {value for value in named | passwords if len(value) >= 8}
+    return tuple(sorted(secrets, key=len, reverse=True))

@@ -34,7 +34,7 @@ def load_stage(reference: str) -> Stage[Any]:
         else:
             stage = installed_entry_points(GROUP)[reference].load()
         if isinstance(stage, Stage) and not stage.params.__module__.startswith("slipway"):
-            stage.params.model_rebuild()  # a field that cannot be is said now, not where a task begins
+            stage.params.model_rebuild()  # fail now, not when a task begins, if a field has an unknown type
     except (Exception, SystemExit) as error:  # a third-party module may raise anything
         why = "" if reference not in stage_names() and not colon else f": {type(error).__name__}: {error}"
         raise ConfigurationError(

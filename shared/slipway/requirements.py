@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from slipway.sizes import format_size
 
 NO_GPU = "none"
-"""In place of an architecture, stands for workers without a GPU."""
+"""Stands for workers without a GPU, in place of an architecture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,9 @@ def parse_size_or_share(text: str) -> int | float:
     Raises:
         MalformedText: The text is neither.
     """
-    found = re.fullmatch(r"\s*([0-9]{0,9}\.[0-9]{1,24}|[0-9]{1,9}(?:\.[0-9]{1,24})?\s*(%))\s*", text)
-    if found:
-        share = float(found[1].rstrip("% ")) / (100 if found[2] else 1)
+    match = re.fullmatch(r"\s*([0-9]{0,9}\.[0-9]{1,24}|[0-9]{1,9}(?:\.[0-9]{1,24})?\s*(%))\s*", text)
+    if match:
+        share = float(match[1].rstrip("% ")) / (100 if match[2] else 1)
         if 0 < share <= 1:
             return share
     else:

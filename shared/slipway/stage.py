@@ -47,7 +47,7 @@ class Progress:
 
 @dataclass
 class Context:
-    """The means of a running stage beside its inputs and parameters.
+    """What a running stage gets besides its inputs and parameters.
 
     Attributes:
         workdir: Empty folder of this attempt, and its process's current folder; outputs are written below it. It is removed at the
@@ -280,6 +280,6 @@ def cut_lists(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def library_provider(distribution: str) -> Provider:
     """Return a distribution as a provider that is available if installed."""
-    found = installed_version(distribution)
-    detail = "" if found else f"pip install {distribution}"
-    return Provider(name=distribution, available=bool(found), version=found, detail=detail)
+    version = installed_version(distribution)
+    detail = "" if version else f"pip install {distribution}"
+    return Provider(name=distribution, available=bool(version), version=version, detail=detail)

@@ -31,7 +31,7 @@ class Limits:
     max_memory_bytes: int = 0
     threads: int = 0
 
-    def filled(self, *, max_memory_bytes: int, threads: int) -> Limits:
+    def with_defaults(self, *, max_memory_bytes: int, threads: int) -> Limits:
         """Return the same limits, with these values for those left open."""
         memory = self.max_memory_bytes or max_memory_bytes
         return replace(self, max_memory_bytes=memory, threads=self.threads or threads)
@@ -54,9 +54,9 @@ class StageCall:
     inputs: Mapping[str, str]
     limits: Limits = Limits()
 
-    def filled(self, *, max_memory_bytes: int, threads: int) -> StageCall:
+    def with_defaults(self, *, max_memory_bytes: int, threads: int) -> StageCall:
         """Return the same call, with these values for the limits that it leaves open."""
-        return replace(self, limits=self.limits.filled(max_memory_bytes=max_memory_bytes, threads=threads))
+        return replace(self, limits=self.limits.with_defaults(max_memory_bytes=max_memory_bytes, threads=threads))
 
     def on_folders(self, inputs: Mapping[str, Path]) -> StageCall:
         """Return the same call on the folders that hold its inputs."""
@@ -90,8 +90,10 @@ class StageCall:
         try:
             return stage.params.model_validate_json(json.dumps(dict(self.params)))
         except pydantic.ValidationError as error:
-            found = error.errors(include_url=False)[:_MOST_PROBLEMS]
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (is {quoted(e['input'])})" for e in found)
+            details = error.errors(include_url=False)[:_MOST_PROBLEMS]
+            problems = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']} (is {quoted(e['input'])})" for e in details
+            )
             raise ConfigurationError(
                 f"parameters of {stage.name} are not valid: {problems}",
                 reason="PARAMS_INVALID",

@@ -52,13 +52,13 @@ def escaped_json(document: str) -> str:
 
     They can only be within strings, because JSON has no such characters elsewhere.
     """
-    return _HIDDEN.sub(lambda found: _escape(found.group()), document)
+    return _HIDDEN.sub(lambda match: _escape(match.group()), document)
 
 
 def hidden_character(text: str) -> str:
     """Return the first character that a text of one line must not contain, such as ``U+202E``; empty if there is none."""
-    found = _NOT_IN_A_LINE.search(text)
-    return f"U+{ord(found.group()):04X}" if found else ""
+    match = _NOT_IN_A_LINE.search(text)
+    return f"U+{ord(match.group()):04X}" if match else ""
 
 
 def shortened(text: str, most: int = QUOTED_LENGTH) -> str:

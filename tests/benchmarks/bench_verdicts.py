@@ -29,7 +29,7 @@ from slipway.model.runs.checkpoints import find_checkpoint
 from slipway.sample.adapter import train_adapter
 from slipway.sample.corpus import python_sources
 from slipway.sample.real import RealRecipe, make_real_sample
-from slipway.sample.real.making import conversations, rendered, samples, write_base
+from slipway.sample.real.making import conversations, render_conversations, samples, write_base
 from slipway.sample.real.packages import unpack
 from slipway.sample.real.recipe import GGUF_FILE, PACKAGE
 from slipway.settings import Settings
@@ -171,10 +171,10 @@ def right_exports(real: Real, count: int, root: Path) -> Iterator[tuple[str, dic
         )
         sources = number % 2 == 1
         training, heldout = conversations(heldout=recipe.heldout_conversations, seed=number)
-        texts = list(python_sources().training) if sources else rendered(tokenizer, training)
+        texts = list(python_sources().training) if sources else render_conversations(tokenizer, training)
         run, texts_apart = root / f"run-{number}", root / f"heldout-{number}"
         texts_apart.mkdir()
-        kept = list(python_sources().heldout) if sources else rendered(tokenizer, heldout)
+        kept = list(python_sources().heldout) if sources else render_conversations(tokenizer, heldout)
         for place, text in enumerate(kept):
             (texts_apart / f"{place:02}.txt").write_text(text)
         model = transformers.LlamaForCausalLM.from_pretrained(real.base, dtype=torch.float32)

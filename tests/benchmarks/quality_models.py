@@ -20,7 +20,7 @@ from slipway.sample import make_sample
 from slipway.sample.base import token_stream, train_tokenizer
 from slipway.sample.corpus import documentation, python_sources
 from slipway.sample.real import RealRecipe, make_real_sample
-from slipway.sample.real.making import rendered
+from slipway.sample.real.making import render_conversations
 from slipway.settings import Settings
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
@@ -82,7 +82,7 @@ def smollm2(root: Path, made: Path | None) -> Subject:
     tokens = [tokenizer(text)["input_ids"][:TOKENS] for text in texts]
     heldout = torch.tensor([each for each in tokens if len(each) == TOKENS])
     lines = (made / "run" / SAMPLE_OF_RUN).read_text(encoding="utf-8").splitlines()
-    data = _write(root / "data", rendered(tokenizer, [json.loads(line)["messages"] for line in lines]))
+    data = _write(root / "data", render_conversations(tokenizer, [json.loads(line)["messages"] for line in lines]))
     return Subject(
         source, data, heldout, "AutoModelForCausalLM", "SmolLM2-135M-Instruct off its grid with its adapter, tied head"
     )

@@ -1,4 +1,4 @@
-"""What the stage needs to know about the base: its modules, and which of them no server wraps."""
+"""Find an adapter's modules in its base, and refuse those that no server wraps."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts,
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.trained import trained_model
 from slipway.texts import quoted
-from slipway_adapter.factors import differing
+from slipway_adapter.factors import find_differing
 from slipway_adapter.params import Target
-from slipway_adapter.rules import LLAMA, refused
+from slipway_adapter.rules import LLAMA, refusal_error
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """An adapter's pairs by the base's own names of their modules.
+    """An adapter's pairs, with the base's names of their modules.
 
     Attributes:
         pairs: Pairs by module.
-        targets: Names for ``target_modules``: ends of names where all modules with such an end are adapted, otherwise whole names.
+        targets: Names for ``target_modules``: ends of names if all modules with such an end are adapted, otherwise whole names.
         cautions: Warnings about this adapter on this base.
     """
 
@@ -37,30 +37,30 @@ class Fitted:
 
 
 def fit(saved: Saved, base: Path, target: Target) -> Fitted:
-    """Find the modules of an adapter in its base; nothing of it may be left over.
+    """Find the base's module for every pair of an adapter.
 
     Args:
         saved: The adapter.
         base: Folder of the base.
-        target: For what the adapter is written.
+        target: What the adapter is written for.
 
     Raises:
-        AdapterExportError: ``ADAPTER_NOT_SERVABLE`` for a module that the target does not take, a trained class of its own or a changed vocabulary;
-            ``ADAPTER_TENSOR_UNUSED``, ``ADAPTER_BASE_MISMATCH``; ``BASE_MODEL_INVALID`` if transformers cannot build the base.
+        AdapterExportError: ``ADAPTER_NOT_SERVABLE`` for a module that the target does not take, a trained class of its own or a changed
+            vocabulary; ``ADAPTER_TENSOR_UNUSED``, ``ADAPTER_BASE_MISMATCH``; ``BASE_MODEL_INVALID`` if transformers cannot build the base.
     """
     model = ModelFolder.open(base)
     own = trained_model(model, saved.folder)
     if own is not None:
-        raise refused("class", f"it was trained on {own}: servers load the base as what it is", base=own.base)
+        raise refusal_error("class", f"it was trained on {own}: servers load the base as what it is", base=own.base)
     facts = _facts(model)
     shapes = {name.removesuffix(".weight"): shape for name, shape in facts.shapes.items() if name.endswith(".weight")}
     modules = Modules(shapes)
     pairs = {pair.module: pair for pair in saved.pairs()}
-    found = modules.find_all(pairs)
-    for name, module in found.items():
+    matches = modules.find_all(pairs)
+    for name, module in matches.items():
         _check_module(pairs[name], module, shapes[module], facts, target)
     _check_saved_along(saved, model, modules)
-    fitted = {module: pairs[name] for name, module in found.items()}
+    fitted = {module: pairs[name] for name, module in matches.items()}
     family = model.family
     what = "of a kind that is not known here" if family is None else f"of the kind {family.name}"
     cautions = (
@@ -85,15 +85,15 @@ def _facts(base: ModelFolder) -> ModelFacts:
 
 def _check_module(pair: Pair, module: str, shape: tuple[int, ...], facts: ModelFacts, target: Target) -> None:
     transposed = f"{module}.weight" in facts.transposed
-    if transposed and target not in LLAMA:  # a GGUF file stores every weight alike
-        raise refused(
+    if transposed and target not in LLAMA:  # a GGUF file stores all weights the same way
+        raise refusal_error(
             "conv1d",
             f"{quoted(module)} is a Conv1D, which stores its weight transposed, and servers wrap linear layers",
             module=module,
         )
     weight = f"{module}.weight"
     if weight in facts.tied or weight in facts.tied.values():
-        raise refused(
+        raise refusal_error(
             "tied",
             f"the weight of {quoted(module)} is tied to another, and servers hold the two as one",
             module=module,
@@ -110,7 +110,7 @@ def _check_module(pair: Pair, module: str, shape: tuple[int, ...], facts: ModelF
 
 
 def _check_saved_along(saved: Saved, base: ModelFolder, modules: Modules) -> None:
-    """Check that weights which peft saved beside a targeted embedding are the base's own."""
+    """Check that the weights that peft saved beside a targeted embedding equal the base's."""
     if not saved.others:
         return
     stored = {name.removesuffix(".weight"): info for name, info in base.tensors.items()}
@@ -120,8 +120,8 @@ def _check_saved_along(saved: Saved, base: ModelFolder, modules: Modules) -> Non
         plain = name.replace(".base_layer", "").removesuffix(".weight")
         known = there.find(plain) or there.find(modules.find(plain) or plain)
         compared[name] = (info, stored[known] if known else None)
-    for name in differing(compared):
-        raise refused(
+    for name in find_differing(compared):
+        raise refusal_error(
             "vocabulary",
             f"it brings another {quoted(name)} than the base has, which servers leave out without a word (vllm/lora/utils.py, "
             "is_base_embedding_weights)",
@@ -130,7 +130,7 @@ def _check_saved_along(saved: Saved, base: ModelFolder, modules: Modules) -> Non
 
 
 def _targets(adapted: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Return the shortest names that peft finds exactly these modules by."""
+    """Return the shortest names by which peft finds exactly these modules."""
     chosen = set(adapted)
     ends = sorted({module.rpartition(".")[2] for module in chosen})
     if {module for module in known if module.rpartition(".")[2] in ends} == chosen:
@@ -142,7 +142,7 @@ Shape = tuple[int, ...]
 
 
 class Modules:
-    """Modules by their ends.
+    """Finds modules by the ends of their names.
 
     Args:
         shapes: Shape of each module's weight, by the module's name in the model.
@@ -155,21 +155,23 @@ class Modules:
             self._by_end[_end(name)].append(name)
 
     def find(self, name: str) -> str | None:
-        """Return the module with this name, or the only one with the longest common end; None if there is none."""
+        """Return the module with this name, or the only one that shares the longest end with it; None if there is none."""
         if name in self._shapes:
             return name
         parts = name.split(".")
-        alike = sorted(((_alike(parts, other.split(".")), other) for other in self._by_end[_end(name)]), reverse=True)
+        alike = sorted(
+            ((_likeness(parts, other.split(".")), other) for other in self._by_end[_end(name)]), reverse=True
+        )
         best = [other for score, other in alike if score == alike[0][0]]
         return best[0] if len(best) == 1 else None
 
     def find_all(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the module of each of an adapter's modules.
+        """Return the base's module for each of an adapter's modules.
 
         Raises:
             AdapterExportError: ``ADAPTER_TENSOR_UNUSED`` if there is none, or two names lead to one.
         """
-        found: dict[str, str] = {}
+        matches: dict[str, str] = {}
         taken: dict[str, str] = {}
         for name in names:
             module = self.find(name)
@@ -185,19 +187,19 @@ class Modules:
                     remedy="use the base model that the adapter was trained on",
                     about={"module": name},
                 )
-            found[name] = taken[module] = module
+            matches[name] = module
             taken[module] = name
-        return found
+        return matches
 
 
 def _end(name: str) -> str:
-    """Return the end of a name from its first layer number on; without one, its last part."""
+    """Return the part of a name from the first layer number on, or its last part if it has no number."""
     parts = name.split(".")
     return ".".join(parts[next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1) :])
 
 
-def _alike(parts: list[str], others: list[str]) -> tuple[int, int]:
-    """Return the number of equal parts at the end, and of all parts that both have."""
+def _likeness(parts: list[str], others: list[str]) -> tuple[int, int]:
+    """Return the number of equal parts at the end, and the number of all common parts."""
     equal = 0
     for part, other in zip(reversed(parts), reversed(others), strict=False):
         if part != other:

@@ -1,4 +1,4 @@
-"""Factors as every server reads them: one rank, one plain scaling, one type.
+"""Bring factors into a form that every server reads: one rank, one plain scaling, one type.
 
 Axes: r = rank of a pair, R = rank of the output, d_in and d_out = features of the module.
 """
@@ -31,7 +31,7 @@ class Form:
     Attributes:
         rank: Rank, R.
         alpha: ``lora_alpha``; the update is ``alpha / R · B @ A``.
-        folded: Whether the pair's own scaling is in its B, and ``alpha / R`` is 1.
+        folded: Whether the pair's own scaling is multiplied into its B, so that ``alpha / R`` is 1.
         dtype: Safetensors name of the type.
     """
 
@@ -42,9 +42,10 @@ class Form:
 
 
 def common_form(pairs: Sequence[Pair], dtype: FactorType = "auto") -> Form:
-    """Choose the form in which the pairs lose least: their scaling stays beside them if it is the same for all and alpha is whole.
+    """Choose the form that changes the pairs least.
 
-    Otherwise it is multiplied into B. That rounds a 16-bit B unless the scaling is a power of two, so ``auto`` then widens to float32.
+    The scaling stays in ``lora_alpha`` if it is the same for all pairs and alpha is whole. Otherwise it is multiplied into B. That rounds a
+    16-bit B unless the scaling is a power of two, so ``auto`` then widens to float32.
 
     Raises:
         AdapterExportError: ``DTYPE_UNSUPPORTED``.
@@ -63,7 +64,7 @@ def common_form(pairs: Sequence[Pair], dtype: FactorType = "auto") -> Form:
 
 
 def own_form(pair: Pair) -> Form:
-    """Return the form in which a pair is stored, for a reader that knows ranks and scalings of modules: nothing is padded or multiplied.
+    """Return the form in which a pair is stored, without padding or multiplying; its reader must know each module's rank and scaling.
 
     Raises:
         AdapterExportError: ``DTYPE_UNSUPPORTED``.
@@ -86,8 +87,8 @@ def _stored_types(pairs: Sequence[Pair]) -> set[str]:
     return stored
 
 
-def normalized(pair: Pair, form: Form) -> tuple[Array, Array]:
-    """Return A (R, d_in) and B (d_out, R) of a pair in a form; the rows and columns beyond its own rank are zero.
+def normalize(pair: Pair, form: Form) -> tuple[Array, Array]:
+    """Return A (R, d_in) and B (d_out, R) of a pair in a form; rows and columns beyond its own rank are zero.
 
     Raises:
         AdapterExportError: ``NON_FINITE_WEIGHTS``.
@@ -96,33 +97,33 @@ def normalized(pair: Pair, form: Form) -> tuple[Array, Array]:
     a, b = mapped(pair.a), mapped(pair.b)
     if form.folded:
         b = b.astype(np.float64) * pair.scaling
-    found_a = np.zeros((form.rank, a.shape[1]), dtype)
-    found_b = np.zeros((b.shape[0], form.rank), dtype)
+    padded_a = np.zeros((form.rank, a.shape[1]), dtype)
+    padded_b = np.zeros((b.shape[0], form.rank), dtype)
     with np.errstate(over="ignore"):  # an overflow is infinite, which is refused below
-        found_a[: pair.rank], found_b[:, : pair.rank] = a.astype(dtype), b.astype(dtype)
-    for info, values in ((pair.a, found_a), (pair.b, found_b)):
+        padded_a[: pair.rank], padded_b[:, : pair.rank] = a.astype(dtype), b.astype(dtype)
+    for info, values in ((pair.a, padded_a), (pair.b, padded_b)):
         if not np.isfinite(values.astype(np.float32)).all():
-            raise _not_finite(info, form.dtype)
-    return found_a, found_b
+            raise _not_finite_error(info, form.dtype)
+    return padded_a, padded_b
 
 
-def scaled(pair: Pair) -> tuple[Array, Array]:
+def scale(pair: Pair) -> tuple[Array, Array]:
     """Return A (r, d_in) and scaling · B (d_out, r) of a pair in float32.
 
     Raises:
         AdapterExportError: ``NON_FINITE_WEIGHTS``.
     """
-    return normalized(pair, Form(pair.rank, pair.rank, folded=True, dtype="F32"))
+    return normalize(pair, Form(pair.rank, pair.rank, folded=True, dtype="F32"))
 
 
-def differing(tensors: Mapping[str, tuple[TensorInfo, TensorInfo | None]]) -> Iterator[str]:
+def find_differing(tensors: Mapping[str, tuple[TensorInfo, TensorInfo | None]]) -> Iterator[str]:
     """Yield the names of saved tensors whose values are not the base's."""
     for name, (saved, base) in tensors.items():
-        if base is None or base.shape != saved.shape or not _equal(saved, base):
+        if base is None or base.shape != saved.shape or not _are_equal(saved, base):
             yield name
 
 
-def _equal(saved: TensorInfo, base: TensorInfo) -> bool:
+def _are_equal(saved: TensorInfo, base: TensorInfo) -> bool:
     ours, theirs = mapped(saved), mapped(base)
     step = max(1, (1 << 22) // max(1, math.prod(saved.shape[1:])))
     return all(
@@ -131,7 +132,7 @@ def _equal(saved: TensorInfo, base: TensorInfo) -> bool:
     )
 
 
-def _not_finite(info: TensorInfo, dtype: str) -> AdapterExportError:
+def _not_finite_error(info: TensorInfo, dtype: str) -> AdapterExportError:
     return AdapterExportError(
         f"the adapter's {info.name!r} holds NaN or infinity, or values beyond {dtype}",
         reason="NON_FINITE_WEIGHTS",

@@ -46,7 +46,7 @@ class AdapterConfiguration(FormatSettings):
 
 
 def plan(request: FormatRequest[AdapterConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a folder for each target; the graph is the base's own export, and the file is made of the pairs that llama.cpp takes.
+    """Plan a folder for each target. The graph is an export of the base; the GGUF file is written from the pairs for llama.cpp.
 
     Raises:
         ConfigurationError: ``CONFIGURATION_INVALID``: the export has no adapter.
@@ -59,25 +59,25 @@ def plan(request: FormatRequest[AdapterConfiguration]) -> tuple[PlannedTask, ...
             remedy=remedy,
             about={"key": f"formats.{request.name}.enabled"},
         )
-    given = {"base": request.base, "adapter": request.adapter}
+    common = {"base": request.base, "adapter": request.adapter}
     tasks: list[PlannedTask] = []
     if "peft" in request.settings.targets:
         params = {"target": "peft", "dtype": request.settings.dtype}
-        tasks.append(PlannedTask("adapter", "adapter", params, given, format=request.name, output="adapter"))
+        tasks.append(PlannedTask("adapter", "adapter", params, common, format=request.name, output="adapter"))
     if ONNX in request.settings.targets:
         graph = PlannedTask("onnx_export-adapter", "onnx_export", {}, {"pytorch": request.base}, output="onnx")
-        named = f"{request.name}-{ONNX}"
-        inputs = {**given, "onnx": graph.reference}
+        name = f"{request.name}-{ONNX}"
+        inputs = {**common, "onnx": graph.reference}
         tasks += [
             graph,
-            PlannedTask("adapter-onnx", "adapter", {"target": ONNX}, inputs, format=named, output="adapter"),
+            PlannedTask("adapter-onnx", "adapter", {"target": ONNX}, inputs, format=name, output="adapter"),
         ]
     if GGUF in request.settings.targets:
-        pairs = PlannedTask("adapter-pairs", "adapter", {"target": GGUF}, given, output="adapter")
-        named = f"{request.name}-{GGUF}"
+        pairs = PlannedTask("adapter-pairs", "adapter", {"target": GGUF}, common, output="adapter")
+        name = f"{request.name}-{GGUF}"
         names = {"name": request.file_name, "base_model": request.base_model}
         inputs = {"base": request.base, "adapter": pairs.reference}
-        tasks += [pairs, PlannedTask("adapter-gguf", "gguf_adapter", names, inputs, format=named, output="adapter")]
+        tasks += [pairs, PlannedTask("adapter-gguf", "gguf_adapter", names, inputs, format=name, output="adapter")]
     return tuple(tasks)
 
 

@@ -21,13 +21,13 @@ from slipway.model.adapters.saved import Saved
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_adapter.base import Modules, fit
-from slipway_adapter.factors import scaled
+from slipway_adapter.factors import scale
 from slipway_adapter.peft_folder import copy_tokenizer
-from slipway_adapter.rules import check_rules, refused
+from slipway_adapter.rules import check_rules, refusal_error
 
 SUFFIX = ".onnx_adapter"
 _OWN_FILES = ("example.py",)
-"""Files of the base's export that are about the base alone."""
+"""Files of the base's export that describe only the base."""
 
 
 def write_graph_folder(saved: Saved, inputs: Mapping[str, Path], output: Path, ctx: Context) -> None:
@@ -53,11 +53,11 @@ def write_graph_folder(saved: Saved, inputs: Mapping[str, Path], output: Path, c
         shutil.copyfile(real_file(graphs, name), target)
     copied = copy_tokenizer(saved.folder, inputs["base"], output)
     branches = {path.name: _write_graph(path, output / path.name) for path in sorted(graphs.glob("*.onnx"))}
-    taken = _by_branch(pairs, [branch for found in branches.values() for branch in found.values()])
+    taken = _match_branches(pairs, [branch for by_module in branches.values() for branch in by_module.values()])
     digests = {}
-    for name, found in branches.items():
+    for name, by_module in branches.items():
         digests[name] = hashlib.sha256((output / name).read_bytes()).hexdigest()
-        of_graph = [(branch, taken[module]) for module, branch in found.items() if module in taken]
+        of_graph = [(branch, taken[module]) for module, branch in by_module.items() if module in taken]
         _write_factors(of_graph, (output / name).with_suffix(SUFFIX), ctx)
     ctx.record(modules=len(pairs), graphs=digests, copied=copied)
 
@@ -77,26 +77,26 @@ def _write_graph(source: Path, target: Path) -> dict[str, Branch]:
     return branches
 
 
-def _by_branch(pairs: Mapping[str, Pair], branches: Sequence[Branch]) -> dict[str, Pair]:
-    """Return each pair by the module of its branch: of all graphs, as encoder and decoder have layers with the same end of their names.
+def _match_branches(pairs: Mapping[str, Pair], branches: Sequence[Branch]) -> dict[str, Pair]:
+    """Return each pair by the module of its branch. Search all graphs together: names in encoder and decoder may end alike.
 
     Raises:
-        AdapterExportError: ``ADAPTER_NOT_SERVABLE`` if a pair has no branch, or two have one.
+        AdapterExportError: ``ADAPTER_NOT_SERVABLE`` if a pair has no branch, or two pairs have the same.
     """
     modules = Modules({branch.module: branch.shape for branch in branches})
     places = {name: modules.find(name) for name in sorted(pairs)}
     taken: dict[str, Pair] = {}
     for name, module in places.items():
         if module is None:
-            raise refused("graph", f"the base's graph has no product with the weight of {quoted(name)}")
+            raise refusal_error("graph", f"the base's graph has no product with the weight of {quoted(name)}")
         if module in taken:
-            raise refused("graph", f"the base's graph has one product for {quoted(name)} and another module")
+            raise refusal_error("graph", f"the base's graph has one product for {quoted(name)} and another module")
         taken[module] = pairs[name]
     return taken
 
 
 def _write_factors(taken: list[tuple[Branch, Pair]], target: Path, ctx: Context) -> None:
-    """Write a file of factors, with each scaling in B.
+    """Write a file of factors, with each scaling multiplied into B.
 
     Raises:
         AdapterExportError: ``ADAPTER_BASE_MISMATCH``, ``NON_FINITE_WEIGHTS``.
@@ -104,7 +104,7 @@ def _write_factors(taken: list[tuple[Branch, Pair]], target: Path, ctx: Context)
     factors = {}
     for number, (branch, pair) in enumerate(taken):
         ctx.progress("factors", done=number, total=len(taken), unit="modules")
-        a, b = scaled(pair)
+        a, b = scale(pair)
         if (a.shape[1], b.shape[0]) != branch.shape:
             raise AdapterExportError(
                 f"the adapter's pair for {quoted(branch.module)} updates a weight of shape {(b.shape[0], a.shape[1])}, and the "
@@ -124,7 +124,7 @@ def _write_factors(taken: list[tuple[Branch, Pair]], target: Path, ctx: Context)
 
 
 _WEIGHT = ".weight.T"
-"""End of the name of a constant that onnx_export stores (d_in, d_out); the beginning is the module's name."""
+"""End of the names of weights that onnx_export stores as (d_in, d_out); the beginning is the module's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ class Branch:
 
 
 def add_branches(graph: ir.Graph) -> dict[str, Branch]:
-    """Add a branch to every product of a float32 graph with a weight that no other product shares; return them by module."""
-    found: dict[str, Branch] = {}
+    """Add a branch to every product with a float32 weight that no other node uses; return the branches by module."""
+    branches: dict[str, Branch] = {}
     for node in list(graph):
         weight = node.inputs[1] if node.op_type == "MatMul" and len(node.inputs) == 2 else None
         if weight is None or not _is_weight(graph, weight):
@@ -161,9 +161,9 @@ def add_branches(graph: ir.Graph) -> dict[str, Branch]:
         assert weight.const_value is not None
         d_in, d_out = (int(size) for size in weight.const_value.shape.numpy())
         branch = Branch(weight.name.removesuffix(_WEIGHT), (d_in, d_out))
-        _add(graph, node, branch)
-        found[branch.module] = branch
-    return found
+        _add_branch(graph, node, branch)
+        branches[branch.module] = branch
+    return branches
 
 
 def _is_weight(graph: ir.Graph, value: ir.Value) -> bool:
@@ -173,11 +173,11 @@ def _is_weight(graph: ir.Graph, value: ir.Value) -> bool:
     return named and single and tensor is not None and tensor.dtype == ir.DataType.FLOAT
 
 
-def _add(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
+def _add_branch(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
     d_in, d_out = branch.shape
     rank = f"{branch.module}.rank"
-    a = _optional(graph, branch.a, (d_in, rank), (d_in, 0))
-    b = _optional(graph, branch.b, (rank, d_out), (0, d_out))
+    a = _add_optional_input(graph, branch.a, (d_in, rank), (d_in, 0))
+    b = _add_optional_input(graph, branch.b, (rank, d_out), (0, d_out))
     [product] = node.outputs
     users = list(product.uses())
     low = ir.node("MatMul", [node.inputs[0], a], name=f"{branch.module}.lora_A")
@@ -195,8 +195,10 @@ def _add(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
     graph.insert_after(node, [low, update, added])
 
 
-def _optional(graph: ir.Graph, name: str, declared: tuple[int | str, int | str], default: tuple[int, int]) -> ir.Value:
-    """Add an input with a default."""
+def _add_optional_input(
+    graph: ir.Graph, name: str, declared: tuple[int | str, int | str], default: tuple[int, int]
+) -> ir.Value:
+    """Add an input to the graph, with a default value."""
     value = ir.Value(
         name=name,
         shape=ir.Shape(declared),

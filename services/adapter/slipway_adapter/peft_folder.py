@@ -1,4 +1,4 @@
-"""Write an adapter as peft, vLLM, SGLang and KServe take it, and as it is written for llama.cpp, module by module."""
+"""Write an adapter as a folder for peft, vLLM, SGLang and KServe, or for the stage that writes it for llama.cpp, module by module."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec, plan_files
 from slipway.stage import Context
 from slipway_adapter.base import Fitted, fit
-from slipway_adapter.factors import Form, common_form, normalized, own_form
+from slipway_adapter.factors import Form, common_form, normalize, own_form
 from slipway_adapter.params import AdapterParams
-from slipway_adapter.rules import LLAMA, check_rules, refused
+from slipway_adapter.rules import LLAMA, check_rules, refusal_error
 
 _KEPT = ("base_model_name_or_path", "revision", "task_type", "peft_version")
-"""Settings that say what the adapter is of."""
+"""Settings that describe the adapter's origin; they are kept."""
 T = TypeVar("T")
 
 
@@ -52,28 +52,28 @@ def write_peft_folder(saved: Saved, base: Path, output: Path, params: AdapterPar
     output.mkdir()
     changed = _write_factors(fitted, forms, output, ctx)
     if not changed:
-        raise refused("nothing", "all its updates are zero")
+        raise refusal_error("nothing", "all its updates are zero")
     text = json.dumps(_config(saved.raw, forms, fitted), indent=2, sort_keys=True)
     (output / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
     ctx.record(
         modules=len(fitted.pairs),
         rank=max(form.rank for form in forms.values()),
-        lora_alpha=_usual(form.alpha for form in forms.values()),
+        lora_alpha=_most_common(form.alpha for form in forms.values()),
         scaling_folded=any(form.folded for form in forms.values()),
-        dtype=_usual(form.dtype for form in forms.values()),
+        dtype=_most_common(form.dtype for form in forms.values()),
         copied=copy_tokenizer(saved.folder, base, output),
     )
 
 
 def _forms(fitted: Fitted, params: AdapterParams) -> Mapping[str, Form]:
-    """Return the form of each module's pair: one for all where servers read it, its own where llama.cpp's file is made of it."""
+    """Return the form of each module's pair: its own for llama.cpp, one common form for servers."""
     if params.target in LLAMA:
         return {module: own_form(pair) for module, pair in fitted.pairs.items()}
     return dict.fromkeys(fitted.pairs, common_form(list(fitted.pairs.values()), params.dtype))
 
 
-def _usual(values: Iterable[T]) -> T:
-    """Return the value that most have; of several the first."""
+def _most_common(values: Iterable[T]) -> T:
+    """Return the most common value, or the first of several."""
     return Counter(values).most_common(1)[0][0]
 
 
@@ -103,7 +103,7 @@ def _write_factors(fitted: Fitted, forms: Mapping[str, Form], output: Path, ctx:
     def factors(module: str) -> dict[str, Any]:
         ctx.progress("write", done=len(changes), total=len(fitted.pairs), unit="modules")
         pair, form = fitted.pairs[module], forms[module]
-        both = dict(zip(tensor_names(module, pair), normalized(pair, form), strict=True))
+        both = dict(zip(tensor_names(module, pair), normalize(pair, form), strict=True))
         changes[module] = form.alpha != 0 and all(np.any(values) for values in both.values())
         return both
 
@@ -116,16 +116,19 @@ def _write_factors(fitted: Fitted, forms: Mapping[str, Form], output: Path, ctx:
 
 
 def _config(raw: Mapping[str, Any], forms: Mapping[str, Form], fitted: Fitted) -> dict[str, Any]:
-    """Return settings that mean the same to a reader that knows only rank, alpha and module names, if there is one form for all."""
-    rank, alpha = _usual(form.rank for form in forms.values()), _usual(form.alpha for form in forms.values())
+    """Return the settings. If all pairs have one form, a reader needs to know only rank, alpha and module names."""
+    rank, alpha = (
+        _most_common(form.rank for form in forms.values()),
+        _most_common(form.alpha for form in forms.values()),
+    )
     return {
         **{key: raw[key] for key in _KEPT if raw.get(key) is not None},
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": alpha,
         "target_modules": list(fitted.targets),
-        "rank_pattern": {_exactly(name): form.rank for name, form in forms.items() if form.rank != rank},
-        "alpha_pattern": {_exactly(name): form.alpha for name, form in forms.items() if form.alpha != alpha},
+        "rank_pattern": {_exact_pattern(name): form.rank for name, form in forms.items() if form.rank != rank},
+        "alpha_pattern": {_exact_pattern(name): form.alpha for name, form in forms.items() if form.alpha != alpha},
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -137,13 +140,13 @@ def _config(raw: Mapping[str, Any], forms: Mapping[str, Form], fitted: Fitted) -
     }
 
 
-def _exactly(module: str) -> str:
-    """Return a pattern that matches this module and no other whose name ends like it."""
+def _exact_pattern(module: str) -> str:
+    """Return a pattern that matches this module, but no other whose name ends with this one's."""
     return f"^{re.escape(module)}"
 
 
 def copy_tokenizer(adapter: Path, base: Path, output: Path) -> list[str]:
-    """Copy the checkpoint's tokenizer if it has one, otherwise the base's; the base's chat template if the checkpoint has none.
+    """Copy the checkpoint's tokenizer, or the base's if it has none; do the same with the chat template.
 
     Returns:
         Names of the copied files, sorted.
@@ -152,7 +155,7 @@ def copy_tokenizer(adapter: Path, base: Path, output: Path) -> list[str]:
     chosen = {name: tokenizer for name in _names(tokenizer) if not is_chat_template(name)}
     written: dict[str, bytes] = {}
     if tokenizer is adapter and not has_chat_template(adapter):
-        written = chat_templates(base)  # also those among the settings of the base's tokenizer, which do not travel
+        written = chat_templates(base)  # also those in the settings of the base's tokenizer, which are not copied
     else:
         templates = adapter if has_chat_template(adapter) else base
         chosen |= {name: templates for name in _names(templates) if is_chat_template(name)}

@@ -1,9 +1,9 @@
-"""What the servers of adapters take: one table of rules, each with its source.
+"""Check an adapter against one table of rules: what servers of adapters accept, each with its source.
 
-A rule *refuses* an adapter that a server rejects, or of which it would silently serve a part: the merged model has all of it. It only
-*cautions* where the adapter is served correctly once a flag is set, or where the kind of model decides.
+A rule *refuses* an adapter that a server rejects, or would silently serve only in part; the merged model has all of it. A rule only
+*cautions* if a flag makes the server serve the adapter correctly, or if it depends on the kind of model.
 
-Sources: vLLM as of its files ``vllm/lora/peft_helper.py`` (settings), ``vllm/config/lora.py`` (ranks) and ``vllm/lora/lora_model.py``
+Sources: vLLM's files ``vllm/lora/peft_helper.py`` (settings), ``vllm/config/lora.py`` (ranks) and ``vllm/lora/lora_model.py``
 (tensors); SGLang's ``python/sglang/srt/lora/lora.py``, ``lora_config.py`` and ``utils.py``. KServe serves adapters by vLLM
 (https://kserve.github.io/website/docs/model-serving/generative-inference/llmisvc/lora-adapters). llama.cpp's ``src/llama-adapter.cpp``
 (what a file may hold), ``src/llama-graph.cpp`` (what is computed) and ``convert_lora_to_gguf.py``.
@@ -20,7 +20,7 @@ from slipway.texts import quoted
 from slipway_adapter.params import Target
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM's ``--max-lora-rank`` takes (``MaxLoRARanks`` in ``vllm/config/lora.py``)."""
+"""Values that vLLM accepts for ``--max-lora-rank`` (``MaxLoRARanks`` in ``vllm/config/lora.py``)."""
 VLLM_DEFAULT_RANK = 16
 REMEDY = "deliver the merged model instead, which has all of this adapter, and leave this format out"
 _HEADS = ("embed_tokens", "lm_head", "embeddings", "word_embeddings", "wte", "output")
@@ -37,11 +37,11 @@ class Rule:
 
     Attributes:
         name: Its name in errors and tests.
-        found: Function that returns what of an adapter it concerns; empty for nothing.
-        why: What happens otherwise.
+        found: Function that describes the part of an adapter that the rule is about; it returns an empty text if there is none.
+        why: Reason for the rule: what servers do with such an adapter.
         source: Where that is documented.
-        targets: Targets that it holds for.
-        refuses: Whether the adapter is refused; otherwise there is a warning.
+        targets: Targets that the rule applies to.
+        refuses: Whether the rule refuses the adapter; otherwise it only warns.
     """
 
     name: str
@@ -99,9 +99,7 @@ def _replication(saved: Saved) -> str:
 
 
 def _convolution(saved: Saved) -> str:
-    names = [
-        f"{module}" for (module, _), slot in saved.halves.items() if any(len(info.shape) > 2 for info in slot.values())
-    ]
+    names = [module for (module, _), slot in saved.halves.items() if any(len(info.shape) > 2 for info in slot.values())]
     return f"it changes convolutions, first {quoted(min(names))}" if names else ""
 
 
@@ -123,7 +121,7 @@ def _strangers(saved: Saved) -> str:
 
 
 def _is_saved_along(name: str) -> bool:
-    """Return whether a tensor may be a base weight that peft saved beside a targeted embedding; the stage compares it with the base."""
+    """Return whether a tensor may be a base weight that peft saved beside a targeted embedding; the stage compares it with the base's."""
     return name.endswith(".weight") and ".lora_" not in name
 
 
@@ -152,7 +150,7 @@ def _embedding(saved: Saved) -> str:
     return f"it changes {quoted(min(modules))}" if modules else ""
 
 
-def _looked_up(saved: Saved) -> str:
+def _lookup(saved: Saved) -> str:
     modules = [module for module, embedding in saved.halves if embedding]
     return f"it changes the embedding {quoted(min(modules))}" if modules else ""
 
@@ -200,7 +198,7 @@ RULES = (
         SERVERS,
         refuses=False,
     ),
-    Rule("lookup", _looked_up, "a graph has factors beside products, and none beside a lookup", "README", GRAPHS),
+    Rule("lookup", _lookup, "a graph has factors beside products, and none beside a lookup", "README", GRAPHS),
     Rule("form", _form, "llama.cpp reads pairs of LoRA factors alone", f"{_LLAMA_READS}, adapter.type", LLAMA),
     Rule("dora", _dora, "llama.cpp has no magnitudes, and refuses their tensors", _LLAMA_READS, LLAMA),
     Rule(
@@ -240,7 +238,7 @@ RULES = (
 
 
 def flag_for(rank: int) -> int:
-    """Return the smallest value of vLLM's ``--max-lora-rank`` that takes a rank."""
+    """Return the smallest value of vLLM's ``--max-lora-rank`` that accepts a rank."""
     return next(value for value in VLLM_RANKS if value >= rank)
 
 
@@ -253,16 +251,16 @@ def check_rules(saved: Saved, target: Target) -> tuple[str, ...]:
     """
     cautions = []
     for rule in RULES:
-        found = rule.found(saved) if target in rule.targets else ""
-        if found and rule.refuses:
-            raise refused(rule.name, f"{found}: {rule.why} ({rule.source})")
-        if found:
-            cautions.append(f"the adapter is delivered, and {found}; {rule.why}")
+        finding = rule.found(saved) if target in rule.targets else ""
+        if finding and rule.refuses:
+            raise refusal_error(rule.name, f"{finding}: {rule.why} ({rule.source})")
+        if finding:
+            cautions.append(f"the adapter is delivered, and {finding}; {rule.why}")
     return tuple(cautions)
 
 
-def refused(rule: str, what: str, **about: object) -> AdapterExportError:
-    """Return the refusal of an adapter by a rule."""
+def refusal_error(rule: str, what: str, **about: object) -> AdapterExportError:
+    """Return the error for an adapter that a rule refuses."""
     return AdapterExportError(
         f"the adapter cannot be served beside its base: {what}", remedy=REMEDY, about={"rule": rule, **about}
     )

@@ -1,4 +1,4 @@
-"""Run a delivered adapter beside its base with peft, as its users do."""
+"""Run a delivered adapter on its base with peft, as users do."""
 
 from __future__ import annotations
 

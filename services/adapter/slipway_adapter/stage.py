@@ -33,7 +33,7 @@ def run(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> dict
 
 
 def examine(params: Mapping[str, Any], adapter: Path) -> tuple[str, ...]:
-    """Return the cautions about an adapter that is here before anything runs.
+    """Return the cautions about an adapter in a local folder, before anything runs.
 
     Raises:
         ModelExportError: The stage would refuse it.

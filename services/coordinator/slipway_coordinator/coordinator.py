@@ -31,7 +31,7 @@ from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import State
 from slipway_coordinator.storage.events import Hub
 from slipway_coordinator.storage.inbox import Inbox, InboxEvent
-from slipway_coordinator.storage.journal import Journal, retry_until_available, shielded, translate_database_errors
+from slipway_coordinator.storage.journal import Journal, retry_until_available, shield, translate_database_errors
 from slipway_coordinator.storage.leases import Ledger
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers import TransferLimits
@@ -119,7 +119,7 @@ class Coordinator:
 
     async def _start(self) -> None:
         self.database.prepare()
-        self._unresumed = await self.call(self.database.unended)
+        self._unresumed = await self.call(self.database.unended_runs)
         if self.options.workers_gone:
             self.database.leases.expire_all()
         engine.launch(self.options.state, self._engine_executor)
@@ -145,7 +145,7 @@ class Coordinator:
 
     # Called by the services
 
-    @shielded
+    @shield
     async def create(self, record: ExportRecord) -> ExportRecord | None:
         """Store an export and start it; None if this name or request already has one."""
         if not await self.journal.commit(lambda: self.database.insert(record)):
@@ -170,7 +170,7 @@ class Coordinator:
         event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
         await self._notify(record.name, event, f"{record.workflow_id}#cancel")
 
-    @shielded
+    @shield
     async def retry(self, record: ExportRecord) -> ExportRecord:
         """Run an ended export again.
 
@@ -180,13 +180,13 @@ class Coordinator:
         again = transitions.restart(record).with_(revision=record.revision + 1)
         async with self._turn(record.name):
             if not await self.journal.commit(lambda: self.database.save(again)):
-                raise _changed(record)
+                raise _changed_error(record)
         self._unended.add(again.name)
         await self.hub.publish(again.name, again)
         self._spawn(self._start_workflow(again))
         return again
 
-    @shielded
+    @shield
     async def delete(self, record: ExportRecord) -> None:
         """Forget an ended export; harmless to repeat.
 
@@ -198,7 +198,7 @@ class Coordinator:
             if stored is None:
                 return
             if stored.revision != record.revision:
-                raise _changed(record)
+                raise _changed_error(record)
             await self.call(lambda: engine.forget(record))
             await self.journal.commit(lambda: self.database.delete(record.name))
             self.hub.forget(record.name)
@@ -237,12 +237,12 @@ class Coordinator:
             self.inbox.close(record.name, record.run)
         if not news:
             return
-        offers = [offer_of(record, task, alone=self.alone) for task in record.tasks if _wanted(task)]
+        offers = [offer_of(record, task, alone=self.alone) for task in record.tasks if _is_wanted(task)]
         stopping = record.state is ExportState.CANCELLING
         await self._publish(record, offers, revoked=[offer.key for offer in offers] if stopping else ())
 
     async def find_precedent(self, key: str, task: PlannedTask) -> Precedent | None:
-        """Return what worked before under this key, for a task."""
+        """Return the precedent stored under a key, for a task."""
         return await self.call(lambda: self._precedents.find(key, task))
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
@@ -265,7 +265,7 @@ class Coordinator:
     # Inside
 
     async def _learn(self, change: Transition) -> None:
-        """Keep what the tasks that succeeded now teach, before a watcher that sees their export's end may end this process."""
+        """Store the precedents of tasks that have just succeeded."""
         earlier = {task.id: task.state for task in change.before.tasks} if change.before is not None else {}
         for task in change.after.tasks:
             if task.state is not TaskState.SUCCEEDED or earlier.get(task.id) is TaskState.SUCCEEDED:
@@ -287,7 +287,7 @@ class Coordinator:
             await asyncio.sleep(_RESUME_PAUSE_SECONDS)
 
     async def _resume_one(self, name: str) -> None:
-        """Resume an export if it waits for that: continue or start its workflow, or end it where its workflow ended without a record."""
+        """Resume an export that an earlier process left: continue or start its workflow, or end it if its workflow ended without a record."""
         run = self._unresumed.pop(name, 0)
         record = await retry_until_available(lambda: self.load(name)) if run else None
         if record is None or record.state.ended or record.run != run:
@@ -300,7 +300,7 @@ class Coordinator:
             await self.stop_on_fault(name, problem.failure())
         elif not begun.can_replay:
             self._spawn(self._take_over(record, begun))
-        elif begun.left_by_another(self._engine_executor):
+        elif begun.is_orphaned(self._engine_executor):
             await retry_until_available(lambda: self.call(lambda: engine.resume(record)))
 
     async def _take_over(self, record: ExportRecord, begun: engine.StoredWorkflow) -> None:
@@ -332,7 +332,7 @@ class Coordinator:
             lambda: self.call(lambda: self.database.events.read(export, run, after=after))
         )
 
-    @shielded
+    @shield
     async def _notify(self, export: str, event: Event, key: str) -> None:
         self.inbox.deliver(await self.journal.commit(lambda: self.database.events.put(export, event, key)))
 
@@ -358,11 +358,11 @@ class Coordinator:
         task.add_done_callback(self._background.discard)
 
 
-def _changed(record: ExportRecord) -> ServiceError:
+def _changed_error(record: ExportRecord) -> ServiceError:
     return ServiceError(
         f"{record.name} was changed or deleted meanwhile", reason="EXPORT_STATE", remedy="read the export again"
     )
 
 
-def _wanted(task: TaskRecord) -> bool:
+def _is_wanted(task: TaskRecord) -> bool:
     return task.state in {TaskState.QUEUED, TaskState.RUNNING} and not task.attempt.state.ended

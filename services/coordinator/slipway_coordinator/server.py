@@ -23,7 +23,7 @@ from slipway.observability import metrics
 from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.rpc.serving import abort, add_health_and_reflection
-from slipway.security.flags import given
+from slipway.security.flags import with_flags
 from slipway.security.server import ServerSecurity, coordinator_security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
@@ -62,7 +62,7 @@ class CoordinatorServer:
     Args:
         options: How the coordinator runs.
         address: ``HOST:PORT`` or ``unix:PATH``.
-        store: Opens the artifact store, for clients and for what worked before; called at the first use.
+        store: Opens the artifact store, for clients and precedents; called at the first use.
         security: Access rules of connections and calls.
     """
 
@@ -247,14 +247,14 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
-    await abort(context, _starting())
+    await abort(context, _starting_failure())
 
 
 async def _refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    yield await abort(context, _starting())
+    yield await abort(context, _starting_failure())
 
 
-def _starting() -> Failure:
+def _starting_failure() -> Failure:
     metrics.CALLS_REFUSED.add(reason="COORDINATOR_UNAVAILABLE")
     return ServiceError("this coordinator is starting", reason="COORDINATOR_UNAVAILABLE", remedy="try again").failure()
 
@@ -282,7 +282,7 @@ def _run(arguments: argparse.Namespace) -> None:
         rules=load_rules(arguments.recovery_rules or DEFAULT_RULES),
     )
     security = coordinator_security(
-        given(arguments, Security.from_environment(os.environ)),
+        with_flags(arguments, Security.from_environment(os.environ)),
         address=arguments.listen,
         health_address=arguments.health_listen,
         token_address=arguments.token_listen,

@@ -1,4 +1,4 @@
-"""The coordinator as commands and the embedded mode find it. Its libraries are imported where they are used."""
+"""The coordinator's entry points for commands and the embedded mode. Its libraries are imported where they are used."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
 @contextmanager
 def hold(state: Path) -> Iterator[None]:
     """As :attr:`~slipway.contracts.coordinator.CoordinatorService.hold`."""
-    from slipway_coordinator.leadership.file_lock import FileLock, holding
+    from slipway_coordinator.leadership.file_lock import FileLock, hold_lock
     from slipway_coordinator.storage.database_files import check_database_files
 
-    with holding(FileLock(state)):
+    with hold_lock(FileLock(state)):
         check_database_files(state)
         yield
 
@@ -156,9 +156,9 @@ def exports(state: Path, filter: str) -> Sequence[export_pb2.Export]:  # noqa: A
 
 def digests(state: Path, running: bool) -> frozenset[str] | None:
     """As :attr:`~slipway.contracts.coordinator.CoordinatorService.digests`."""
-    from slipway_coordinator.storage.snapshots import digests_named
+    from slipway_coordinator.storage.snapshots import find_digests
 
-    return digests_named(state, running=running)
+    return find_digests(state, running=running)
 
 
 def check_filter(filter: str) -> None:  # noqa: A002 - as above

@@ -58,42 +58,42 @@ class Pace:
         Raises:
             ServiceError: reason ``TRANSFER_SLOW``.
         """
-        with self._waiting():
+        with self._measure_wait():
             try:
                 async with asyncio.timeout(self._left) as waiting:
                     return await anext(messages, None)
             except TimeoutError as error:
                 if not waiting.expired():
                     raise
-                raise self._too_slow() from error
+                raise self._too_slow_error() from error
 
     @contextlib.contextmanager
-    def sending(self, count: int) -> Iterator[None]:
-        """Measure the sending of bytes in a block, which lasts until the client has room for more.
+    def measure_sending(self, count: int) -> Iterator[None]:
+        """Measure a block that sends bytes; it lasts until the client has room for more.
 
         Raises:
             ServiceError: reason ``TRANSFER_SLOW``, after the block.
         """
-        with self._waiting():
+        with self._measure_wait():
             yield
         if self._left <= 0:
-            raise self._too_slow()
-        self.passed(count)
+            raise self._too_slow_error()
+        self.count_bytes(count)
 
-    def passed(self, count: int) -> None:
+    def count_bytes(self, count: int) -> None:
         """Count bytes that the client has sent or read."""
         limits = self._limits
         self._left = min(limits.patience_seconds, self._left + count / limits.bytes_per_second)
 
     @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _measure_wait(self) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
         finally:
             self._left -= time.monotonic() - began
 
-    def _too_slow(self) -> ServiceError:
+    def _too_slow_error(self) -> ServiceError:
         limits = self._limits
         return ServiceError(
             f"the client sent or read less than {limits.bytes_per_second} bytes a second for {limits.patience_seconds:g} s",
@@ -103,7 +103,7 @@ class Pace:
 
 
 class Transfers:
-    """Turns of callers and threads for their work, separate for uploads, downloads and lookups in the store.
+    """Callers' turns, and threads for their work, separate for uploads, downloads and lookups in the store.
 
     All methods run on one event loop.
     """
@@ -152,15 +152,15 @@ class Transfers:
     ) -> list[T]:
         """Call a function for each item, a batch per turn, so that other callers' lookups run in between."""
         rest = iter(items)
-        found: list[list[T]] = []
+        batches: list[list[T]] = []
 
         def look_at(batch: list[Item], results: list[T]) -> None:
             results.extend(function(item) for item in batch)
 
         async def some() -> None:
             while batch := list(itertools.islice(rest, _ITEMS_OF_A_LOOK)):
-                found.append([])  # keeps the order of the items, whichever batch ends first
-                await self.look_up(principal, project, look_at, batch, found[-1])
+                batches.append([])  # keeps the order of the items, whichever batch ends first
+                await self.look_up(principal, project, look_at, batch, batches[-1])
 
         try:
             async with asyncio.TaskGroup() as group:  # the first failure ends the others
@@ -168,10 +168,10 @@ class Transfers:
                     group.create_task(some())
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return [result for results in found for result in results]
+        return [result for results in batches for result in results]
 
     async def close(self) -> None:
-        """Discard what is kept of interrupted uploads, and end the threads."""
+        """Discard interrupted uploads, and end the threads."""
         await self.interrupted.close()
         for lane in (self.incoming, self.outgoing, self.looks):
             lane.threads.shutdown(wait=False, cancel_futures=True)
@@ -216,7 +216,7 @@ class Lane:
 
 
 @contextlib.contextmanager
-def counting_refusals(direction: str) -> Iterator[None]:
+def count_refusals(direction: str) -> Iterator[None]:
     """Count the errors that end a ``received`` or ``sent`` transfer."""
     try:
         yield
@@ -226,7 +226,7 @@ def counting_refusals(direction: str) -> Iterator[None]:
 
 
 Key = tuple[str, str, str]
-"""Principal, project and digest: nobody goes on with, or learns of, what another principal began."""
+"""Principal, project and digest, so that nobody can continue, or learn of, another principal's upload."""
 
 _SECONDS = 300.0
 _MOST, _EACH = 16, 4
@@ -235,7 +235,7 @@ _MOST, _EACH = 16, 4
 class InterruptedUploads:
     """Writers that wait for the rest of their content. All methods run on one event loop.
 
-    Each holds at most one part of an upload in memory, as when it is written. The one that waits longest makes room for the next.
+    Each holds at most one part of its upload in memory, as while it is written. The oldest makes room for the next.
 
     Args:
         discard: Removes what a writer has written.

@@ -18,10 +18,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from slipway_coreml.params import Precision
 
 TARGET = ct.target.iOS18
-"""The oldest systems that run it: iOS 18 and macOS 15, the first with states and weights of 4 bits in groups."""
+"""The oldest systems that run a package: iOS 18 and macOS 15, the first with states and grouped 4-bit weights."""
 TOKENS = "tokens"
 _STEEP = ("cos", "sin", "rsqrt")
-"""Operators whose arguments half precision spoils: the angle of a late place, and the mean of squares beyond 65,504."""
+"""Operators whose arguments need float32: the angle of a late position, and a mean of squares above 65,504."""
 _WIDE = (
     "add",
     "mul",
@@ -35,12 +35,12 @@ _WIDE = (
     "reshape",
     "concat",
 )
-"""Operators before them that are computed in float32 too."""
+"""Operators that are computed in float32 too if they lead to a steep one."""
 _STEPS = 8
 
 
 def trace(module: torch.nn.Module, sample: tuple[torch.Tensor, ...], most: int) -> Any:
-    """Return torch's program of a module whose inputs have 1 to ``most`` tokens on their last axis."""
+    """Trace a module by torch.export; its inputs have 1 to ``most`` tokens on their last axis."""
     axis = torch.export.Dim(TOKENS, min=1, max=most)
     shapes = tuple({value.dim() - 1: axis} for value in sample)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def trace(module: torch.nn.Module, sample: tuple[torch.Tensor, ...], most: int) 
 
 
 def convert(traced: Any, outputs: Sequence[str], precision: Precision) -> Any:
-    """Return the Core ML model of a trace, with outputs of these names.
+    """Convert a trace to a Core ML model with outputs of these names.
 
     Buffers that the trace writes become states.
     """
@@ -62,14 +62,14 @@ def convert(traced: Any, outputs: Sequence[str], precision: Precision) -> Any:
         traced,
         convert_to="mlprogram",
         minimum_deployment_target=TARGET,
-        compute_precision=ct.transform.FP16ComputePrecision(in_half) if halves else ct.precision.FLOAT32,
+        compute_precision=ct.transform.FP16ComputePrecision(can_use_half) if halves else ct.precision.FLOAT32,
         outputs=[ct.TensorType(name=name, dtype=np.float16 if halves else np.float32) for name in outputs],
         skip_model_load=True,
     )
 
 
-def in_half(operation: Any) -> bool:
-    """Return whether an operation may be computed in half precision: not if its result goes into a steep one."""
+def can_use_half(operation: Any) -> bool:
+    """Return whether an operation may be computed in half precision: it may not if its result leads to a steep operator."""
     return not _leads_to_steep(operation, _STEPS)
 
 
@@ -83,7 +83,7 @@ def _leads_to_steep(operation: Any, steps: int) -> bool:
 
 
 PLACES = "cache_position"
-"""The input that says where keys and values are written: places in a row."""
+"""The input with the positions at which keys and values are written; they are consecutive."""
 _LENGTH_AXIS = 2
 
 
@@ -103,10 +103,10 @@ def where_number(context: Any, node: Any) -> None:
 
 @register_torch_op
 def index_copy(context: Any, node: Any) -> None:
-    """Write the tokens of a call into the cache, as one slice: their places are in a row.
+    """Write the tokens of a call into the cache as one slice: their positions are consecutive.
 
     Raises:
-        ValueError: It is another write than that of a cache.
+        ValueError: The operation writes something other than a cache.
     """
     cache, axis, places, tokens = _get_inputs(context, node, expected=4)
     if axis.val != _LENGTH_AXIS or cache.rank != 4 or node.inputs[2] != PLACES:
@@ -126,7 +126,7 @@ def index_copy(context: Any, node: Any) -> None:
 
 @register_torch_op
 def new_ones(context: Any, node: Any) -> None:
-    """Give the truth that transformers joins masks with.
+    """Convert the ``True`` with which transformers combines masks.
 
     Raises:
         ValueError: It is another tensor of ones.
@@ -139,7 +139,7 @@ def new_ones(context: Any, node: Any) -> None:
 
 NAME = "slipway_coreml"
 LOWEST = -3e4
-"""What hides a key: its weight is zero, and a score added to it stays within half precision."""
+"""Score that hides a key: the key's weight is zero, and the sum with another score stays within half precision."""
 _HARMLESS = (
     "is_causal",
     "sliding_window",
@@ -150,11 +150,11 @@ _HARMLESS = (
     "deterministic",
     "token_type_ids",
 )
-"""Arguments that the mask or the cache has already answered, or that no attention reads."""
+"""Arguments that are already in the mask or the cache, or that no attention reads."""
 
 
 def use_core_attention(model: Any) -> None:
-    """Let a model attend by :func:`attend`, unless its class computes attention in its own way."""
+    """Make a model use :func:`attend`, unless its class computes attention itself."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, added_mask)
     if model._can_set_attn_implementation():
@@ -196,26 +196,26 @@ def attend(
     """Attend. query: (1, H, S, D); key, value: (1, G, L, D); attention_mask: (1, 1, S, L), added; result (1, S, H, D).
 
     Raises:
-        ValueError: The model asks for something else than masked, scaled and capped products.
+        ValueError: The model needs more than masked, scaled and capped products.
     """
     odd = sorted(name for name, given in others.items() if given is not None and name not in _HARMLESS)
     if odd:
         raise ValueError(f"its attention takes {odd[0]}")
     share = query.shape[1] // key.shape[1]
     if share > 1:
-        # As one copy; coremltools makes four of repeat_interleave.
+        # This makes one copy; coremltools turns repeat_interleave into four.
         key, value = (
             each[:, :, None].expand(-1, -1, share, -1, -1).flatten(1, 2) for each in (key, value)
         )  # (1, H, L, D)
     usual = query.shape[3] ** -0.5
     scale = usual if scaling is None else scaling
     if softcap is None:
-        # Without a scale, coremltools takes Core ML's operator.
+        # coremltools uses Core ML's own operator only without a scale.
         query = query if scale == usual else query * (scale / usual)
-        found = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+        result = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
     else:
         scores = torch.tanh(query @ key.transpose(2, 3) * (scale / softcap)) * softcap  # (1, H, S, L)
         if attention_mask is not None:
             scores = scores + attention_mask
-        found = torch.softmax(scores, dim=-1) @ value
-    return found.transpose(1, 2), None
+        result = torch.softmax(scores, dim=-1) @ value
+    return result.transpose(1, 2), None

@@ -63,7 +63,7 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
     except MemoryError:
         raise
     except Exception as error:  # torch.export and coremltools raise errors of any class
-        raise source.failed("cannot be converted for Core ML", "COREML_EXPORT_FAILED", error) from error
+        raise source.step_error("cannot be converted for Core ML", "COREML_EXPORT_FAILED", error) from error
     _progress(ctx, "writing")
     package = target / PACKAGE
     write_package(converted, package)
@@ -98,7 +98,7 @@ def _progress(ctx: Context, step: str) -> None:
 def _module(
     source: TextModel, length: int, call_length: int, ctx: Context
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Return what is traced, sample inputs, and facts for the description."""
+    """Return the module to trace, sample inputs, and facts for the description."""
     tokens = min(_SAMPLE, call_length)
     ids = torch.zeros(1, tokens, dtype=torch.int64)
     if source.family is DECODER:
@@ -126,13 +126,13 @@ def _module(
 
 
 MATRICES = ("linear", "matmul", "gather")
-"""Operations whose constants are rounded: products and lookups of tokens."""
+"""Operations whose constants are rounded: products and token lookups."""
 SMALLEST = 2048
-"""Weights of fewer values stay as they are."""
+"""Weights with fewer values are not rounded."""
 
 
 def round_weights(model: Any, level: Level, group_size: int) -> Any:
-    """Return a model whose matrices are integers: of 8 bits with a scale for each row, or of 4 bits with one for each group in a row."""
+    """Round a model's matrices to integers: 8 bits with a scale for each row, or 4 bits with a scale for each group in a row."""
     rows = compression.OpLinearQuantizerConfig(
         mode="linear_symmetric", dtype="int8", granularity="per_channel", weight_threshold=SMALLEST
     )
@@ -147,19 +147,19 @@ def round_weights(model: Any, level: Level, group_size: int) -> Any:
 
 MANIFEST, SPEC = "Manifest.json", Path("Data", "com.apple.CoreML", "model.mlmodel")
 _HANDLES = "executorch_debug_handle_mapping.json"
-"""A file for debuggers that no one has asked for, outside the manifest."""
+"""A debugging file that coremltools writes outside the manifest."""
 _DATE = "com.github.apple.coremltools.conversion_date"
 
 
 def write_package(model: Any, package: Path) -> None:
-    """Write a converted model, without the day on which it was made and with names of files that are no chance."""
+    """Write a converted model so that its bytes are reproducible: without its date, and with names of files that do not vary."""
     metadata = model.user_defined_metadata
     if _DATE in metadata:
         del metadata[_DATE]
     model.save(str(package))
     (package / _HANDLES).unlink(missing_ok=True)
     spec = package / SPEC
-    # The library writes maps in the order of this process.
+    # coremltools writes maps in an order that differs between processes.
     spec.write_bytes(ct.utils.load_spec(str(package)).SerializeToString(deterministic=True))
     manifest = package / MANIFEST
     read = json.loads(manifest.read_text(encoding="utf-8"))

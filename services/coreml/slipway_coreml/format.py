@@ -42,7 +42,7 @@ class CoremlConfiguration(LevelSettings):
 
 
 def plan(request: FormatRequest[CoremlConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a task for the package that is not quantized, if it is asked for, and one for each level."""
+    """Plan one task for each level, and one for the unquantized package if it is requested."""
     settings = request.settings
     levels = (*(("none",) if settings.unquantized else ()), *request.levels)
     names = {level: request.name if level == "none" else f"{request.name}-{level}" for level in levels}
@@ -67,7 +67,7 @@ def plan(request: FormatRequest[CoremlConfiguration]) -> tuple[PlannedTask, ...]
 
 
 def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
-    """Estimate an output's size, from above: with weights of 32 bits, which ``precision`` may ask for; a tied matrix may be stored twice."""
+    """Return an upper bound of an output's size: ``precision`` may be float32, and a tied matrix may be stored twice."""
     weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
     return int((size.weights + size.largest) * weight) + size.companion_bytes + PROGRAM_BYTES
 

@@ -1,4 +1,4 @@
-"""Prove the traced program, which is what is converted, against the model with transformers' own attention."""
+"""Compare the traced program, which is converted next, with the model and transformers' own attention."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SEED = 5
 
 
 def check_program(traced: Any, source: TextModel, *, length: int, call_length: int) -> float:
-    """Return the largest difference of a program's results, relative to the largest result.
+    """Return the largest difference between the program's and the model's results, relative to the largest result.
 
-    A decoder is called with several numbers of tokens in turn, and then with another text over the cache of the first; other models with several
-    lengths, and with padding.
+    A decoder gets texts of several lengths, in calls of several sizes; each text reuses the cache of the one before. Other models get several
+    lengths, with and without padding.
 
     Raises:
-        ValueError: It is more than the arithmetic of float32 explains.
+        ValueError: The difference is more than float32 arithmetic explains.
     """
     program = traced.module()
     if source.model._can_set_attn_implementation():
@@ -30,9 +30,9 @@ def check_program(traced: Any, source: TextModel, *, length: int, call_length: i
     size = int(source.model.config.get_text_config().vocab_size)
     with torch.no_grad():
         worst = max(
-            _decoded(program, source.model, tokens, call_length)
+            _compare_decoder(program, source.model, tokens, call_length)
             if source.family is DECODER
-            else _read(program, source, tokens)
+            else _compare_texts(program, source, tokens)
             for tokens in (
                 torch.randint(0, size, (1, many), generator=draw)
                 for many in dict.fromkeys(min(many, length) for many in (_LONGEST, 7, 1))
@@ -43,7 +43,7 @@ def check_program(traced: Any, source: TextModel, *, length: int, call_length: i
     return worst
 
 
-def _decoded(program: Any, model: Any, tokens: torch.Tensor, most: int) -> float:
+def _compare_decoder(program: Any, model: Any, tokens: torch.Tensor, most: int) -> float:
     wanted = model(input_ids=tokens, use_cache=False).logits
     parts, place, many = [], 0, most
     while place < tokens.shape[1]:
@@ -53,15 +53,15 @@ def _decoded(program: Any, model: Any, tokens: torch.Tensor, most: int) -> float
     return _share(torch.cat(parts, dim=1), wanted)
 
 
-def _read(program: Any, source: TextModel, tokens: torch.Tensor) -> float:
+def _compare_texts(program: Any, source: TextModel, tokens: torch.Tensor) -> float:
     mask = torch.ones_like(tokens)
     mask[:, tokens.shape[1] - tokens.shape[1] // 3 :] = 0
     worst = 0.0
     for each in (torch.ones_like(tokens), mask):
         wanted = source.model(input_ids=tokens, attention_mask=each)
         types = (torch.zeros_like(tokens),) if has_token_types(source.model.config) else ()
-        found = program(tokens, each, *types)
-        for name, value in zip(source.family.outputs, found, strict=False):
+        results = program(tokens, each, *types)
+        for name, value in zip(source.family.outputs, results, strict=False):
             whole = getattr(wanted, name)
             real = each[0].bool()
             by_token = whole.dim() > 1 and whole.shape[1] == tokens.shape[1]
@@ -69,5 +69,5 @@ def _read(program: Any, source: TextModel, tokens: torch.Tensor) -> float:
     return worst
 
 
-def _share(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return difference(found.numpy(), wanted.numpy()).share
+def _share(results: torch.Tensor, wanted: torch.Tensor) -> float:
+    return difference(results.numpy(), wanted.numpy()).share

@@ -1,4 +1,4 @@
-"""Say that validation does not run packages: Core ML is part of Apple's systems, and validation has no way to call it yet."""
+"""Refuse to run packages in validation: Core ML is part of Apple's systems, and validation cannot call it yet."""
 
 from __future__ import annotations
 

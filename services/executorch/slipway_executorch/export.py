@@ -43,7 +43,7 @@ def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Cont
     except MemoryError:
         raise
     except Exception as error:  # torch.export, XNNPACK and torchao raise errors of any class
-        raise source.failed("cannot be lowered for ExecuTorch", "EXECUTORCH_EXPORT_FAILED", error) from error
+        raise source.step_error("cannot be lowered for ExecuTorch", "EXECUTORCH_EXPORT_FAILED", error) from error
     ctx.progress("writing", done=3, total=_STEPS, unit="steps")
     program = target / PROGRAM
     with program.open("wb") as file:
@@ -62,7 +62,7 @@ def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Cont
 def _module(
     source: TextModel, length: int, call_length: int, ctx: Context
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Return what is traced, sample inputs, and facts for the description."""
+    """Return the module to trace, sample inputs, and facts for the description."""
     tokens = min(_SAMPLE, call_length)
     ids = torch.zeros(1, tokens, dtype=torch.int64)
     if source.family is DECODER:
@@ -87,14 +87,14 @@ def _module(
 
 
 def decoder_constants(config: Any, folder: Path, length: int, call_length: int) -> dict[str, Any]:
-    """Return the constants that ExecuTorch's runners of language models ask a program for."""
+    """Return the constants that ExecuTorch's language model runners read from a program."""
     settings = {**config.to_dict()}
     if (folder / GENERATION_CONFIG).is_file():
         settings |= read_json_object(folder / GENERATION_CONFIG, lenient=True)
     stops, start = settings.get("eos_token_id"), settings.get("bos_token_id")
     ends = [token for token in (stops if isinstance(stops, list) else [stops]) if isinstance(token, int)]
     return {
-        "get_max_seq_len": call_length,  # tokens of one call, by which runners divide a prompt
+        "get_max_seq_len": call_length,  # runners split a prompt into calls of this many tokens
         "get_max_context_len": length,
         "get_vocab_size": int(config.get_text_config().vocab_size),
         "get_n_layers": int(config.get_text_config().num_hidden_layers),

@@ -39,7 +39,7 @@ class ExecutorchConfiguration(LevelSettings):
 
 
 def plan(request: FormatRequest[ExecutorchConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a task for the float32 program, if it is asked for, and one for each level."""
+    """Plan one task for each level, and one for the float32 program if it is requested."""
     rounding = {"group_size": request.group_size}
     settings = request.settings
     levels = (*(("none",) if settings.unquantized else ()), *request.levels)
@@ -63,7 +63,7 @@ def plan(request: FormatRequest[ExecutorchConfiguration]) -> tuple[PlannedTask, 
 
 
 def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
-    """Estimate an output's size, from above: a matrix that is tied to the embedding is stored twice."""
+    """Return an upper bound of an output's size: a matrix that is tied to the embedding is stored twice."""
     weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
     return int((size.weights + size.largest) * weight) + size.companion_bytes + PROGRAM_BYTES
 

@@ -32,11 +32,11 @@ def open_source(folder: Path) -> TextModel:
 
 NAME = "slipway_grouped"
 _HARMLESS = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
-"""Arguments that the mask or the cache has already answered."""
+"""Arguments that are already in the mask or the cache."""
 
 
 def use_grouped_attention(model: Any) -> None:
-    """Let a model attend by :func:`attend`, unless its class computes attention in its own way."""
+    """Make a model use :func:`attend`, unless its class computes attention itself."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
     if model._can_set_attn_implementation():
@@ -60,7 +60,7 @@ def attend(
     query: (1, H, S, D); key, value: (1, G, L, D); attention_mask: (1, 1, S, L), added; result (1, S, H, D).
 
     Raises:
-        ValueError: The model asks for something else than masked, scaled and capped products.
+        ValueError: The model needs more than masked, scaled and capped products.
     """
     odd = sorted(name for name, given in others.items() if given is not None and name not in _HARMLESS)
     if odd:
@@ -68,7 +68,7 @@ def attend(
     tokens, width, groups = query.shape[2], query.shape[3], key.shape[1]
     share = query.shape[1] // groups
     scale = width**-0.5 if scaling is None else scaling
-    # Axes are joined and parted by flatten and unflatten: torch.export cannot prove that other forms hold for any S.
+    # Only flatten and unflatten here: torch.export cannot prove that other reshapes hold for any S.
     queries = (query.flatten(0, 1) * scale).contiguous().unflatten(0, (groups, share)).flatten(1, 2)  # (G, H/G · S, D)
     scores = torch.bmm(queries, key.flatten(0, 1).transpose(1, 2))  # (G, H/G · S, L)
     if softcap is not None:
@@ -77,12 +77,12 @@ def attend(
     if attention_mask is not None:
         scores = scores + attention_mask.flatten(0, 1)
     weights = torch.softmax(scores, dim=-1).unflatten(0, (groups, share)).flatten(1, 2)
-    found = torch.bmm(weights, value.flatten(0, 1)).unflatten(1, (share, tokens)).flatten(0, 1)  # (H, S, D)
-    return found.transpose(0, 1).unsqueeze(0), None
+    result = torch.bmm(weights, value.flatten(0, 1)).unflatten(1, (share, tokens)).flatten(0, 1)  # (H, S, D)
+    return result.transpose(0, 1).unsqueeze(0), None
 
 
 class TanhGelu(torch.nn.Module):
-    """GELU by its approximation with tanh, in operators of its own."""
+    """GELU's tanh approximation, in separate operators."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))``. Source: GELU, arXiv 1606.08415, section 2."""
@@ -91,7 +91,7 @@ class TanhGelu(torch.nn.Module):
 
 
 def replace_layers(model: Any) -> None:
-    """Replace GELUs by tanh, and GPT-2's layers by linear ones: only those are rounded and fused."""
+    """Replace GELUs that use tanh by :class:`TanhGelu`, and GPT-2's layers by linear ones, which alone are rounded and fused."""
     use_linear_layers(model)
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -100,10 +100,10 @@ def replace_layers(model: Any) -> None:
 
 
 def check_gelus(graph: torch.fx.GraphModule) -> None:
-    """Refuse a GELU by tanh that is left: ExecuTorch 1.5 gives it to XNNPACK as the exact one, without a word.
+    """Refuse a graph that still has a tanh GELU: ExecuTorch 1.5 silently gives it to XNNPACK as an exact GELU.
 
     Raises:
-        ValueError: There is one.
+        ValueError: The graph has one.
     """
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.gelu.default and node.kwargs.get("approximate", "none") != "none":

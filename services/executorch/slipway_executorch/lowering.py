@@ -1,4 +1,4 @@
-"""Trace a module, give XNNPACK what it takes of the graph, and plan memory for the rest."""
+"""Trace a module, delegate what XNNPACK supports, and plan memory for the rest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TOKENS = "tokens"
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program and what is known of it.
+    """A program and its statistics.
 
     Attributes:
-        program: ExecuTorch's manager of the program, which writes it.
+        program: ExecuTorch's program manager, which writes the file.
         delegated: Number of nodes that XNNPACK runs.
         subgraphs: Number of parts that they form.
         operators: Number of nodes of each operator that ExecuTorch's own kernels run.
@@ -34,10 +34,10 @@ class Lowered:
 
 
 def trace(module: torch.nn.Module, sample: tuple[torch.Tensor, ...], most: int) -> Any:
-    """Return torch's program of a module whose inputs have 1 to ``most`` tokens on their last axis.
+    """Trace a module by torch.export; its inputs have 1 to ``most`` tokens on their last axis.
 
     Raises:
-        ValueError: XNNPACK would compute something else.
+        ValueError: XNNPACK would compute a GELU of it wrongly.
     """
     axis = torch.export.Dim(TOKENS, min=1, max=most)
     shapes = tuple({value.dim() - 1: axis} for value in sample)
@@ -48,14 +48,14 @@ def trace(module: torch.nn.Module, sample: tuple[torch.Tensor, ...], most: int) 
 
 
 def lower(traced: Any, constants: Mapping[str, Any], *, rounded: bool) -> Lowered:
-    """Return the program of a trace, with methods that return constants; ``rounded`` if its weights are integers."""
+    """Lower a trace to a program with methods that return constants; ``rounded`` if its weights are integers."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
         XnnpackDynamicallyQuantizedPartitioner,
         XnnpackPartitioner,
     )
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
-    # Products of integers first, each in a part of its own: XNNPACK fuses the rounding of their inputs only so.
+    # Partition integer products first, each alone: only then does XNNPACK fuse the rounding of their inputs.
     first = [XnnpackDynamicallyQuantizedPartitioner()] if rounded else []
     edge = to_edge_transform_and_lower(
         traced,
@@ -69,7 +69,7 @@ def lower(traced: Any, constants: Mapping[str, Any], *, rounded: bool) -> Lowere
         if hasattr(each, "original_module")
     ]
     program = edge.to_executorch(
-        # Without the second, each call copies the whole cache to write a few places of it.
+        # Without run_reinplace_pass, each call copies the whole cache to write a few positions.
         ExecutorchBackendConfig(do_quant_fusion_and_const_prop=rounded, run_reinplace_pass=True)
     )
     plan = next(each for each in program.executorch_program.execution_plan if each.name == "forward")
@@ -83,14 +83,14 @@ def lower(traced: Any, constants: Mapping[str, Any], *, rounded: bool) -> Lowere
 
 
 def _operators(plan: Any) -> dict[str, int]:
-    """Return the number of calls of each operator in a plan of execution."""
+    """Count the calls of each operator in an execution plan."""
     calls = [instruction.instr_args for chain in plan.chains for instruction in chain.instructions]
     names = [plan.operators[call.op_index].name for call in calls if hasattr(call, "op_index")]
     return dict(sorted(Counter(names).items()))
 
 
 def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
-    """Give linear layers 4-bit weights in groups and 8-bit inputs, and the embedding of tokens 8-bit rows in groups.
+    """Round linear layers to grouped 4-bit weights with 8-bit inputs, and the token embedding to grouped 8-bit rows.
 
     Returns:
         Names of the layers that keep float32: their rows cannot be divided into groups.
@@ -100,7 +100,7 @@ def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
 
     kept, table = layers_in_float32(model, group_size), model.get_input_embeddings()
     table.padding_idx = None  # it matters in training only, and ExecuTorch's patterns of rounded embeddings lack it
-    # The head may share its weight with the table. Each gets integers of its own.
+    # The head may share its weight with the table; each is rounded separately.
     if table.embedding_dim % group_size == 0:
         quantize_(
             model,
@@ -120,7 +120,7 @@ def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
 
 
 def layers_in_float32(model: Any, group_size: int) -> tuple[str, ...]:
-    """Return the names of the linear layers, and of the embedding of tokens, whose rows cannot be divided into groups."""
+    """Return the linear layers, and the token embedding, whose rows cannot be divided into groups."""
     widths = {
         name: layer.in_features if _is_linear(layer) else layer.embedding_dim
         for name, layer in model.named_modules()

@@ -12,7 +12,7 @@ PRODUCT = "ExecuTorch program"
 """What the format makes, in messages."""
 
 LEVEL = "8da4w"
-"""Integers of 8 bits for activations, rounded while the program runs, and of 4 bits for weights."""
+"""8-bit activations, rounded at run time, and 4-bit weights."""
 GROUP_SIZES = (32, 64, 128, 256)
 """Numbers of weights that may share a scale: XNNPACK's kernels take multiples of 32."""
 

@@ -1,7 +1,6 @@
-"""Run a program by ExecuTorch's own runtime, one row of tokens after another.
+"""Run a program by ExecuTorch's own runtime, one row of tokens at a time.
 
-A program has a single cache inside. The past of a row is therefore the list of its tokens: if the cache holds another row, they are
-computed again.
+A program holds a single cache, so a row's past is the list of its tokens: if the cache holds another row, they are computed again.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Program:
             self.inputs = described.num_inputs()
             sizes = described.input_tensor_meta(0).sizes()
         except (RuntimeError, KeyError, IndexError) as error:
-            raise Unusable(f"ExecuTorch cannot load {file.name}: {_said(error)}") from error
+            raise Unusable(f"ExecuTorch cannot load {file.name}: {_error_summary(error)}") from error
         if len(sizes) != 2 or sizes[0] != 1 or sizes[1] < 1:
             raise Unusable(f"its first input has the shape {list(sizes)}, and not one row of tokens")
         self.longest = int(sizes[1])
@@ -56,23 +55,23 @@ class Program:
         """Return a constant of the program.
 
         Raises:
-            Unusable: It has none of this name, or it is no number.
+            Unusable: It has no constant of this name, or one that is not a positive integer.
         """
         if name not in self._program.method_names:
             raise Unusable(f"it has no method {name}")
-        found = self._program.load_method(name).execute([])[0]
-        if not isinstance(found, int) or found < 1:
-            raise Unusable(f"its method {name} returns {found!r}")
-        return found
+        value = self._program.load_method(name).execute([])[0]
+        if not isinstance(value, int) or value < 1:
+            raise Unusable(f"its method {name} returns {value!r}")
+        return value
 
     def run(self, *inputs: np.ndarray[Any, Any]) -> list[Logits]:
         """Return the outputs of one call."""
         values = [torch.from_numpy(np.ascontiguousarray(value)) for value in inputs]
         try:
-            found = self._forward.execute(values)
+            results = self._forward.execute(values)
         except RuntimeError as error:
-            raise Unusable(f"ExecuTorch cannot run it: {_said(error)}") from error
-        return [value.float().numpy() for value in found]
+            raise Unusable(f"ExecuTorch cannot run it: {_error_summary(error)}") from error
+        return [value.float().numpy() for value in results]
 
 
 class _Model(LanguageModel):
@@ -90,7 +89,7 @@ class _Model(LanguageModel):
 
 
 class ExecutorchDecoder(RowDecoder, _Model):
-    """A decoder with its cache inside. The state of a row is the list of its tokens."""
+    """A decoder that holds its cache. The state of a row is the list of its tokens."""
 
     def __init__(self, program: Program, *, stored: str) -> None:
         if program.inputs != 2:
@@ -105,15 +104,15 @@ class ExecutorchDecoder(RowDecoder, _Model):
         return []
 
     def extend(self, state: list[int], start: int, tokens: list[int]) -> tuple[Logits, list[int]]:
-        """As :meth:`slipway.proof.text_models.RowDecoder.extend`; the tokens before are computed again if the cache lacks them."""
+        """As :meth:`slipway.proof.text_models.RowDecoder.extend`; computes the earlier tokens again if the cache lacks them."""
         if self._held[:start] != state:
             self._feed(0, state)
-        found = self._feed(start, tokens)
+        logits = self._feed(start, tokens)
         self._held = [*state, *tokens]
-        return found, self._held
+        return logits, self._held
 
     def _feed(self, start: int, tokens: list[int]) -> Logits:
-        """Compute tokens from a place on in as many calls as they need; return their logits, (S, V)."""
+        """Compute tokens from position ``start`` on, in as many calls as they need; return their logits, (S, V)."""
         parts = []
         for first in range(0, len(tokens), self._program.longest):
             ids = np.array([tokens[first : first + self._program.longest]], dtype=np.int64)
@@ -144,8 +143,8 @@ class ExecutorchText(TextReader, _Model):
         return [np.concatenate([row[place] for row in rows]) for place in places]
 
 
-def _said(error: Exception) -> str:
-    """Return what the runtime says, on one line."""
+def _error_summary(error: Exception) -> str:
+    """Return the runtime's message, on one line."""
     return shortened(one_line(str(error)), _LONGEST_MESSAGE)
 
 

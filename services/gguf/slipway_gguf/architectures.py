@@ -1,7 +1,7 @@
-"""The architectures that are written, as llama.cpp computes them. Data, and light: a client asks it before anything runs.
+"""List the architectures that can be written, as llama.cpp computes them. This module is light: a client uses it before anything runs.
 
-Facts are those of llama.cpp's converter (``conversion/``) and graphs (``src/models/``). What a graph assumes without a key in the file
-is a setting that a model must have: another value would be computed wrong without a message.
+The facts are those of llama.cpp's converter (``conversion/``) and graphs (``src/models/``). A graph assumes some settings for which the
+file has no key. A model must have these values, because llama.cpp would compute another value wrong without a message.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Architecture:
 
     Attributes:
         name: Its name in a GGUF file, and the beginning of the keys of its numbers.
-        class_name: The class that it computes, one of :data:`~slipway.model.decoders.classes.CLASSES`.
-        assumes: Values that the graph assumes of settings, unless they are left out or null.
+        class_name: The class of transformers, one of :data:`~slipway.model.decoders.classes.CLASSES`.
+        assumes: Values that the graph assumes for settings; a setting may also be missing or null.
         rope: Kinds of rope scaling that the graph computes.
         paired: Whether the rotary embedding turns neighbouring values, so that rows of queries and keys change their order.
         transposed: Ends of the names of weights that are stored as (in, out).
@@ -40,7 +40,7 @@ class Architecture:
 
     @property
     def kind(self) -> DecoderClass:
-        """The class that it computes."""
+        """The class of transformers."""
         return CLASSES[self.class_name]
 
 
@@ -95,61 +95,65 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 
 KNOWN = ", ".join(each.class_name for each in ARCHITECTURES)
 _GREATER = {"gemma2": 46, "gemma3": 62}
-"""Layers of the largest model, for which llama.cpp scales attention by the share of a head in the hidden size."""
+"""Number of layers of the largest model, in which llama.cpp scales attention by a head's share of the hidden size."""
 
 
 def architecture_of(config: ModelConfig) -> Architecture | None:
-    """Return the architecture of the model with this ``config.json``; None if it is not written."""
+    """Return the architecture for a model's ``config.json``; None if no GGUF file can be written for it."""
     return next((each for each in ARCHITECTURES if each.class_name == config.class_name), None)
 
 
 def refusal_reason(config: ModelConfig) -> str:
-    """Return why no GGUF file is written of the model with this ``config.json``; empty if one is."""
-    found = architecture_of(config)
-    if found is None:
+    """Return why no GGUF file can be written for a model's ``config.json``; an empty text if one can."""
+    architecture = architecture_of(config)
+    if architecture is None:
         return f"the model is {config.description}, and GGUF files are written of {KNOWN}"
     settings = settings_of(config)
-    for key, values in found.assumes.items():
+    for key, values in architecture.assumes.items():
         value = settings.get(key)
         if value is not None and value not in values:
-            return _assumed(found, key, value, " or ".join(map(quoted, values)) or "no such setting")
-    if found.has_windows:
-        return _windows_refused(found, settings)
-    if found.name == "smollm3":
-        return _no_rope_refused(found, settings)
+            return _describe_assumption(architecture, key, value, " or ".join(map(quoted, values)) or "no such setting")
+    if architecture.has_windows:
+        return _window_refusal(architecture, settings)
+    if architecture.name == "smollm3":
+        return _no_rope_refusal(architecture, settings)
     return ""
 
 
-def _assumed(found: Architecture, key: str, value: object, expected: str) -> str:
-    return f"{key} is {quoted(value)} in config.json, and llama.cpp computes {found.class_name} with {expected}"
+def _describe_assumption(architecture: Architecture, key: str, value: object, expected: str) -> str:
+    return f"{key} is {quoted(value)} in config.json, and llama.cpp computes {architecture.class_name} with {expected}"
 
 
-def _windows_refused(found: Architecture, settings: Mapping[str, Any]) -> str:
-    period = found.kind.period
+def _window_refusal(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    period = architecture.kind.period
     kinds = settings.get("layer_types")
     if isinstance(kinds, list):
         expected = [LOCAL if (layer + 1) % period else FULL for layer in range(len(kinds))]
         if kinds != expected:
-            return _assumed(found, "layer_types", kinds, f"full attention in every layer number {period}")
-    for key in ("sliding_window", *(key for key in found.kind.defaults if key.endswith("_softcapping"))):
+            return _describe_assumption(
+                architecture, "layer_types", kinds, f"full attention in every layer number {period}"
+            )
+    for key in ("sliding_window", *(key for key in architecture.kind.defaults if key.endswith("_softcapping"))):
         if settings.get(key) is None:
-            return _assumed(found, key, None, "a number")
+            return _describe_assumption(architecture, key, None, "a number")
     pattern = settings.get("sliding_window_pattern", period)
     if pattern != period:
-        return _assumed(found, "sliding_window_pattern", pattern, str(period))
+        return _describe_assumption(architecture, "sliding_window_pattern", pattern, str(period))
     width = settings.get("head_dim")
-    if settings.get("num_hidden_layers") == _GREATER[found.name]:
+    if settings.get("num_hidden_layers") == _GREATER[architecture.name]:
         for key in ("hidden_size", "num_attention_heads"):
             if not isinstance(settings.get(key), int) or not settings[key]:
-                return _assumed(found, key, settings.get(key), "a whole number from 1")
+                return _describe_assumption(architecture, key, settings.get(key), "a whole number from 1")
         width = settings["hidden_size"] // settings["num_attention_heads"]
     scalar = settings.get("query_pre_attn_scalar")
-    return "" if scalar == width else _assumed(found, "query_pre_attn_scalar", scalar, str(width))
+    return "" if scalar == width else _describe_assumption(architecture, "query_pre_attn_scalar", scalar, str(width))
 
 
-def _no_rope_refused(found: Architecture, settings: Mapping[str, Any]) -> str:
+def _no_rope_refusal(architecture: Architecture, settings: Mapping[str, Any]) -> str:
     rotated = settings.get("no_rope_layers")
     expected = [int((layer + 1) % 4 != 0) for layer in range(len(rotated))] if isinstance(rotated, list) else None
     return (
-        "" if rotated == expected else _assumed(found, "no_rope_layers", rotated, "no rotation in every fourth layer")
+        ""
+        if rotated == expected
+        else _describe_assumption(architecture, "no_rope_layers", rotated, "no rotation in every fourth layer")
     )

@@ -1,4 +1,4 @@
-"""Say which tensors of a GGUF file are not those of the model, and what they are instead."""
+"""Find the tensors of a GGUF file that differ from the model's, and say how."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from slipway_gguf.weights.writing import float32_rows
 
 _ROWS = 8
 _STRANGE = 0.5
-"""Distance from the model's values, as a share of their energy, that no type explains: two independent weights have 1.4, 4 bits 0.2."""
+"""Distance from the model's values, relative to their energy, that no type explains: it is 0.2 for 4 bits, 1.4 for unrelated weights."""
 _SHOWN = 3
 _HEAD_ROWS = 4096
-"""Rows of a head that are compared with the embedding, for memory."""
+"""Most rows of a head to compare with the embedding, to limit memory."""
 
 
 def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
-    """Return in words what is wrong with the tensors of a file; empty if they are the model's.
+    """Describe what is wrong with the tensors of a file; return an empty text if they are the model's.
 
     Args:
         folder: Folder of the file.
-        model: Folder of the model of which it was made.
-        exact: Whether the file holds that model's values; otherwise an adapter moved them, and only their order and what is missing are judged.
+        model: Folder of the model that the file was written from.
+        exact: Whether the file should hold that model's values. If not, an adapter changed them, so check only for lost tensors and
+            wrong order.
 
     Raises:
         GGUFExportError: The model has no place in a GGUF file.
@@ -38,33 +39,33 @@ def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
     [file] = folder.glob("*.gguf")
     stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
     planned = plan_file(model).tensors
-    said = [*_missing(planned, stored), *_other_head(planned, stored)]
+    faults = [*_describe_missing(planned, stored), *_describe_other_head(planned, stored)]
     wrong = [each for each in planned if each.name in stored and _is_strange(each, stored[each.name])]
     turned = [each for each in wrong if _has_own_order(each, stored[each.name])]
     if turned:
-        said.append(
+        faults.append(
             f"the rows of queries and keys are not in llama.cpp's order but in transformers' ({_names(turned)}): its rotary embedding turns "
             "other pairs of values"
         )
     others = [each for each in wrong if each not in turned]
     if others and exact:
-        said.append(f"{len(others)} tensors hold other values than the model's ({_names(others)})")
-    return "; ".join(said)
+        faults.append(f"{len(others)} tensors hold other values than the model's ({_names(others)})")
+    return "; ".join(faults)
 
 
-def _missing(planned: list[Planned], stored: Mapping[str, Any]) -> list[str]:
+def _describe_missing(planned: list[Planned], stored: Mapping[str, Any]) -> list[str]:
     lacking = [each for each in planned if each.name not in stored]
-    said = [
+    faults = [
         f"its head is lost: the model has one of its own, and the file has no {HEAD}, for which llama.cpp takes {EMBEDDING}"
         for each in lacking
         if each.name == HEAD
     ]
     others = [each for each in lacking if each.name != HEAD]
-    return [*said, *([f"it lacks {len(others)} tensors ({_names(others)})"] if others else [])]
+    return [*faults, *([f"it lacks {len(others)} tensors ({_names(others)})"] if others else [])]
 
 
-def _other_head(planned: list[Planned], stored: Mapping[str, Any]) -> list[str]:
-    """Name the head of a file whose model ties it to the embedding, if it has other values than the file's embedding."""
+def _describe_other_head(planned: list[Planned], stored: Mapping[str, Any]) -> list[str]:
+    """Describe the head of a file if the model ties its head to the embedding, but the file's head and embedding differ."""
     if HEAD not in stored or EMBEDDING not in stored or any(each.name == HEAD for each in planned):
         return []
     head, embedding = stored[HEAD], stored[EMBEDDING]
@@ -87,7 +88,7 @@ def _names(tensors: list[Planned]) -> str:
 
 
 def _pairs(planned: Planned, stored: Any, *, own_order: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yield rows of the model and the same rows of the file; with ``own_order``, rows as the model itself orders them."""
+    """Yield rows of the model and the same rows of the file; with ``own_order``, take the model's rows in its own order."""
     columns = planned.shape[-1]
     data = stored.data.reshape(-1, *stored.data.shape[-1:]) if stored.data.ndim > 1 else stored.data[None]
     for first, block in planned.samples():
@@ -100,15 +101,15 @@ def _is_strange(planned: Planned, stored: Any, *, own_order: bool = False) -> bo
     """Return whether values differ by more than rounding."""
     if tuple(int(size) for size in reversed(stored.shape)) != planned.shape[-len(stored.shape) :]:
         return True
-    for wanted, found in _pairs(planned, stored, own_order=own_order):
+    for wanted, actual in _pairs(planned, stored, own_order=own_order):
         energy = float(np.sqrt(np.mean(np.square(wanted, dtype=np.float64))))
-        distance = float(np.sqrt(np.mean(np.square(found.astype(np.float64) - wanted))))
+        distance = float(np.sqrt(np.mean(np.square(actual.astype(np.float64) - wanted))))
         if not distance <= _STRANGE * energy:
             return True
     return False
 
 
 def _has_own_order(planned: Planned, stored: Any) -> bool:
-    """Return whether a tensor whose rows change their order has that of the model."""
+    """Return whether a tensor still has the model's order of rows although llama.cpp needs another."""
     changes = all(block.ndim > len(planned.shape) for _, block in planned.samples())
     return changes and not _is_strange(planned, stored, own_order=True)

@@ -1,4 +1,4 @@
-"""Write a model's folder as GGUF: plan, write, check, and add what lies beside the file."""
+"""Write a model's folder as GGUF: plan, write, check, and add the files that belong beside it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from slipway_gguf.weights.writing import Written, write_file
 DESCRIPTION = "gguf.json"
 _FLOATS = (Kind.F32, Kind.F16, Kind.BF16)
 _BLOCK = 32
-"""Weights of the smallest block of any quantized type."""
+"""Number of weights in the smallest block of any quantized type."""
 _MOST_KEPT = 0.1
-"""Share of the weights that a level may leave in 16 bits without a word."""
+"""Share of the weights that a level may leave in 16 bits without a warning."""
 _LIBRARIES = ("gguf", "numpy", "xllamacpp")
 
 
@@ -43,21 +43,21 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     started, model = time.monotonic(), inputs["pytorch"]
     level, planned = LEVELS[params.type], plan_file(model)
     parameters, tied, tensors = planned.parameters, planned.tied, planned.tensors
-    found, decoder = parameters.architecture, parameters.decoder
+    architecture, decoder = parameters.architecture, parameters.decoder
     if parameters.window:
         ctx.warn(
-            f"llama.cpp computes no sliding window for {found.class_name}: the file's context length is the window's, "
+            f"llama.cpp computes no sliding window for {architecture.class_name}: the file's context length is the window's, "
             f"{parameters.window} tokens, within which both are the same"
         )
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
-    sizes = Sizes(found.name, decoder.layers, decoder.heads, decoder.kv_heads, parameters.experts, tied)
+    sizes = Sizes(architecture.name, decoder.layers, decoder.heads, decoder.kv_heads, parameters.experts, tied)
     weighed = "importance" in inputs and level.weighs
     importance = read_importance(inputs["importance"], tensors) if weighed else {}
     kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=weighed) for each in tensors}
     _require_rounded(tensors, kinds, level, ctx)
     lineage = ctx.input_digests.get("pytorch", "")
     fields = (
-        *general_fields(found.name, params, level, tensors, experts=parameters.experts, lineage=lineage),
+        *general_fields(architecture.name, params, level, tensors, experts=parameters.experts, lineage=lineage),
         *parameters.fields,
         *vocabulary.read(model, rows=rows),
     )
@@ -84,9 +84,9 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
 
 
 def _require_rounded(tensors: Sequence[Planned], kinds: Mapping[str, Kind], level: Level, ctx: Context) -> None:
-    """Refuse a level whose name would promise what no weight has, and say so of one that most weights do not have.
+    """Refuse a level that would round no weight; warn if many weights stay in 16 bits.
 
-    Blocks of ggml lie within a row, so rows whose length is no multiple of 32 stay in 16 bits, as llama.cpp's own quantizer leaves them.
+    A block of ggml lies within a row. So rows whose length is no multiple of 32 stay in 16 bits, as with llama.cpp's own quantizer.
     """
     if Kind[level.type] in _FLOATS:
         return

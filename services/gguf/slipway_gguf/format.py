@@ -1,4 +1,4 @@
-"""The format ``gguf``: one file with weights, vocabulary and chat template, for llama.cpp, Ollama and what is built on them."""
+"""The format ``gguf``: one file with weights, vocabulary and chat template, for llama.cpp, Ollama and programs built on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipway_gguf.params import INPUT_ROUNDINGS, LEVELS, UNQUANTIZED
 from slipway_gguf.stage import output_bytes
 
 _USUAL = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs", "q4_0", "", "bf16")
-"""Levels that llama.cpp runs on all targets, the most usual first."""
+"""Levels that llama.cpp runs on all targets, the most common first."""
 
 
 class GGUFConfiguration(LevelSettings):
@@ -26,7 +26,7 @@ class GGUFConfiguration(LevelSettings):
 
 
 def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a file for each level, each made of the merged model alone; and before them the importance of inputs if there is text to measure it."""
+    """Plan a file for each level; first measure the importance of inputs if a level uses it and there is text."""
     wanted = [level for level in request.levels if LEVELS[level].weighs]
     measured = PlannedTask(
         id="importance",

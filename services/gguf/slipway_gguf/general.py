@@ -1,4 +1,4 @@
-"""Keys of the metadata that say what a file is, and of what it was made."""
+"""Keys of the metadata that describe a file and its origin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def general_fields(
         level: The level.
         tensors: The file's tensors.
         experts: Number of experts; 0 for none.
-        lineage: Digest of the artifact with the model; empty if it is not known.
+        lineage: Digest of the model's artifact; empty if it is not known.
     """
     size = _size_label(tensors, experts=experts)
     texts = _texts(architecture, gguf.GGUFType.MODEL, params, lineage, size=size)
@@ -43,8 +43,8 @@ def adapter_fields(architecture: str, params: NamedParams, *, alpha: float, line
     Args:
         architecture: GGUF's name of the base's architecture, which llama.cpp compares with that of the base's file.
         params: Parameters of the stage.
-        alpha: The one alpha of all factors.
-        lineage: Digest of the artifact with the adapter; empty if it is not known.
+        alpha: Alpha of all factors.
+        lineage: Digest of the adapter's artifact; empty if it is not known.
     """
     texts = {**_texts(architecture, gguf.GGUFType.ADAPTER, params, lineage), "adapter.type": "lora"}
     return (*_fields(texts, {}, params), Field("adapter.lora.alpha", alpha, _KIND.FLOAT32))
@@ -78,7 +78,7 @@ def _fields(texts: dict[str, str], numbers: dict[str, int], params: NamedParams)
 
 
 def _size_label(tensors: list[Planned], *, experts: int) -> str:
-    """Return the size as names of models have it: ``0.6B``, or ``128x0.2B`` with experts."""
+    """Return the size as it appears in names of models: ``0.6B``, or ``128x0.2B`` with experts."""
     each = sum(math.prod(planned.shape) for planned in tensors if "_exps." in planned.name)
     total = sum(math.prod(planned.shape) for planned in tensors)
     return gguf.size_label(total, total - each, each // max(1, experts), experts)

@@ -27,4 +27,4 @@ class Field:
 
 DIFFERS = "slipway.tokenizer.differs"
 BETWEEN = "; "
-"""What parts the kinds (``slipway.validation.texts.TextKind``)."""
+"""Separator between kinds of text (``slipway.validation.texts.TextKind``)."""

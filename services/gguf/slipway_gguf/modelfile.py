@@ -1,7 +1,7 @@
 """Write an Ollama ``Modelfile`` beside a GGUF file: the template in Ollama's language, stop tokens, and parameters of sampling.
 
-Ollama reads a chat template of its own language only, and knows most templates of ``tokenizer.chat_template`` by their text. A template that
-renders conversations like one known here is written; for others the file's own is left to Ollama.
+Ollama reads only chat templates in its own language, and recognises most templates of ``tokenizer.chat_template`` by their text. If the
+model's template renders conversations like one known here, that one is written; otherwise Ollama uses the GGUF file's own.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 
 from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
 from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of
-from slipway_gguf.vocabulary.marks import around, ends_of, numbers_of
+from slipway_gguf.vocabulary.marks import adds_begin_and_end, ends_of, numbers_of
 
 NAME = "Modelfile"
 BASE = "base.gguf"
-"""Name under which a ``Modelfile`` of an adapter expects the base's file."""
+"""Name of the base's file in the ``Modelfile`` of an adapter."""
 _MANY = 1 << 30
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 _OLLAMA = {"repetition_penalty": "repeat_penalty"}
 
 
 def write(folder: Path, file_name: str, model: Path) -> None:
-    """Write the ``Modelfile`` for a GGUF file of the same folder.
+    """Write the ``Modelfile`` for a GGUF file in the same folder.
 
     Args:
         folder: Folder of the file.
@@ -39,29 +39,29 @@ def write(folder: Path, file_name: str, model: Path) -> None:
     _write(folder, [f"FROM ./{file_name}"], read_files(model))
 
 
-def write_beside(folder: Path, file_name: str, files: TokenizerFiles) -> None:
-    """Write the ``Modelfile`` for an adapter's file of the same folder, beside which the user puts one of the base.
+def write_for_adapter(folder: Path, file_name: str, files: TokenizerFiles) -> None:
+    """Write the ``Modelfile`` for an adapter's file in the same folder, where the user also puts a file of the base.
 
     Args:
         folder: Folder of the file.
         file_name: The file's name.
         files: Files of the adapter's tokenizer, and the base's generation config.
     """
-    said = f"# Put a GGUF file of the base model here as {BASE}, at any level, or name the base as Ollama has it."
-    _write(folder, [said, f"FROM ./{BASE}", f"ADAPTER ./{file_name}"], files)
+    comment = f"# Put a GGUF file of the base model here as {BASE}, at any level, or name the base as Ollama has it."
+    _write(folder, [comment, f"FROM ./{BASE}", f"ADAPTER ./{file_name}"], files)
 
 
 def _write(folder: Path, lines: list[str], files: TokenizerFiles) -> None:
     template = templates_of(files).get(DEFAULT, "")
     known = ollama_template(template, files)
     if known:
-        lines.append(f"TEMPLATE {quoted(known)}")
-    lines += [f"PARAMETER stop {quoted(text)}" for text in _stops(files, template)]
+        lines.append(f"TEMPLATE {quote(known)}")
+    lines += [f"PARAMETER stop {quote(text)}" for text in _stops(files, template)]
     lines += [f"PARAMETER {name} {value}" for name, value in _sampling(files.generation)]
     (folder / NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Quote a value for a ``Modelfile``: within three quotes if it has a line break or a quote."""
     if '"""' in text:
         raise ValueError(f"a Modelfile cannot hold {text!r}")
@@ -70,7 +70,7 @@ def quoted(text: str) -> str:
 
 
 def _stops(files: TokenizerFiles, template: str) -> list[str]:
-    """Return the texts that end an answer: more of them than a GGUF file has keys for."""
+    """Return the texts that end an answer; there may be more than a GGUF file has keys for."""
     numbers = numbers_of(files, rows=_MANY, template=template)
     ends = {numbers[name] for name in ("eos", "eot", "eom") if name in numbers} | set(ends_of(files, rows=_MANY))
     texts = {number: text for text, number in files.vocabulary.items() if number in ends}
@@ -82,16 +82,16 @@ def _sampling(generation: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return parameters of sampling; greedy choice is a temperature of 0."""
     if generation.get("do_sample") is False:
         return [("temperature", "0")]
-    found = []
+    parameters = []
     for name, kind in _SAMPLING.items():
         value = generation.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MANY:
-            found.append((_OLLAMA.get(name, name), _plain_number(kind(value))))
-    return found
+            parameters.append((_OLLAMA.get(name, name), _plain_number(kind(value))))
+    return parameters
 
 
 def _plain_number(value: float) -> str:
-    """Return a number without an exponent, which Ollama does not read as a whole number."""
+    """Format a number without an exponent: Ollama reads none in whole numbers."""
     return f"{value:d}" if isinstance(value, int) else np.format_float_positional(value, trim="-")
 
 
@@ -103,13 +103,13 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A plain way to write a conversation: every message alike, and then the beginning of an answer.
+    """A simple template: every message is written alike, then the beginning of an answer.
 
     Attributes:
         marks: Texts that a chat template of this kind contains.
         turn: A message; ``ROLE`` and ``CONTENT`` stand for its parts.
-        answer: What is behind the last message.
-        names: Names of roles, where they differ from the message's.
+        answer: Text behind the last message.
+        names: Names of roles that differ from the message's.
     """
 
     marks: tuple[str, ...]
@@ -117,7 +117,7 @@ class Turns:
     answer: str
     names: Mapping[str, str] = field(default_factory=dict)
 
-    def in_ollama(self) -> str:
+    def to_ollama(self) -> str:
         """Return the template in Ollama's language."""
         role = "{{ .Role }}"
         for plain, name in self.names.items():
@@ -126,7 +126,7 @@ class Turns:
         return f"{{{{ range .Messages }}}}{turn}{{{{ end }}}}{self.answer}"
 
     def text(self, messages: Sequence[Message]) -> str:
-        """Return what Ollama makes of a conversation by this template."""
+        """Return a conversation as Ollama renders it with this template."""
         turns = (
             self.turn.replace("ROLE", self.names.get(each["role"], each["role"])).replace("CONTENT", each["content"])
             for each in messages
@@ -162,14 +162,14 @@ _TOOL = {
     "type": "function",
     "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
 }
-"""A template that tells a model about tools says more than those known here."""
+"""Tools for a comparison: a template that describes them to the model equals none that is known here."""
 
 
 def ollama_template(template: str, files: TokenizerFiles) -> str:
     """Return a chat template in Ollama's language; empty if no template known here writes the same.
 
-    Both are compared on fixed conversations with and without a system's message, past answers and tools. Spaces around a message, which
-    some chat templates cut off, are not compared. A begin of the text may be missing if llama.cpp adds it.
+    Both are compared on fixed conversations with and without a system message, past answers and tools. Spaces around a message are not
+    compared, because some chat templates cut them off. The begin-of-text token may be missing if llama.cpp adds it.
 
     Args:
         template: The model's chat template.
@@ -179,13 +179,13 @@ def ollama_template(template: str, files: TokenizerFiles) -> str:
     if not candidates:
         return ""
     special = {name: text for name in _TOKENS if (text := _text_of(files, name)) is not None}
-    begins, _ = around(files, numbers_of(files, rows=_MANY, template=template))
+    begins, _ = adds_begin_and_end(files, numbers_of(files, rows=_MANY, template=template))
     begin = special.get("bos_token", "") if begins else ""
     asked = [(messages, tools) for messages in _CONVERSATIONS for tools in (None, [_TOOL])]
-    rendered = _rendered(template, [{"messages": messages, "tools": tools, **special} for messages, tools in asked])
+    rendered = _render(template, [{"messages": messages, "tools": tools, **special} for messages, tools in asked])
     texts = [text.removeprefix(begin) for text in rendered]
     return next(
-        (each.in_ollama() for each in candidates if texts == [each.text(messages) for messages, _ in asked]), ""
+        (each.to_ollama() for each in candidates if texts == [each.text(messages) for messages, _ in asked]), ""
     )
 
 
@@ -195,8 +195,8 @@ def _text_of(files: TokenizerFiles, name: str) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _rendered(template: str, conversations: Sequence[Mapping[str, object]]) -> list[str]:
-    """Render conversations in a process with limits of time and memory; none if one cannot be rendered."""
+def _render(template: str, conversations: Sequence[Mapping[str, object]]) -> list[str]:
+    """Render conversations in a process with limits of time and memory; return an empty list if one cannot be rendered."""
     try:
         with BoundedProcess(_RENDER, _BOUNDS, imports=("jinja2.sandbox",)) as process:
             return [str(text) for text in process.call(template, conversations)]

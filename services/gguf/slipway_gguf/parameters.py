@@ -1,4 +1,4 @@
-"""The numbers of a model as keys of the metadata that llama.cpp reads."""
+"""Turn a model's numbers into the metadata keys that llama.cpp reads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a model's ``config.json`` says of it.
+    """A model's numbers from its ``config.json``.
 
     Attributes:
         architecture: The architecture.
@@ -50,8 +50,8 @@ class Parameters:
         fields: Keys of the metadata.
         experts: Number of experts; 0 for none.
         factors: Tensors of the rotary embedding by name.
-        window: Positions beyond which a file's results would differ from the model's, because llama.cpp computes no sliding window
-            for this architecture; 0 if there is no such limit.
+        window: Number of positions beyond which results would differ from the model's, because llama.cpp computes no sliding window for
+            this architecture; 0 if there is no such limit.
     """
 
     architecture: Architecture
@@ -100,11 +100,11 @@ def parameters_of(found: Architecture, config: ModelConfig) -> Parameters:
     return Parameters(found, decoder, fields, experts, rope.tensors, limit)
 
 
-def _window_keys(found: Architecture, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Return the keys of a sliding window; older versions of llama.cpp refuse Phi-3 without one, where 0 stands for none."""
-    if found.has_windows:
+def _window_keys(architecture: Architecture, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return the keys of a sliding window. Older versions of llama.cpp refuse Phi-3 without one; 0 means that it has none."""
+    if architecture.has_windows:
         return {"attention.sliding_window": whole(settings, "sliding_window")}
-    if found.name != "phi3":
+    if architecture.name != "phi3":
         return {}
     window = settings.get("sliding_window")
     return {"attention.sliding_window": 0 if window is None else whole(settings, "sliding_window")}
@@ -114,7 +114,7 @@ VALUES = ConfigValues(GGUFExportError)
 whole, optional_number, positive = VALUES.whole, VALUES.optional_number, VALUES.positive
 
 
-def unsupported(key: str, value: object, found: Architecture) -> GGUFExportError:
+def unsupported_error(key: str, value: object, found: Architecture) -> GGUFExportError:
     """Return the error for a setting that llama.cpp does not compute."""
     return GGUFExportError(
         f"{key} is {quoted(value)} in config.json, which llama.cpp does not compute for {found.class_name}",
@@ -151,9 +151,9 @@ def rope_of(found: Architecture, decoder: Decoder) -> Rope:
         return Rope()
     rotary = decoder.rotary
     if rotary.share != 1.0 and found.name != "phi3":
-        raise unsupported("partial_rotary_factor", rotary.share, found)
+        raise unsupported_error("partial_rotary_factor", rotary.share, found)
     if rotary.rotated < 2 or rotary.rotated % 2:
-        raise unsupported("head_dim", decoder.width, found)
+        raise unsupported_error("head_dim", decoder.width, found)
     fields = [
         Field(f"{found.name}.rope.dimension_count", rotary.rotated, _KIND.UINT32),
         _float(found, "rope.freq_base", rotary.base),
@@ -163,39 +163,41 @@ def rope_of(found: Architecture, decoder: Decoder) -> Rope:
     if found.name == "phi3":  # also without scaling
         fields.append(_original_length(found, rotary))
     if rotary.local_kind != "default":
-        raise unsupported("rope_type", rotary.local_kind, found)
+        raise unsupported_error("rope_type", rotary.local_kind, found)
     if rotary.kind == "default":
         return Rope(tuple(fields))
     if rotary.kind not in found.rope:
-        raise unsupported("rope_type", rotary.kind, found)
+        raise unsupported_error("rope_type", rotary.kind, found)
     scaled = _SCALINGS[rotary.kind](found, decoder)
     return Rope((*fields, *scaled.fields), scaled.tensors)
 
 
-def _linear(found: Architecture, decoder: Decoder) -> Rope:
-    return Rope((*_scaling(found, "linear"), _float(found, "rope.scaling.factor", decoder.rotary.factor())))
+def _linear(architecture: Architecture, decoder: Decoder) -> Rope:
+    return Rope(
+        (*_scaling(architecture, "linear"), _float(architecture, "rope.scaling.factor", decoder.rotary.factor()))
+    )
 
 
-def _yarn(found: Architecture, decoder: Decoder) -> Rope:
-    """Return YaRN, whose factor for attention llama.cpp computes itself, as the paper does."""
+def _yarn(architecture: Architecture, decoder: Decoder) -> Rope:
+    """Return the keys for YaRN; llama.cpp computes the factor for attention itself, as the paper does."""
     rotary = decoder.rotary
     if other := rotary.beyond_yarn():
-        raise unsupported(*other, found)
+        raise unsupported_error(*other, architecture)
     fields = [
-        *_scaling(found, "yarn"),
-        _float(found, "rope.scaling.factor", rotary.factor()),
-        _original_length(found, rotary),
+        *_scaling(architecture, "yarn"),
+        _float(architecture, "rope.scaling.factor", rotary.factor()),
+        _original_length(architecture, rotary),
     ]
     for key in ("beta_fast", "beta_slow"):
         value = optional_number(rotary.parameters, key)
         if value is not None:
-            fields.append(_float(found, f"rope.scaling.yarn_{key}", value))
+            fields.append(_float(architecture, f"rope.scaling.yarn_{key}", value))
     return Rope(tuple(fields))
 
 
-def _llama3(found: Architecture, decoder: Decoder) -> Rope:
-    """Return the divisors of the frequencies as a tensor: low frequencies are divided, high ones kept, those between blended."""
-    del found
+def _llama3(architecture: Architecture, decoder: Decoder) -> Rope:
+    """Return the divisors of the frequencies as a tensor: low frequencies are divided, high ones are kept, and those between are blended."""
+    del architecture
     rotary = decoder.rotary
     factor, low, high = (positive(rotary.parameters, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original, rotated = rotary.original_length(), rotary.rotated
@@ -205,8 +207,8 @@ def _llama3(found: Architecture, decoder: Decoder) -> Rope:
     return Rope((), {"rope_freqs.weight": divisors.astype(np.float32)})
 
 
-def _longrope(found: Architecture, decoder: Decoder) -> Rope:
-    """Return factors for texts below and beyond the original length, and one for attention."""
+def _longrope(architecture: Architecture, decoder: Decoder) -> Rope:
+    """Return the factors for texts up to and beyond the original length, and the factor for attention."""
     rotary = decoder.rotary
     tensors = {
         f"rope_factors_{which}.weight": np.asarray(rotary.factors(f"{which}_factor"), np.float32)
@@ -216,19 +218,21 @@ def _longrope(found: Architecture, decoder: Decoder) -> Rope:
     if attention is None:
         original = rotary.original_length()
         attention = longrope_attention(decoder.positions / original, original)
-    return Rope((*_scaling(found, "longrope"), _float(found, "rope.scaling.attn_factor", attention)), tensors)
+    return Rope(
+        (*_scaling(architecture, "longrope"), _float(architecture, "rope.scaling.attn_factor", attention)), tensors
+    )
 
 
 _SCALINGS = {"linear": _linear, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope}
 
 
-def _scaling(found: Architecture, kind: str) -> tuple[Field, ...]:
-    return (Field(f"{found.name}.rope.scaling.type", kind, _KIND.STRING),)
+def _scaling(architecture: Architecture, kind: str) -> tuple[Field, ...]:
+    return (Field(f"{architecture.name}.rope.scaling.type", kind, _KIND.STRING),)
 
 
-def _float(found: Architecture, key: str, value: float) -> Field:
-    return Field(f"{found.name}.{key}", value, _KIND.FLOAT32)
+def _float(architecture: Architecture, key: str, value: float) -> Field:
+    return Field(f"{architecture.name}.{key}", value, _KIND.FLOAT32)
 
 
-def _original_length(found: Architecture, rotary: Rotary) -> Field:
-    return Field(f"{found.name}.rope.scaling.original_context_length", rotary.original_length(), _KIND.UINT32)
+def _original_length(architecture: Architecture, rotary: Rotary) -> Field:
+    return Field(f"{architecture.name}.rope.scaling.original_context_length", rotary.original_length(), _KIND.UINT32)

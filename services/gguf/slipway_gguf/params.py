@@ -22,7 +22,7 @@ class Level:
         type: ggml's type of most weights, as :class:`gguf.GGMLQuantizationType` names it.
         file_type: Value of ``general.file_type``, as :class:`gguf.LlamaFileType` names it.
         precision: Row of validation's table of limits.
-        bytes_per_weight: Size of a file, from above: blocks that do not fit a row are replaced by wider ones.
+        bytes_per_weight: Upper estimate of a file's size: blocks that do not fit a row are replaced by wider ones.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Level:
 
     @property
     def weighs(self) -> bool:
-        """Return whether the rounding can be weighed by the importance of inputs: it chooses scales by the error."""
+        """Whether the importance of inputs can weight the rounding; only types that choose scales by the error can use it."""
         return self.type not in ("F32", "F16", "BF16", "Q8_0")
 
     @property
     def label(self) -> str:
-        """Return the level as file names of GGUF models have it, such as ``Q4_K_M``."""
+        """The level as it appears in names of GGUF files, such as ``Q4_K_M``."""
         return self.name.upper()
 
 
@@ -59,7 +59,7 @@ LEVELS: Mapping[str, Level] = {
         Level("iq4_xs", "IQ4_XS", "MOSTLY_IQ4_XS", "int4", 0.85),
     )
 }
-"""Levels by name, the widest first. The format delivers all but ``f32``, which is twice as large as what it tells apart."""
+"""Levels by name, the widest first. The format delivers all but ``f32``, which takes twice the bytes that the values need."""
 
 _BLOCKS = {"F32": "", "F16": "float16", "BF16": "bfloat16", "Q8_0": "int8/32", "Q4_0": "int8/32"}
 INPUT_ROUNDINGS: Mapping[str, str] = {
@@ -76,7 +76,7 @@ MODEL = "model"
 
 
 class NamedParams(StageParams):
-    """Names that a file begins with and holds."""
+    """Parameters with the names that a file's name and metadata contain."""
 
     name: str = Field(default=MODEL, description="name of the model, with which the file's name begins")
     base_model: str = Field(
@@ -87,7 +87,7 @@ class NamedParams(StageParams):
 
     @field_validator("name")
     @classmethod
-    def _safe(cls, value: str) -> str:
+    def _check_name(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
             raise ValueError(f"{value!r} is not safe as a file name; write, for example, {file_name(value) or MODEL}")
         return value
@@ -100,7 +100,7 @@ class GGUFParams(NamedParams):
 
     @field_validator("type")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_type(cls, value: str) -> str:
         if value not in LEVELS:
             raise ValueError(f"{value!r} is not a type of weights; {did_you_mean(value, tuple(LEVELS))}")
         return value

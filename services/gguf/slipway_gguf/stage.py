@@ -12,11 +12,11 @@ from slipway_gguf.architectures import refusal_reason
 from slipway_gguf.params import LEVELS, GGUFParams
 
 _SHARE_OF_FLOAT32 = 1.02
-"""Norms and the like stay in float32."""
+"""Factor for tensors such as norms, which stay in float32."""
 
 
 def run(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -> dict[str, Path]:
-    """Write the model in ``inputs["pytorch"]``, weighed by ``inputs["importance"]`` if that is there; the README describes the output folder.
+    """Write the model in ``inputs["pytorch"]``, weighted by ``inputs["importance"]`` if present; the README describes the output folder.
 
     Raises:
         GGUFExportError: With the reasons that the README lists.
@@ -27,7 +27,7 @@ def run(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -> dict[st
 
 
 def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
-    """Estimate a folder's size from above: the file with the vocabulary, and the tokenizer's own files."""
+    """Return an upper estimate of a folder's size: the file with the vocabulary, and the tokenizer's own files."""
     each = LEVELS[params["type"]].bytes_per_weight if params.get("type") in LEVELS else 2.0
     return int(size.weights * each * _SHARE_OF_FLOAT32) + 3 * size.companion_bytes
 

@@ -1,4 +1,4 @@
-"""Render a chat template with jinja2 alone, in the process that :mod:`slipway_gguf.modelfile` starts: the template is a program that may not end."""
+"""Render a chat template with jinja2, in a process that :mod:`slipway_gguf.modelfile` starts, because a template may never end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _json(value: Any, **options: Any) -> str:
 
 
 def render(template: str, conversations: list[dict[str, Any]]) -> list[str]:
-    """Return the beginnings of the rendered conversations. The template has what transformers gives it, in jinja2's sandbox."""
+    """Return the beginnings of the rendered conversations. The template runs in jinja2's sandbox, with transformers' filters and globals."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(

@@ -18,14 +18,14 @@ from slipway.stage import Context
 from slipway_litert.loading import open_source
 from slipway_litert.modules import StaticDecoder, TextReader
 from slipway_litert.params import DECODE, DESCRIPTION, LEVEL, PREFILL, PROGRAM, TEXT, LitertParams, text_lengths
-from slipway_litert.parity import failed, largest_difference
+from slipway_litert.parity import largest_difference, parity_error
 from slipway_litert.program import Program
 
 LIBRARIES = ("ai-edge-litert", "ai-edge-quantizer", "litert-converter", "litert-torch", "torch", "transformers")
 _STEPS = 4
 _CANNOT, _REASON = "cannot be converted for LiteRT", "LITERT_CONVERSION_FAILED"
 _MOST_BYTES = (1 << 31) - (1 << 24)
-"""Size of a file of this format, whose offsets have 31 bits."""
+"""Largest file of this format, whose offsets have 31 bits."""
 
 
 def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context) -> None:
@@ -46,12 +46,12 @@ def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context)
     except MemoryError:
         raise
     except Exception as error:  # torch.export, jax and the converter raise errors of any class
-        raise source.failed(_CANNOT, _REASON, error) from error
+        raise source.step_error(_CANNOT, _REASON, error) from error
     ctx.progress("comparing", done=2, total=_STEPS, unit="steps")
-    differences = _proven(source, module, plain, ctx)
+    differences = _check_parity(source, module, plain, ctx)
     ctx.progress("writing", done=3, total=_STEPS, unit="steps")
     if params.level == LEVEL:
-        differences, proven = _rounded(source, module, plain, program, ctx), differences
+        differences, proven = _write_int8(source, module, plain, program, ctx), differences
     else:
         plain.rename(program)
         proven = differences
@@ -69,7 +69,7 @@ def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context)
 
 
 def _module(source: TextModel, length: int, call_length: int, ctx: Context) -> tuple[Any, dict[str, Sample]]:
-    """Return what is converted, and sample inputs for each signature."""
+    """Return the module to convert, and sample inputs for each signature."""
     if source.family is DECODER:
         decoder = StaticDecoder(source.model, length)
         return decoder, {PREFILL: decoder.sample(call_length), DECODE: decoder.sample(1)}
@@ -77,33 +77,35 @@ def _module(source: TextModel, length: int, call_length: int, ctx: Context) -> t
     return reader, {f"{TEXT}{size}": reader.sample(size) for size in text_lengths(length)}
 
 
-def _proven(source: TextModel, module: torch.nn.Module, file: Path, ctx: Context) -> dict[str, float]:
-    """Return how far the float32 program is from PyTorch.
+def _check_parity(source: TextModel, module: torch.nn.Module, file: Path, ctx: Context) -> dict[str, float]:
+    """Check the float32 program against PyTorch; return their largest difference by case.
 
     Raises:
-        LiteRtExportError: ``EXPORT_PARITY_FAILED``.
+        LiteRtExportError: ``EXPORT_PARITY_FAILED`` if a difference is too large.
     """
-    found = largest_difference(source, module, file, threads=ctx.threads)
-    worst = max(found, key=lambda name: found[name])
-    if found[worst] > (limit := LIMITS["float32"]):
-        raise failed(
-            f"the program is not what PyTorch computes: results of a {worst} differ by {found[worst]:.1e}, and {limit:.0e} is allowed",
+    differences = largest_difference(source, module, file, threads=ctx.threads)
+    worst = max(differences, key=lambda name: differences[name])
+    if differences[worst] > (limit := LIMITS["float32"]):
+        raise parity_error(
+            f"the program is not what PyTorch computes: results of a {worst} differ by {differences[worst]:.1e}, and {limit:.0e} is allowed",
             case=worst,
             allowed=limit,
         )
-    return found
+    return differences
 
 
-def _rounded(source: TextModel, module: torch.nn.Module, plain: Path, program: Path, ctx: Context) -> dict[str, float]:
-    """Write the program with rounded weights; return how far it is from PyTorch, which validation judges."""
+def _write_int8(
+    source: TextModel, module: torch.nn.Module, plain: Path, program: Path, ctx: Context
+) -> dict[str, float]:
+    """Write the program with rounded weights; return its differences from PyTorch, which validation judges."""
     try:
         round_weights(plain, program)
     except MemoryError:
         raise
     except Exception as error:  # the quantizer raises errors of any class
-        raise source.failed(_CANNOT, _REASON, error) from error
+        raise source.step_error(_CANNOT, _REASON, error) from error
     if not Program(program, threads=1).integers:
-        raise source.failed(_CANNOT, _REASON, ValueError("the quantizer rounded no weight"))
+        raise source.step_error(_CANNOT, _REASON, ValueError("the quantizer rounded no weight"))
     plain.unlink()
     return largest_difference(source, module, program, threads=ctx.threads)
 
@@ -114,7 +116,7 @@ Sample = Mapping[str, torch.Tensor]
 def convert(module: torch.nn.Module, samples: Mapping[str, Sample], target: Path) -> None:
     """Write a program with a signature for each sample; they share the weights."""
     litert_torch.config.show_progress = False
-    litert_torch.config.silence_torch_logs = False  # it would change levels and handlers of this process for good
+    litert_torch.config.silence_torch_logs = False  # true would change this process's log levels and handlers for good
     converter = litert_torch.Converter()
     for name, sample in samples.items():
         converter.add_signature(name, module.eval(), sample_kwargs=dict(sample))
@@ -123,7 +125,7 @@ def convert(module: torch.nn.Module, samples: Mapping[str, Sample], target: Path
 
 
 def round_weights(source: Path, target: Path) -> None:
-    """Write a program with weights of 8 bits, a scale for each row, whose products round their inputs while it runs."""
+    """Write a program with 8-bit weights and a scale for each row; its products round their inputs at run time."""
     from ai_edge_quantizer import quantizer, recipe
 
     with contextlib.redirect_stdout(sys.stderr):

@@ -29,17 +29,17 @@ def open_source(folder: Path) -> TextModel:
 
 
 def padding_of(source: TextModel) -> int:
-    """Return the token in places without one."""
+    """Return the padding token; 0 if the model has none."""
     return token_of(source.model.config, "pad_token_id") or 0
 
 
 NAME = "slipway_litert"
 _ANSWERED = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
-"""Arguments that the mask or the cache has already answered."""
+"""Arguments that are already in the mask or the cache."""
 
 
 def use_grouped_attention(model: Any) -> None:
-    """Let a model attend by :func:`attend`, unless its class computes attention in its own way."""
+    """Make a model use :func:`attend`, unless its class computes attention itself."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
     if model._can_set_attn_implementation():
@@ -47,7 +47,7 @@ def use_grouped_attention(model: Any) -> None:
 
 
 def use_own_attention(model: Any) -> None:
-    """Let a model attend by transformers' code again."""
+    """Make a model use transformers' own attention again."""
     if model._can_set_attn_implementation():
         model.set_attn_implementation("eager")
 
@@ -67,7 +67,7 @@ def attend(
     """Attend to masked places. query: (1, H, S, D); key, value: (1, G, L, D); attention_mask: (1, 1, S, L); result: (1, S, H, D).
 
     Raises:
-        ValueError: The model asks for something else than masked, scaled and capped products.
+        ValueError: The model needs more than masked, scaled and capped products.
     """
     odd = sorted(name for name, given in others.items() if given is not None and name not in _ANSWERED)
     if odd:
@@ -81,5 +81,5 @@ def attend(
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = torch.softmax(scores, dim=-1).reshape(1, groups, -1, places)
-    found = (weights @ value).reshape(1, heads, tokens, value.shape[3])
-    return found.transpose(1, 2), None
+    result = (weights @ value).reshape(1, heads, tokens, value.shape[3])
+    return result.transpose(1, 2), None

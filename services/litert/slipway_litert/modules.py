@@ -1,4 +1,4 @@
-"""The modules that become programs: a decoder whose KV cache is passed in and out, and models that read a whole text in one call."""
+"""The modules that become programs: a decoder that takes and returns its KV cache, and models that read a whole text in one call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Shape = tuple[int, ...]
 
 
 class PassedSlots(Slots):
-    """Keys and values of one layer, (1, H, L, D), which a call returns in place of writing them."""
+    """Keys and values of one layer, (1, H, L, D). A call returns them instead of writing them in place."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values of this call, which lie side by side; return those of all places."""
+        """Write this call's keys and values at consecutive positions; return those of all positions."""
         none = torch.zeros((), dtype=self.places.dtype)
         start = [none, none, self.places[0], none]
         self.keys = dynamic_update_slice(self.keys, key_states, start)
@@ -32,13 +32,13 @@ class PassedSlots(Slots):
 
 
 class StaticDecoder(torch.nn.Module):
-    """A decoder with tensors alone as inputs and outputs, by their names in the program."""
+    """A decoder whose inputs and outputs are tensors with the names that they have in the program."""
 
     def __init__(self, model: Any, length: int) -> None:
         """Wrap a model.
 
         Raises:
-            ValueError: The model keeps something else than keys and values, or takes no positions.
+            ValueError: The model's cache is not keys and values, or it takes no positions.
         """
         super().__init__()
         if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -47,12 +47,12 @@ class StaticDecoder(torch.nn.Module):
         self.shapes = _cache_shapes(model, length)
 
     def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor, **cache: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return logits (1, S, vocabulary) and the cache. tokens: (1, S); input_pos: (S), places in a row."""
+        """Return logits (1, S, vocabulary) and the cache. tokens: (1, S); input_pos: (S), consecutive positions."""
         slots = [
             PassedSlots(cache[f"{KEYS}{layer}"], cache[f"{VALUES}{layer}"], input_pos)
             for layer in range(len(self.shapes) // 2)
         ]
-        found = self.model(
+        output = self.model(
             input_ids=tokens, position_ids=input_pos[None], past_key_values=Cache(layers=slots), use_cache=True
         )
         kept = {
@@ -60,10 +60,10 @@ class StaticDecoder(torch.nn.Module):
             for layer, each in enumerate(slots)
             for name, part in ((KEYS, each.keys), (VALUES, each.values))
         }
-        return {LOGITS: found.logits, **kept}
+        return {LOGITS: output.logits, **kept}
 
     def sample(self, tokens: int) -> dict[str, torch.Tensor]:
-        """Return inputs of a call with so many tokens."""
+        """Return inputs of a call with this many tokens."""
         return {
             TOKENS: torch.zeros(1, tokens, dtype=torch.int32),
             PLACES: torch.arange(tokens, dtype=torch.int32),
@@ -92,15 +92,15 @@ class TextReader(torch.nn.Module):
 
     def forward(self, **given: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the outputs of the family, and the sentence embedding if the model has one. All inputs: (1, S)."""
-        found = self.model(**given)
-        results = {name: getattr(found, name) for name in self._family.outputs}
+        output = self.model(**given)
+        results = {name: getattr(output, name) for name in self._family.outputs}
         if self._pooling is not None:
             hidden = results[self._family.outputs[0]]
             results[SENTENCE_EMBEDDING] = pool(hidden, given["attention_mask"], self._pooling)
         return results
 
     def sample(self, places: int) -> dict[str, torch.Tensor]:
-        """Return inputs of a call with so many places."""
+        """Return inputs of a call with this many positions."""
         ids = torch.zeros(1, places, dtype=torch.int32)
         values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
         return {name: values[name] for name in self.inputs}

@@ -38,14 +38,14 @@ PREFILL, DECODE = "prefill", "decode"
 """Signatures of a decoder: several tokens in a call, and one."""
 TOKENS, PLACES, LOGITS = "tokens", "input_pos", "logits"
 KEYS, VALUES = "kv_cache_k_", "kv_cache_v_"
-"""Inputs and outputs of a decoder; the number of a layer follows the last two. LiteRT's own language models have these names."""
+"""Inputs and outputs of a decoder; a layer's number follows the last two. LiteRT's own language models use these names."""
 TEXT = "text_"
-"""Signatures of a model that reads a whole text; the number of places follows."""
+"""Prefix of the signatures of a model that reads a whole text; the number of positions follows."""
 _SHORTEST, _FACTOR = 32, 4
 
 
 def text_lengths(longest: int) -> tuple[int, ...]:
-    """Return the numbers of places of the signatures of an encoder: a short text should not cost as much as the longest."""
+    """Return the lengths of an encoder's signatures: several, so that a short text costs less than the longest."""
     lengths, length = [], _SHORTEST
     while length < longest:
         lengths.append(length)

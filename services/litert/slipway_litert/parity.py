@@ -1,4 +1,4 @@
-"""Compare a written program with the PyTorch model: texts of several lengths, through every signature.
+"""Compare a written program with the PyTorch model, on texts of several lengths and through every signature.
 
 Axes: S = tokens of a text, V = vocabulary.
 """
@@ -20,33 +20,33 @@ from slipway_litert.params import TEXT, text_lengths
 from slipway_litert.program import Array, BadProgramError, DecoderProgram, Program, TextProgram
 
 _LONGEST = 512
-"""Most tokens of a text that a decoder's proof takes."""
+"""Most tokens of a text for a decoder."""
 _STEPS = 3
 
 
 def largest_difference(source: TextModel, module: torch.nn.Module, file: Path, *, threads: int) -> dict[str, float]:
-    """Return the largest difference to the module that was converted by case, as a share of the largest result and of 1.
+    """Return the program's largest difference from PyTorch by case, as a share of the largest result and of 1.
 
-    PyTorch computes with transformers' own attention, not with the one that was converted.
+    PyTorch computes with transformers' own attention, not with the attention that was converted.
 
     Raises:
-        LiteRtExportError: ``EXPORT_PARITY_FAILED`` if the program cannot be run, or gives something that is not a number.
+        LiteRtExportError: ``EXPORT_PARITY_FAILED`` if the program cannot be run, or returns NaN or infinity.
     """
     use_own_attention(source.model)
     try:
         program = Program(file, threads=threads)
         cases = _texts(source, DecoderProgram(program)) if source.family is DECODER else _rows(source, module, program)
-        found = {name: max(difference(one, other).share for one, other in pairs) for name, pairs in cases}
+        differences = {name: max(difference(one, other).share for one, other in pairs) for name, pairs in cases}
     except BadProgramError as error:
-        raise failed(f"the program cannot be run: {error}") from error
-    odd = next((name for name, value in found.items() if not np.isfinite(value)), None)
+        raise parity_error(f"the program cannot be run: {error}") from error
+    odd = next((name for name, value in differences.items() if not np.isfinite(value)), None)
     if odd is not None:
-        raise failed(f"the program gives values that are no numbers for {odd}")
-    return {name: float(f"{value:.2e}") for name, value in found.items()}
+        raise parity_error(f"the program gives values that are no numbers for {odd}")
+    return {name: float(f"{value:.2e}") for name, value in differences.items()}
 
 
-def failed(what: str, **about: object) -> LiteRtExportError:
-    """Return the error for a program that is not what PyTorch computes."""
+def parity_error(what: str, **about: object) -> LiteRtExportError:
+    """Return the error for a program that differs from PyTorch."""
     return LiteRtExportError(
         what, reason="EXPORT_PARITY_FAILED", remedy="leave the LiteRT format out for this model", about=about
     )
@@ -56,7 +56,7 @@ Pairs = list[tuple[Array, Array]]
 
 
 def _texts(source: TextModel, program: DecoderProgram) -> Iterator[tuple[str, Pairs]]:
-    """Compare logits of a text in two calls, and of another one with what the first left in the cache."""
+    """Yield logits of a text, and of another text over the cache of the first: a long call, then one call per token."""
     window = getattr(source.model.config.get_text_config(), "sliding_window", None)
     beyond = (window if isinstance(window, int) else 0) + program.call_length + _STEPS
     size = min(program.length, beyond, _LONGEST)
@@ -75,7 +75,7 @@ def _texts(source: TextModel, program: DecoderProgram) -> Iterator[tuple[str, Pa
 
 
 def _rows(source: TextModel, module: torch.nn.Module, program: Program) -> Iterator[tuple[str, Pairs]]:
-    """Compare a text that fills a signature, and a shorter one, for each signature."""
+    """Yield results of a text that fills a signature, and of a shorter one, for each signature."""
     reader = TextProgram(program, source.family, padding=padding_of(source))
     sizes = [size for size in text_lengths(reader.longest) if f"{TEXT}{size}" in program.shapes]
     for size in sorted({length for each in sizes for length in (each, max(1, each - _STEPS))}):
@@ -86,10 +86,10 @@ def _rows(source: TextModel, module: torch.nn.Module, program: Program) -> Itera
             wanted = module(
                 **{name: torch.from_numpy(value)[None] for name, value in given.items() if value is not None}
             )
-        found = reader.run(ids, np.ones_like(ids), types)
+        results = reader.run(ids, np.ones_like(ids), types)
         yield (
             f"text of {size} tokens",
-            [(found[name], wanted[name].numpy()) for name in wanted],
+            [(results[name], wanted[name].numpy()) for name in wanted],
         )
 
 

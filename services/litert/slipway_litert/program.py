@@ -1,4 +1,4 @@
-"""Load a program by LiteRT's interpreter and run its signatures, one row after another.
+"""Load a program into LiteRT's interpreter, and run its signatures one row at a time.
 
 Axes: S = tokens of a call, P = places of a signature, V = vocabulary.
 """
@@ -20,7 +20,7 @@ Cache = dict[str, Array]
 
 
 class BadProgramError(Exception):
-    """The file is no program that can be run as its description says; the message says why."""
+    """The file cannot be run as its description says; the message says why."""
 
 
 class Program:
@@ -69,12 +69,12 @@ class Program:
         """
         kinds = self._kinds[signature]
         try:
-            found: dict[str, Array] = self._runners[signature](
+            results: dict[str, Array] = self._runners[signature](
                 **{name: np.ascontiguousarray(given[name], dtype=kind) for name, kind in kinds.items()}
             )
         except (RuntimeError, ValueError, KeyError) as error:
             raise BadProgramError(f"LiteRT cannot run {signature}: {error}") from error
-        return found
+        return results
 
 
 class DecoderProgram:
@@ -105,13 +105,13 @@ class DecoderProgram:
         (self.length,), self.call_length = lengths, prefill[TOKENS][-1]
 
     def empty(self) -> Cache:
-        """Return a cache of no token."""
+        """Return an empty cache."""
         return {name: np.zeros(shape, dtype=np.float32) for name, shape in self._cache.items()}
 
     def run(self, tokens: list[int], start: int, cache: Cache) -> tuple[Array, Cache]:
-        """Return logits (S, V) of the tokens at the places from ``start`` on, and the cache with them.
+        """Return logits (S, V) of tokens at the positions from ``start`` on, and the cache extended by them.
 
-        A prefill with fewer tokens than it takes is filled up; what it writes behind them is overwritten before anything reads it.
+        A short prefill is padded; later calls overwrite what it writes behind its tokens before they read it.
 
         Raises:
             BadProgramError: LiteRT cannot run it.
@@ -120,20 +120,20 @@ class DecoderProgram:
         while at < len(tokens):
             room = self.length - start - at
             left = len(tokens) - at
-            # LiteRT would move a call that reaches beyond the cache to earlier places, without a word.
+            # LiteRT would silently move a call that reaches beyond the cache to earlier positions.
             size = self.call_length if left > 1 and self.call_length <= room else 1
             new = tokens[at : at + size]
             ids = np.array([new + [0] * (size - len(new))])
             places = start + at + np.arange(size)
-            found = self._program.run(PREFILL if size > 1 else DECODE, {TOKENS: ids, PLACES: places, **cache})
-            parts.append(found[LOGITS][0, : len(new)].astype(np.float32))
-            cache = {name: found[name] for name in self._cache}
+            results = self._program.run(PREFILL if size > 1 else DECODE, {TOKENS: ids, PLACES: places, **cache})
+            parts.append(results[LOGITS][0, : len(new)].astype(np.float32))
+            cache = {name: results[name] for name in self._cache}
             at += len(new)
         return np.concatenate(parts), cache
 
 
 class TextProgram:
-    """A model that reads a whole text in one call, by the shortest signature that has room for it.
+    """A model that reads a whole text in one call, through the shortest signature that has room for it.
 
     Attributes:
         longest: Most tokens of a text.
@@ -141,28 +141,28 @@ class TextProgram:
     """
 
     def __init__(self, program: Program, family: Family, *, padding: int) -> None:
-        """Check the signatures; ``padding`` is the token in places without one.
+        """Check the signatures; ``padding`` is the padding token.
 
         Raises:
-            BadProgramError: They are not those of a model of texts.
+            BadProgramError: They are not those of a model that reads a text.
         """
         self._program, self._padding = program, padding
-        found = {
+        signatures = {
             shapes["input_ids"][-1]: name
             for name, shapes in program.shapes.items()
             if name.startswith(TEXT) and {"input_ids", "attention_mask"} <= shapes.keys()
         }
-        if not found:
+        if not signatures:
             raise BadProgramError(f"it lacks signatures {TEXT}N of a model that reads a text")
-        self._signatures = dict(sorted(found.items()))
-        self.longest = max(found)
-        self.outputs = program.outputs(found[self.longest])
+        self._signatures = dict(sorted(signatures.items()))
+        self.longest = max(signatures)
+        self.outputs = program.outputs(signatures[self.longest])
         if not set(family.outputs) <= set(self.outputs):
             raise BadProgramError(f"it lacks the outputs of a {family.name}")
         self._per_token = () if family is SEQUENCE_CLASSIFIER else family.outputs
 
     def run(self, ids: Array, mask: Array, types: Array | None = None) -> dict[str, Array]:
-        """Return the outputs for one row of tokens, each input (S); those of the places behind them are left out.
+        """Return the outputs for one row of tokens, without those of the padding. Each input: (S).
 
         Raises:
             BadProgramError: LiteRT cannot run it.
@@ -174,8 +174,8 @@ class TextProgram:
             "attention_mask": np.pad(mask, more)[None],
             "token_type_ids": np.pad(np.zeros_like(ids) if types is None else types, more)[None],
         }
-        found = self._program.run(self._signatures[places], given)
+        results = self._program.run(self._signatures[places], given)
         return {
             name: (value[:, : len(ids)] if name in self._per_token else value).astype(np.float32)
-            for name, value in found.items()
+            for name, value in results.items()
         }

@@ -1,6 +1,6 @@
 """Run a program by LiteRT's interpreter; only the process that validates an output imports this.
 
-The cache of a decoder is a value that goes in and out, so the past of a row is the number of its tokens and its cache.
+A decoder takes and returns its cache, so a row's past is the number of its tokens and its cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Model(LanguageModel):
 
 
 class LitertDecoder(RowDecoder, _Model):
-    """A decoder with its cache as a value."""
+    """A decoder that takes and returns its cache."""
 
     def __init__(self, program: DecoderProgram, *, stored: str) -> None:
         self._program, self.length = program, program.length

@@ -1,7 +1,7 @@
-"""Describe a planned merge instead of writing its weights, and make the weights of such a description where they are read.
+"""Describe a planned merge instead of writing its weights, and compute the weights of such a description when they are read.
 
-The arithmetic is that of the written merge, in the same blocks of rows, so the weights have the same bits. Whoever reads rows of a
-weight's sample makes the check that the written file would have had (``verify/spot_check.py``).
+The arithmetic is that of the written merge, in the same blocks of rows, so the weights have the same bits. Reading rows of a weight's
+sample also checks them, as the written file would have been checked (``verify/spot_check.py``).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from slipway.files.links import file_in
 from slipway.files.regular_file import read_regular
 from slipway.model.dtypes import DTYPES
 from slipway.model.safetensors_file import TensorInfo
-from slipway.model.weights.reading import DEFERRED, invalid_description, mapped
+from slipway.model.weights.reading import DEFERRED, description_error, mapped
 from slipway_merge.plan.layout import Layout, OutputTensor
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
 from slipway_merge.tensors.kernel import Block
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
 from slipway_merge.tensors.values import Factor, Update, Value
 from slipway_merge.verify.spot_check import UpdateSample
-from slipway_merge.writing.portions import BLOCK_ELEMENTS, as_matrix, read_rows
+from slipway_merge.writing.portions import BLOCK_ELEMENTS, matrix_shape, read_rows
 
 _SAMPLE_BYTES = 64
 _RECENT = 4
-"""Weights whose update stays in memory: readers take one after another, with a few threads."""
+"""Number of updates to keep in memory: readers take weights one after another, with a few threads."""
 
 
 class _Part(BaseModel):
@@ -64,7 +64,7 @@ class _Update(_Part):
 
 
 class _Tensor(_Part):
-    """An output tensor: the file that would hold it, its place there, and what it is made of."""
+    """An output tensor: the file that would hold it, its place in that file, and its source and update."""
 
     name: str
     dtype: str
@@ -78,9 +78,9 @@ class _Recipe(_Part):
     """The description.
 
     Attributes:
-        stage: The stage whose reader makes the weights.
-        version: Raised whenever the same description gives other weights, so that results made of it get other action keys.
-        fingerprint: Digest of bytes of every tensor that it names.
+        stage: The stage whose reader computes the weights.
+        version: Increased whenever the same description gives other weights, so that results computed from it get other action keys.
+        fingerprint: Digest of some bytes of every tensor that it names.
         tensors: Every output tensor, file by file.
     """
 
@@ -97,8 +97,8 @@ class _Recipe(_Part):
                 yield from (tensor.update.left.place, tensor.update.right.place)
 
 
-def why_not_deferred(layout: Layout) -> str:
-    """Return why the weights of a merge must be written; empty if they need not be."""
+def reason_to_write(layout: Layout) -> str:
+    """Return why the weights of a merge must be written; an empty text if they need not be."""
     forms = sorted({tensor.value.computed.form for tensor in layout.tensors() if tensor.value.computed is not None})
     return f"weights of the form {forms[0]} are computed by peft, one module at a time" if forms else ""
 
@@ -119,14 +119,14 @@ def describe_weights(folder: Path, layout: Layout, inputs: Mapping[str, Path]) -
             file=shard.filename,
             start=tensor.start,
             source=_place(tensor.value.source, owners),
-            update=_described(tensor.value.update, owners),
+            update=_describe_update(tensor.value.update, owners),
         )
         for shard in layout.shards
         for tensor in shard.tensors
     )
     recipe = _Recipe(stage="merge", version=1, fingerprint="", tensors=tensors)
-    found = _fingerprint(_found(place, inputs) for place in recipe.places())
-    text = recipe.model_copy(update={"fingerprint": found}).model_dump_json()
+    fingerprint = _fingerprint(_find_tensor(place, inputs) for place in recipe.places())
+    text = recipe.model_copy(update={"fingerprint": fingerprint}).model_dump_json()
     (folder / DEFERRED).write_text(text + "\n", encoding="utf-8")
 
 
@@ -144,7 +144,7 @@ def _place(info: TensorInfo, owners: Mapping[Path, str]) -> _Place:
     )
 
 
-def _described(update: Update | None, owners: Mapping[Path, str]) -> _Update | None:
+def _describe_update(update: Update | None, owners: Mapping[Path, str]) -> _Update | None:
     if update is None:
         return None
     left, right = (
@@ -155,7 +155,7 @@ def _described(update: Update | None, owners: Mapping[Path, str]) -> _Update | N
 
 
 def _fingerprint(places: Iterable[TensorInfo]) -> str:
-    """Return a digest of places and of some bytes of each: other weights of the same shapes give another one."""
+    """Return a digest of the tensors' places and of some bytes of each, so that other weights of the same shapes are noticed."""
     sha = hashlib.sha256()
     with TensorReader() as reader:
         for info in places:
@@ -168,14 +168,14 @@ def _fingerprint(places: Iterable[TensorInfo]) -> str:
 
 
 class MergedWeights:
-    """The weights of a merge that was described, made when they are read; a :class:`slipway.model.weights.reading.Weights`.
+    """Compute the weights of a described merge when they are read; a :class:`slipway.model.weights.reading.Weights`.
 
     Args:
         folder: The merge's output.
-        inputs: ``base`` and ``adapter``, as the merge had them, beside any others.
+        inputs: The folders ``base`` and ``adapter`` of the merge; other inputs are ignored.
 
     Attributes:
-        worst: Largest error of a sample that was read, as a share of what rounding explains.
+        worst: Largest error of the samples read so far, as a share of what rounding explains.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` if the description does not fit base and adapter.
@@ -184,11 +184,11 @@ class MergedWeights:
     def __init__(self, folder: Path, inputs: Mapping[str, Path]) -> None:
         recipe = _read(folder)
         if len({tensor.name for tensor in recipe.tensors}) < len(recipe.tensors):
-            raise invalid_description("it names a tensor twice")
-        self._planned = {tensor.name: _planned(tensor, inputs) for tensor in recipe.tensors}
-        sources = [_found(place, inputs) for place in recipe.places()]
+            raise description_error("it names a tensor twice")
+        self._planned = {tensor.name: _plan_tensor(tensor, inputs) for tensor in recipe.tensors}
+        sources = [_find_tensor(place, inputs) for place in recipe.places()]
         if _fingerprint(sources) != recipe.fingerprint:
-            raise invalid_description("base or adapter is not the one that was merged")
+            raise description_error("base or adapter is not the one that was merged")
         self.tensors: Mapping[str, TensorInfo] = {
             one.name: TensorInfo(
                 one.name, one.dtype, tensor.shape, Path(one.file), one.start, one.start + tensor.nbytes
@@ -215,10 +215,12 @@ class MergedWeights:
         tensor = self._planned[name]
         if tensor.untouched:
             return mapped(tensor.value.source)[first : first + count]
-        rows, columns = as_matrix(tensor)
+        rows, columns = matrix_shape(tensor)
         low_rank, sample = self._update(tensor)
         made = np.empty((min(count, rows - first), columns), FLOAT_TYPES[tensor.dtype])
-        step = max(1, BLOCK_ELEMENTS // max(columns, 1))  # the merge's own blocks: a product depends on them in numpy
+        step = max(
+            1, BLOCK_ELEMENTS // max(columns, 1)
+        )  # the merge's own blocks, because numpy's products depend on them
         for begin in range(first - first % step, first + len(made), step):
             block = self._block(tensor, begin, min(step, rows - begin), low_rank)
             start, end = max(begin, first), min(begin + len(block), first + len(made))
@@ -233,7 +235,7 @@ class MergedWeights:
         """Read the sample of every weight with an update; return figures for the report.
 
         Args:
-            on_tensor: Gets the number of checked tensors and of all; an exception from it ends the check.
+            on_tensor: Called with the numbers of checked and of all tensors; an exception from it ends the check.
 
         Raises:
             ModelMergeError: As :meth:`rows`.
@@ -263,7 +265,7 @@ class MergedWeights:
         return merge_block(base, low_rank, first_row=first, source=source, output=output, block=memory, change=unused)
 
     def _update(self, tensor: OutputTensor) -> tuple[LowRank, UpdateSample] | tuple[None, None]:
-        """Return the update of a weight and its sample, if it has one; those of the last weights are kept."""
+        """Return the update of a weight and its sample, or two times None; keep those of the last weights."""
         update = tensor.value.update
         if update is None:
             return None, None
@@ -281,36 +283,37 @@ def _read(folder: Path) -> _Recipe:
         return _Recipe.model_validate_json(read_regular(folder / DEFERRED, largest=LARGEST_LIST))
     except (OSError, ValidationError) as error:
         first = str(error).splitlines()[0]
-        raise invalid_description(f"it cannot be read ({first})") from error
+        raise description_error(f"it cannot be read ({first})") from error
 
 
-def _planned(one: _Tensor, inputs: Mapping[str, Path]) -> OutputTensor:
-    """Check an entry against base and adapter; return it as the merge planned it."""
-    source, update = _found(one.source, inputs), None
+def _plan_tensor(one: _Tensor, inputs: Mapping[str, Path]) -> OutputTensor:
+    """Check an entry against base and adapter, and return the tensor that the merge planned."""
+    source, update = _find_tensor(one.source, inputs), None
     computed = one.update is not None or one.dtype != source.dtype
     if computed and not {one.dtype, source.dtype} <= FLOAT_TYPES.keys():
-        raise invalid_description(f"tensor {one.name!r} cannot be computed from {source.dtype} in {one.dtype}")
+        raise description_error(f"tensor {one.name!r} cannot be computed from {source.dtype} in {one.dtype}")
     if one.update is not None:
         left, right = (
-            Factor(_found(factor.place, inputs), factor.transposed) for factor in (one.update.left, one.update.right)
+            Factor(_find_tensor(factor.place, inputs), factor.transposed)
+            for factor in (one.update.left, one.update.right)
         )
         shapes = [len(factor.info.shape) for factor in (left, right)], len(source.shape)
         if shapes != ([2, 2], 2) or (left.shape[0], right.shape[1]) != source.shape or left.shape[1] != right.shape[0]:
-            raise invalid_description(f"the update of {one.name!r} does not have its shape")
+            raise description_error(f"the update of {one.name!r} does not have its shape")
         update = Update(one.update.module, left, right, one.update.rank, one.update.scaling)
     nbytes = source.numel * DTYPES[one.dtype].bits // 8
     return OutputTensor(one.name, one.dtype, source.shape, one.start, nbytes, Value(source, update))
 
 
-def _found(place: _Place, inputs: Mapping[str, Path]) -> TensorInfo:
-    """Return a stored tensor, whose bytes are in a file of the input."""
+def _find_tensor(place: _Place, inputs: Mapping[str, Path]) -> TensorInfo:
+    """Find the stored tensor of a place; check that its bytes are in a file of the input."""
     if place.input not in inputs:
-        raise invalid_description(f"the input {place.input} is missing")
+        raise description_error(f"the input {place.input} is missing")
     if place.dtype not in DTYPES or min(place.shape, default=1) < 0:
-        raise invalid_description(f"tensor {place.name!r} has the type {place.dtype} and the shape {place.shape}")
+        raise description_error(f"tensor {place.name!r} has the type {place.dtype} and the shape {place.shape}")
     path = file_in(inputs[place.input], place.file)
     info = TensorInfo(place.name, place.dtype, place.shape, inputs[place.input] / place.file, place.start, place.start)
     end = place.start + info.numel * DTYPES[place.dtype].bits // 8
     if path is None or Path(place.file).name != place.file or end > path.stat().st_size:
-        raise invalid_description(f"tensor {place.name!r} is not in {place.file!r} of the input {place.input}")
+        raise description_error(f"tensor {place.name!r} is not in {place.file!r} of the input {place.input}")
     return TensorInfo(place.name, place.dtype, place.shape, info.file, place.start, end)

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from slipway.errors import ModelMergeError
-from slipway.folders.disk_full import disk_full_is_typed
+from slipway.folders.disk_full import translate_disk_full
 from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import FLOATS
 from slipway.model.folder import ModelFolder
@@ -19,8 +19,8 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.model.trained import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
-from slipway_merge.adapter.conversions import Headed, with_head
-from slipway_merge.deferred import MergedWeights, describe_weights, why_not_deferred
+from slipway_merge.adapter.conversions import Headed, add_head
+from slipway_merge.deferred import MergedWeights, describe_weights, reason_to_write
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.embeddings import check_vocabulary
 from slipway_merge.plan.layout import Layout, plan_layout
@@ -56,8 +56,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         _warn_of_labels(trained, ctx)
 
     facts = _Facts(config if trained else base)
-    headed = with_head(weights, adapter, trained, facts("which weights its head has")) if trained else Headed(weights)
-    with TensorReader() as reader, disk_full_is_typed(ModelMergeError, "for the merged model", at=output):
+    headed = add_head(weights, adapter, trained, facts("which weights its head has")) if trained else Headed(weights)
+    with TensorReader() as reader, translate_disk_full(ModelMergeError, "for the merged model", at=output):
         planner = Planner(headed.tensors, config, adapter, facts, reader)
         plan = planner.plan()
         replaced = bool(headed.new) or _replaces_values(plan, planner, reader)
@@ -70,7 +70,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         new_config = _write_config(output, config, plan, dtype=written_dtype)
         made = ModelFolder(output, new_config)
         files = copy_small_files(model, adapter_folder, made, tokenizer=params.save_tokenizer)
-        _check_fits(output, layout, plan, planner.naming.modelled)
+        _check_fits(output, layout, plan, planner.naming.model_name)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         deferred = _may_defer(params, layout, ctx)
@@ -101,8 +101,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
 
 
 def _may_defer(params: MergeParams, layout: Layout, ctx: Context) -> bool:
-    """Return whether the weights are to be left out, and can be."""
-    why = why_not_deferred(layout) if params.weights == "deferred" else ""
+    """Return whether the weights should and can be left out."""
+    why = reason_to_write(layout) if params.weights == "deferred" else ""
     if why:
         ctx.log.info(f"the weights are written: {why}")
     return params.weights == "deferred" and not why
@@ -117,7 +117,7 @@ def _check_samples(
     replaced: Collection[str],
     ctx: Context,
 ) -> dict[str, Any]:
-    """Check rows of every changed weight in the written files or, with ``inputs``, as others will make them of base and adapter."""
+    """Check rows of every changed weight: in the written files or, with ``inputs``, as later stages will compute them."""
 
     def tell(done: int, total: int) -> None:
         ctx.progress("verify", done=done, total=total, unit="tensors")
@@ -155,10 +155,10 @@ def _write_config(output: Path, config: ModelConfig, plan: MergePlan, *, dtype: 
     return ModelConfig.read(output)
 
 
-def _check_fits(output: Path, layout: Layout, plan: MergePlan, modelled: Callable[[str], str]) -> None:
-    """Check against the model's code what the plan changed of its shape."""
+def _check_fits(output: Path, layout: Layout, plan: MergePlan, model_name: Callable[[str], str]) -> None:
+    """Check changed shapes (vocabulary, tied weights, number of layers) against the model's code."""
     if plan.vocab_size is not None or plan.untied:
-        _check_against_model(output, layout, plan, modelled)
+        _check_against_model(output, layout, plan, model_name)
     if plan.layers:
         check_deeper(facts_for(output, why="whether the repeated layers fit the model").model, plan.values, plan.layers)
 
@@ -194,7 +194,7 @@ def _main_dtype(layout: Layout) -> str:
 
 def _replaces_values(plan: MergePlan, planner: Planner, reader: TensorReader) -> bool:
     """Return whether any tensor that the adapter replaces differs from the base's."""
-    pairs = [(plan.values[name].source, planner.of_base(name)) for name in plan.replaced]
+    pairs = [(plan.values[name].source, planner.base_tensor(name)) for name in plan.replaced]
     return any(before is None or not reader.same(now, before) for now, before in pairs)
 
 
@@ -208,22 +208,22 @@ def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
     computed = any(value.computed is not None for value in plan.values.values())
     if computed or not all(is_zero(update, reader) for update in updates):
         return
-    found = []
+    causes = []
     if updates:
-        found.append(f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros)")
+        causes.append(f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros)")
     if plan.replaced:
-        found.append(f"the weights that it replaces ({len(plan.replaced)}) have the base's values")
+        causes.append(f"the weights that it replaces ({len(plan.replaced)}) have the base's values")
     first = f", first {updates[0].module!r}" if updates else ""
     raise ModelMergeError(
-        f"{' and '.join(found)}{first}: it was never trained, or its weights were not gathered when it was saved",
+        f"{' and '.join(causes)}{first}: it was never trained, or its weights were not gathered when it was saved",
         reason="ADAPTER_NO_EFFECT",
         remedy="use a later checkpoint",
         about={"module": updates[0].module if updates else ""},
     )
 
 
-def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled: Callable[[str], str]) -> None:
-    """Check that the new configuration gives the written shapes, and ties no weights whose values differ.
+def _check_against_model(output: Path, layout: Layout, plan: MergePlan, model_name: Callable[[str], str]) -> None:
+    """Check that the model built from the new configuration has the written shapes, and ties no weights whose values differ.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
@@ -231,7 +231,7 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
     facts = facts_for(output, why="whether the changed weights fit the model")
     resized = plan.vocab_size is not None
     for tensor in layout.tensors():
-        expected = facts.shapes.get(modelled(tensor.name), facts.shapes.get(tensor.name))
+        expected = facts.shapes.get(model_name(tensor.name), facts.shapes.get(tensor.name))
         if expected is not None and expected != tensor.shape:
             raise ModelMergeError(
                 f"by the merged model's config.json {tensor.name!r} should be {expected} but is {tensor.shape}"
@@ -242,7 +242,7 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
                 else "use a base model whose config.json belongs to its weights",
                 about={"tensor": tensor.name, "shape": tensor.shape, "expected": expected},
             )
-    written = {modelled(name): value for name, value in plan.values.items()}
+    written = {model_name(name): value for name, value in plan.values.items()}
     still = [group for group in facts.groups() if len({id(written[name]) for name in group if name in written}) > 1]
     if plan.untied and still:
         raise ModelMergeError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.machine.environment import variable_set
+from slipway.machine.environment import set_variable
 from slipway.stage import Context, Effort, Role, Stage
 from slipway_merge.params import MergeParams
 
@@ -18,7 +18,7 @@ def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[s
         CheckpointValidationError: an input is missing, incomplete, corrupt or unsafe.
     """
     # The first to import numpy limits it to one thread, because the merge has its own threads.
-    with variable_set("OPENBLAS_NUM_THREADS", "1"):
+    with set_variable("OPENBLAS_NUM_THREADS", "1"):
         from slipway_merge.merge import merge
 
     output = ctx.workdir / "pytorch"

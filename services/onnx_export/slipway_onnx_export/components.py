@@ -25,7 +25,7 @@ from slipway.model.families import (
 from slipway.model.generation import token_of
 from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingError, pool, read_pooling
 from slipway.stage import Context
-from slipway_onnx_export.forms.cacheless import cacheless_components, sound
+from slipway_onnx_export.forms.cacheless import cacheless_components, sound_port
 from slipway_onnx_export.interface import Call, Component, Port, ids
 from slipway_onnx_export.loading.trial_run import integers, try_out
 from slipway_onnx_export.names import (
@@ -46,7 +46,7 @@ from slipway_onnx_export.source import ModelSource
 
 Tensors = dict[str, torch.Tensor]
 Sizes = tuple[tuple[tuple[int | None, int | None], tuple[int | None, int | None]], ...]
-"""Heads and head size of keys and of values, by layer; None where only the graph knows."""
+"""Heads and head size of keys and of values, by layer; None if only the graph states them."""
 
 
 def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tuple[Component, ...]:
@@ -68,13 +68,13 @@ def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tup
             return (_decoder(model),)
         if source.family in (ENCODER_DECODER, SPEECH):
             return _encoder_and_decoder(model, start=source.start, speech=source.family is SPEECH)
-        return (_whole_text(model, source.family, pooling_of(source)),)
+        return (_text_component(model, source.family, pooling_of(source)),)
     except ONNXExportError:
         raise
     except Exception as error:  # the model's own code may raise anything
         if is_out_of_memory(error) or is_own_fault(error):
             raise
-        raise _unsupported(
+        raise _unsupported_error(
             model, f"does not run as {source.family.name} models do ({type(error).__name__}: {error})"
         ) from error
 
@@ -88,8 +88,8 @@ def _decoder(model: Any) -> Component:
     def call(model: Any, tensors: Tensors) -> Tensors:
         past = [tensors[port.name] for port in cache_in]
         inputs = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name != POSITIONS or takes_positions}
-        found = model(**inputs, past_key_values=_cache(past), use_cache=True)
-        return {LOGITS: found.logits, **_named("present.{}.{}", found.past_key_values)}
+        output = model(**inputs, past_key_values=_cache(past), use_cache=True)
+        return {LOGITS: output.logits, **_name_tensors("present.{}.{}", output.past_key_values)}
 
     def run() -> tuple[Sizes, int]:
         tokens = integers(1, 2)
@@ -130,7 +130,7 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
         source = {FEATURES: tensors[FEATURES]} if speech else {IDS: tensors[IDS]}
         encoded = model.get_encoder()(**source, **masked).last_hidden_state
         # One step of the decoder computes keys and values of every cross-attention; the rest of it is removed as unused.
-        found = model(
+        output = model(
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
             decoder_input_ids=torch.full((encoded.shape[0], 1), start, dtype=torch.int64),
             past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()),
@@ -139,14 +139,14 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
         )
         return {
             "last_hidden_state": encoded,
-            **_named("present.{}.encoder.{}", found.past_key_values.cross_attention_cache),
+            **_name_tensors("present.{}.encoder.{}", output.past_key_values.cross_attention_cache),
         }
 
     def decode(model: Any, tensors: Tensors) -> Tensors:
         crossed = [tensors[port.name] for port in cross_in]
         cache = EncoderDecoderCache(_cache([tensors[port.name] for port in own_in]), _cache(crossed))
         cache.is_updated = dict.fromkeys(cache.is_updated, True)
-        found = model(
+        output = model(
             # Attention reads the cache instead; only the sizes of batch and source are taken from this.
             encoder_outputs=BaseModelOutput(last_hidden_state=crossed[0].transpose(1, 2).flatten(2)),
             decoder_input_ids=tensors[IDS],
@@ -154,11 +154,11 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
             use_cache=True,
             **({} if speech else {MASK: tensors[SOURCE_MASK]}),
         )
-        own = found.past_key_values.self_attention_cache
-        return {LOGITS: found.logits, **_named("present.{}.decoder.{}", own)}
+        own = output.past_key_values.self_attention_cache
+        return {LOGITS: output.logits, **_name_tensors("present.{}.decoder.{}", own)}
 
     if speech:
-        source: tuple[Port, ...] = (sound(model),)
+        source: tuple[Port, ...] = (sound_port(model),)
         masks: tuple[Port, ...] = ()
     else:
         source = (ids(IDS, BATCH, SOURCE), ids(MASK, BATCH, SOURCE))
@@ -170,7 +170,7 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
         made = model(**given, decoder_input_ids=integers(1, 2), use_cache=True)
         caches = getattr(made, "past_key_values", None)
         if not isinstance(caches, EncoderDecoderCache):
-            raise _unsupported(model, f"has a {type(caches).__name__} instead of keys and values of attention")
+            raise _unsupported_error(model, f"has a {type(caches).__name__} instead of keys and values of attention")
         own, cross = (_sizes(model, each) for each in (caches.self_attention_cache, caches.cross_attention_cache))
         return own, cross, made["encoder_last_hidden_state"].shape, int(made[LOGITS].shape[-1])
 
@@ -199,7 +199,7 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
 # Models that read a whole text in one call.
 
 
-def _whole_text(model: Any, family: Family, pooling: Pooling | None) -> Component:
+def _text_component(model: Any, family: Family, pooling: Pooling | None) -> Component:
     accepted = inspect.signature(model.forward).parameters
     names = [IDS, MASK] + ([TYPES] if TYPES in accepted and _token_types(model.config) > 1 else [])
     rows: str | int = BATCH
@@ -216,11 +216,11 @@ def _whole_text(model: Any, family: Family, pooling: Pooling | None) -> Componen
 
     def call(model: Any, tensors: Tensors) -> Tensors:
         inputs = dict(tensors)
-        if rotates:  # with a row of positions for each row of tokens, which fused rotation wants
+        if rotates:  # fused rotation needs positions for each row
             inputs[POSITIONS] = torch.arange(tensors[IDS].shape[1])[None].expand_as(tensors[IDS])
-        found = model(**inputs)
-        given = {name: found[name] for name in family.outputs}
-        return given | ({SENTENCE_EMBEDDING: pool(found[0], tensors[MASK], pooling)} if pooling else {})
+        output = model(**inputs)
+        given = {name: output[name] for name in family.outputs}
+        return given | ({SENTENCE_EMBEDDING: pool(output[0], tensors[MASK], pooling)} if pooling else {})
 
     shape: tuple[str | int, ...]
     if family is SEQUENCE_CLASSIFIER:
@@ -230,8 +230,8 @@ def _whole_text(model: Any, family: Family, pooling: Pooling | None) -> Componen
     elif family is TOKEN_CLASSIFIER:
         shape = (rows, SEQUENCE, classes)
     else:
-        found = try_out(model, lambda: model(**{name: integers(1, 3) for name in names})[family.outputs[0]].shape)
-        shape = (rows, SEQUENCE, int(found[-1]))
+        sizes = try_out(model, lambda: model(**{name: integers(1, 3) for name in names})[family.outputs[0]].shape)
+        shape = (rows, SEQUENCE, int(sizes[-1]))
     outputs = [Port(name, shape) for name in family.outputs]
     if pooling:
         outputs.append(Port(SENTENCE_EMBEDDING, (rows, int(shape[-1]) * len(pooling.modes))))
@@ -255,16 +255,18 @@ def _sizes(model: Any, cache: Any) -> Sizes:
     for layer in layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4 or values.dim() != 4:
-            raise _unsupported(model, f"has a cache of {type(layer).__name__} instead of keys and values of attention")
+            raise _unsupported_error(
+                model, f"has a cache of {type(layer).__name__} instead of keys and values of attention"
+            )
     if not layers:
-        raise _unsupported(model, f"has a {type(cache).__name__} instead of keys and values of attention")
+        raise _unsupported_error(model, f"has a {type(cache).__name__} instead of keys and values of attention")
     return tuple(
         tuple((int(part.shape[1]), int(part.shape[3])) for part in (layer.keys, layer.values))  # type: ignore[misc]
         for layer in layers
     )
 
 
-def _unsupported(model: Any, what: str) -> ONNXExportError:
+def _unsupported_error(model: Any, what: str) -> ONNXExportError:
     return ONNXExportError(
         f"{type(model).__name__} {what}, which the ONNX export does not support",
         reason="FAMILY_UNSUPPORTED",
@@ -285,7 +287,7 @@ def _cache(tensors: list[torch.Tensor]) -> Any:
     return transformers.DynamicCache(list(zip(tensors[::2], tensors[1::2], strict=True)))
 
 
-def _named(pattern: str, cache: Any) -> Tensors:
+def _name_tensors(pattern: str, cache: Any) -> Tensors:
     return {
         pattern.format(index, kind): tensor
         for index, layer in enumerate(cache.layers)
@@ -294,7 +296,7 @@ def _named(pattern: str, cache: Any) -> Tensors:
 
 
 def pooling_of(source: ModelSource) -> Pooling | None:
-    """Return how a sentence encoder makes one vector of a text; None if the model is no such encoder, or that is not known."""
+    """Return how a sentence encoder pools a text into one vector; None for other models, or if that is not known."""
     try:
         return read_pooling(source.folder) if source.family is FEATURE_EXTRACTION else None
     except UnknownPoolingError:

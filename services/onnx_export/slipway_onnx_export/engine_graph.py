@@ -1,4 +1,4 @@
-"""What is asked of an engine, and what it returns: a graph without weights."""
+"""The request to an engine, and its result: a graph without weights."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class GraphRequest:
     layered: bool = False
 
     def attentions(self, *default: str) -> tuple[str, ...]:
-        """Return the attention implementations to try in turn: the one that is asked for, or an engine's own."""
+        """Return the attention implementations to try in turn: the requested one, or the engine's defaults."""
         return default if self.attention == "auto" else (self.attention,)
 
 
@@ -84,7 +84,7 @@ class EngineGraph:
         weights: The tensor of each such initializer (a view of the source's mapped files), by name.
         attention: The attention implementation that was traced; empty if the graph was built.
         unproven: Places where the trace depends on its sample, unless the comparison with PyTorch shows otherwise.
-        unoptimized: What the graph consisted of before it was optimized.
+        unoptimized: The graph's nodes before it was optimized.
     """
 
     component: Component

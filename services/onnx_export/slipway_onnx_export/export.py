@@ -20,10 +20,10 @@ from slipway.model.weights.reading import store_weights
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.activations.interface import contract_of
-from slipway_onnx_export.activations.recording import Wanted
+from slipway_onnx_export.activations.recording import WantedActivations
 from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.timing import NotMeasuredError, time_optimization
-from slipway_onnx_export.checks.written import Written
+from slipway_onnx_export.checks.written import WrittenFolder
 from slipway_onnx_export.components import warn_of_unknown_pooling
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest, Statistics
 from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
@@ -48,7 +48,7 @@ _MEASURED = (
     "gelu_approximation_max_abs_diff",
     "times",
 )
-"""Facts of the attempt that its threads change in the last digits: not in the folder, which is the same on every machine."""
+"""Measurements that differ from machine to machine. The folder leaves them out: it is the same on every machine."""
 
 
 def export_model(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> Path:
@@ -64,12 +64,12 @@ def export_model(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Cont
     source = open_source(inputs["pytorch"], inputs)
     deferred = params.weights == "deferred" and can_leave_out(params.model_dump())
     if source.stand_ins and not deferred:
-        source = _with_values(source, ctx)
+        source = _open_with_values(source, ctx)
     try:
         facts = _export(source, params, ctx, deferred=deferred)
     except WeightsNeededError as why:
         ctx.log.info(f"the merged weights are written for this export: {why}")
-        facts = _export(_with_values(source, ctx), params, ctx, deferred=deferred)
+        facts = _export(_open_with_values(source, ctx), params, ctx, deferred=deferred)
     described = {name: value for name, value in facts.items() if name not in _MEASURED}
     complete_folder(folder_of_graphs(ctx.workdir / "onnx", params), source=source, params=params, facts=described)
     if not deferred:
@@ -85,8 +85,8 @@ def export_model(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Cont
     return ctx.workdir / "onnx"
 
 
-def _with_values(source: ModelSource, ctx: Context) -> ModelSource:
-    """Write the weights that the source leaves out into the work folder, and open it with them."""
+def _open_with_values(source: ModelSource, ctx: Context) -> ModelSource:
+    """Write the weights that the source leaves out into the work folder, and open that folder."""
     folder = ctx.workdir / "merged"
     folder.mkdir()
     with source.open() as weights:
@@ -132,7 +132,7 @@ def _export(source: ModelSource, params: OnnxExportParams, ctx: Context, *, defe
         known["attention"] = graphs[0].attention
         return _write(graphs, source, ctx, engine=engine, request=request, params=params, deferred=deferred)
     except ONNXExportError as error:
-        error.about = {**known, **error.about}  # recovery decides by these what is left to try
+        error.about = {**known, **error.about}  # recovery chooses the next attempt by these
         raise
 
 
@@ -173,7 +173,7 @@ def _write(
         made.model.metadata_props.update({**metadata, **made.component.promise.metadata})
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
-    written = Written(folder, tuple(components), request.opset, source.end, metadata, left_out)
+    written = WrittenFolder(folder, tuple(components), request.opset, source.end, metadata, left_out)
     checks = check_folder(written, engine=engine.name)
 
     before, after = (
@@ -226,17 +226,17 @@ def _approximate_gelu(
     ctx: Context,
     *,
     params: OnnxExportParams,
-    written: Written,
+    written: WrittenFolder,
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Approximate the GELUs of graphs that are known to be right; return what is another fact of them now, and how far they moved."""
+    """Approximate the GELUs of the written graphs; return the facts that changed, and how far the results moved."""
     files = [written.folder / component.file for component in written.components]
     count = approximate_gelu(files)
     if not count:
         ctx.warn("the ONNX model has no exact GELU, so nothing of it is approximated (formats.onnx.gelu_approximation)")
         return {}
     after = Statistics.of(map(ir.load, files))
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "gelu_approximation": count,
         "nodes": after.nodes,
         "operators": dict(after.operators),
@@ -255,8 +255,8 @@ def _approximate_gelu(
             cached=params.cache,
             provider=params.provider,
         )
-        found["gelu_approximation_max_abs_diff"] = report.max_abs_diff
-    return found
+        changes["gelu_approximation_max_abs_diff"] = report.max_abs_diff
+    return changes
 
 
 def _time_optimization(
@@ -266,7 +266,7 @@ def _time_optimization(
     *,
     engine: Engine,
     request: GraphRequest,
-    written: Written,
+    written: WrittenFolder,
 ) -> dict[str, Any]:
     """Return the times of prefill and decode before and after the optimization, or warn that there are none."""
     try:
@@ -289,8 +289,8 @@ def _compare_with_pytorch(
     sizes: Mapping[str, int],
     must: Sequence[str],
 ) -> dict[str, Any]:
-    """Compare with PyTorch, unless this is turned off or the memory does not suffice; ``must`` says what only this proves."""
-    observed: Wanted = tuple(name for each in components if each.observed for name in each.observed.modules)
+    """Compare with PyTorch, unless that is turned off or memory is short. Only this proves the places in ``must`` harmless."""
+    observed: WantedActivations = tuple(name for each in components if each.observed for name in each.observed.modules)
     needed = int(source.fp32_bytes * PARITY_OVERHEAD)
     if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
         short = f"needs {format_size(needed)} of {format_size(ctx.max_memory_bytes)}"

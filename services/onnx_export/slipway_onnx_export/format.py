@@ -1,4 +1,4 @@
-"""The format ``onnx``: the model as one ONNX graph or two, of a model that generates with a KV cache."""
+"""The format ``onnx``: the model as one ONNX graph or two, with a KV cache if it generates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from slipway_onnx_export.params import Attention, EngineName, Optimization, Pack
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
 _READS = tuple(each.name for each in FAMILIES if not each.generates)
 _A_TEXT = 8
-"""Tokens from which a call is a text of its own; fewer are a part of one that a cache continues."""
+"""Fewest tokens of a call that holds a whole text; a shorter call continues the text in the cache."""
 SMOOTHING = 0.75
 """Better than 0.5 on trained models, because weights have scales of their own per output feature and lose little."""
 
@@ -108,7 +108,7 @@ class OnnxConfiguration(LevelSettings):
 
     @field_validator("opset_version")
     @classmethod
-    def _known_opset(cls, value: int) -> int:
+    def _check_opset(cls, value: int) -> int:
         if value != 0 and not 7 <= value <= 26:
             raise wrong_value(
                 value, "is not an opset that an engine writes", "use 14 to 24, or 0 for the engine's best"
@@ -117,7 +117,7 @@ class OnnxConfiguration(LevelSettings):
 
 
 def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
-    """Refuse attention for an engine that does not trace the model, a shared buffer where the graph cannot have one, and two kinds of shapes."""
+    """Yield the settings that contradict each other."""
     if settings.shapes is not None and settings.dynamic_axes not in (None, settings.shapes == "dynamic"):
         said = "true" if settings.dynamic_axes else "false"
         message = f"dynamic_axes {said} is an earlier spelling, and contradicts shapes {settings.shapes}"
@@ -148,7 +148,7 @@ def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
 
 
 def cautions(settings: OnnxConfiguration) -> Iterable[str]:
-    """Say what a model in layers does not get."""
+    """Warn that a model in layers has no quantized levels and no packages."""
     if settings.layered and (settings.quantization or settings.packaging):
         yield "formats.onnx.layered: a model in layers has no quantized levels and no packages; they are not made"
 
@@ -165,8 +165,8 @@ def _buffer_conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
         "layered": (settings.layered, "the engine that writes it makes whole graphs only"),
         "shapes": (settings.wanted_shapes == "static", "its length would be fixed"),
     }
-    for name, (found, why) in others.items():
-        if found:
+    for name, (conflicting, why) in others.items():
+        if conflicting:
             yield Problem(
                 "past_present_share_buffer", f"a shared buffer is not possible: {why}", f"leave formats.onnx.{name} out"
             )
@@ -223,7 +223,7 @@ _STARTS = {
 def first_attempt(settings: OnnxConfiguration, profile: str) -> dict[str, Any]:
     """Return the parameters of the first attempt: what is set, otherwise what the recovery profile says.
 
-    ``auto`` begins with the most capable: no memory for weights is needed to make a graph, so that the model's size does not matter.
+    ``auto`` begins with the most capable parameters. Making a graph needs no memory for weights, so the model's size does not matter.
     """
     start = _STARTS.get(profile, _STARTS["aggressive"])
     optimization = start.optimization
@@ -245,7 +245,7 @@ def first_attempt(settings: OnnxConfiguration, profile: str) -> dict[str, Any]:
 
 
 def open_choices(settings: OnnxConfiguration, profile: str) -> tuple[str, ...]:
-    """Return the parameters that nobody chose: those that are not set, unless a recovery profile shapes the first attempt."""
+    """Return the parameters that neither a setting nor a recovery profile chose."""
     if profile != "auto":
         return ()
     unset = {
@@ -267,7 +267,7 @@ def output_bytes(settings: OnnxConfiguration, level: str, size: ModelSize) -> in
 
 
 def longest_text(settings: OnnxConfiguration) -> int:
-    """Return the tokens that a graph of fixed shapes has room for; 0 where nobody chose them: then it has room for the usual ones."""
+    """Return how many tokens a graph of fixed shapes has room for; 0 if no setting says it."""
     if settings.wanted_shapes != "static":
         return 0
     shape = settings.static_shape

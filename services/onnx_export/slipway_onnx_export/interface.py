@@ -41,7 +41,7 @@ class Port:
         return {index: axis for index, axis in enumerate(self.shape) if isinstance(axis, str)}
 
     def sample(self) -> torch.Tensor:
-        """Return the tensor of a traced sample: one value, and for a mask ones with two padding tokens in the first row."""
+        """Return the tensor of a traced sample, filled with one value; a mask has ones, and two padding tokens in the first row."""
         sizes = [SAMPLE_SIZES[axis] if isinstance(axis, str) else axis or 1 for axis in self.shape]
         if not self.name.endswith("mask"):
             return torch.full(sizes, self.fill, dtype=self.dtype)
@@ -55,12 +55,12 @@ Call = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedActivations:
     """The activations among a graph's outputs.
 
     Attributes:
         layers: Number of the layers that the graph computes.
-        modules: Path in transformers' model of the module that each belongs to.
+        modules: Path of each activation's module in transformers' model.
     """
 
     layers: int
@@ -86,7 +86,7 @@ class Component:
     outputs: tuple[Port, ...]
     call: Call | None
     unread: tuple[str, ...] = ()
-    observed: Observed | None = None
+    observed: ObservedActivations | None = None
     promise: Promise = EVERY_CALL
 
     @property
@@ -106,8 +106,8 @@ class Component:
             tensors[POSITIONS] = (tensors[MASK].cumsum(1) - 1).clamp(min=0)[:, -new:]
         return tuple(tensors.values())
 
-    def fixed(self, sizes: Mapping[str, int]) -> Component:
-        """Return the component with fixed sizes of some axes, by the name of the axis."""
+    def fix_axes(self, sizes: Mapping[str, int]) -> Component:
+        """Return the component with some axes fixed; ``sizes`` has the size by the axis' name."""
 
         def fix(ports: tuple[Port, ...]) -> tuple[Port, ...]:
             return tuple(
@@ -133,8 +133,8 @@ class FlatModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model."""
-        found = self._call(self.model, dict(zip(self._inputs, tensors, strict=True)))
-        return tuple(found[name] for name in self._outputs)
+        results = self._call(self.model, dict(zip(self._inputs, tensors, strict=True)))
+        return tuple(results[name] for name in self._outputs)
 
 
 def ids(name: str, *axes: str) -> Port:

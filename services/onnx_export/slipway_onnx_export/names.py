@@ -16,4 +16,4 @@ FEATURES, SOURCE_MASK, LOGITS = "input_features", "encoder_attention_mask", "log
 ENCODED = "encoder_hidden_states"
 HIDDEN, BRANCH = "last_hidden_state", "use_cache_branch"
 CACHE, PRESENT = "past_key_values.", "present."
-"""What the names of caches begin with, among the inputs and the outputs."""
+"""Prefixes of the cache's inputs and of its outputs."""

@@ -21,6 +21,9 @@ Attention = Literal["auto", "sdpa", "eager"]
 Optimization = Literal["none", "basic", "all"]
 Stored = Literal["stored", "deferred"]
 
+LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
+"""Libraries that affect the output."""
+
 PackageKind = Literal["genai", "transformers_js", "optimum", "triton", "kserve"]
 """``genai``: onnxruntime-genai; ``transformers_js``: browsers and Node.js; ``optimum``: optimum's classes; ``triton``: NVIDIA Triton; ``kserve``: KServe."""
 
@@ -91,7 +94,7 @@ class OnnxExportParams(StageParams):
     weights: Stored = "stored"
 
     @model_validator(mode="after")
-    def _combinations(self) -> Self:
+    def _check_combinations(self) -> Self:
         """Refuse parameters that have no effect together."""
         if self.engine == "mobius" and self.attention != "auto":
             raise ValueError(
@@ -100,8 +103,8 @@ class OnnxExportParams(StageParams):
         if not self.cache and (self.engine == "mobius" or self.runtime == "tensorrt"):
             who = "engine mobius" if self.engine == "mobius" else "runtime tensorrt"
             raise ValueError(f"{who} makes graphs with a cache only: set cache to true, or engine to dynamo or legacy")
-        if self.past_present_share_buffer and self._own_form:
-            raise ValueError(f"past_present_share_buffer needs {self._own_form}")
+        if self.past_present_share_buffer and self._unmet_requirement:
+            raise ValueError(f"past_present_share_buffer needs {self._unmet_requirement}")
         if self.logits_to_keep and self.shapes == "static":
             raise ValueError(
                 "logits_to_keep needs shapes that vary: set shapes to dynamic or batch, or logits_to_keep to 0"
@@ -125,8 +128,8 @@ class OnnxExportParams(StageParams):
         return Promise(shared_buffer=self.past_present_share_buffer, last_logits=self.logits_to_keep == 1)
 
     @property
-    def _own_form(self) -> str:
-        """Return the first parameter value without which past and present cannot share a buffer; empty if all have it."""
+    def _unmet_requirement(self) -> str:
+        """Return the first requirement of a shared buffer that is not met; empty if all are."""
         needed = {
             "engine mobius or auto": self.engine in ("auto", "mobius"),
             "attention auto": self.attention == "auto",
@@ -190,7 +193,7 @@ _NEEDED: Mapping[str, Any] = {
     "layered": False,
     "optimization_times": False,
 }
-"""Parameters with which only the next stage needs the weights."""
+"""Values of parameters with which nothing in this stage needs the weights."""
 
 
 def can_leave_out(params: Mapping[str, Any]) -> bool:

@@ -44,8 +44,8 @@ class ModelSource:
         config: Its transformers configuration.
         weights: Tensors by name. They are views of mapped files: reading one uses page cache and no other memory.
         family: Its family.
-        inputs: Inputs of the task, of which the weights are made if the folder leaves them out.
-        stand_ins: Names of the tensors that the folder leaves out and whose values must not be read here; they have addresses only.
+        inputs: Inputs of the task; the weights are made from them if the folder leaves them out.
+        stand_ins: Names of the tensors that the folder leaves out. They have addresses only: their values must not be read here.
     """
 
     folder: Path
@@ -75,7 +75,7 @@ class ModelSource:
     def sliding_window(self) -> int:
         """Return the attention window of local layers in tokens, 0 if all layers have full attention.
 
-        A window that no text of the model fills is none (Phi-3's is wider than its positions).
+        A window does not count if the model has no more positions than it (Phi-3).
         """
         window = window_of(self.text_config)
         most = getattr(self.text_config, "max_position_embeddings", None)
@@ -95,7 +95,7 @@ class ModelSource:
 
     @contextmanager
     def open(self) -> Iterator[Weights]:
-        """Open the weights for reading by rows; those that the folder leaves out are made then."""
+        """Open the weights for reading by rows; weights that the folder leaves out are made while they are read."""
         with closing(open_weights(self.folder, self.inputs)) as weights:
             yield weights
 
@@ -152,7 +152,7 @@ def _open_deferred(folder: Path, inputs: Mapping[str, Path]) -> tuple[dict[str, 
             raise _type_error(strange[0].name, strange[0].dtype)
         large = frozenset(name for name, info in weights.tensors.items() if info.nbytes > SMALL_BYTES)
         tensors = {
-            name: stand_in(info) if name in large else read_tensor(weights, name)
+            name: make_stand_in(info) if name in large else read_tensor(weights, name)
             for name, info in sorted(weights.tensors.items())
         }
     return tensors, large
@@ -171,27 +171,27 @@ def read_tensor(weights: Weights, name: str) -> torch.Tensor:
 
 def _read_config(folder: Path) -> tuple[Any, Family]:
     try:
-        found = ModelConfig.read(folder)
+        model = ModelConfig.read(folder)
     except CheckpointValidationError as error:
         raise _invalid_error(error.message, file="config.json") from error
-    family, model_type = found.family, found.get("model_type")
-    why = refusal_reason(found)
+    family, model_type = model.family, model.get("model_type")
+    why = refusal_reason(model)
     if why or family is None:
         raise ONNXExportError(
             why,
             reason="FAMILY_UNSUPPORTED",
             remedy="leave the ONNX format out for this model",
-            about={"family": found.description, "model_type": model_type},
+            about={"family": model.description, "model_type": model_type},
         )
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # configuration classes raise what they meet first, also errors of their own
+    except Exception as error:  # configuration classes may raise anything
         raise _invalid_error(
             f"transformers {transformers.__version__} cannot read the configuration of model type {model_type!r}: {error}",
             file="config.json",
             model_type=model_type,
         ) from error
-    config.architectures = found.get("architectures")  # the class that is used, of a sentence encoder
+    config.architectures = model.get("architectures")  # for a sentence encoder, the class that is used
     return config, family
 
 
@@ -240,8 +240,8 @@ def _invalid_error(message: str, **about: object) -> ONNXExportError:
     )
 
 
-def stand_in(info: TensorInfo) -> torch.Tensor:
-    """Return a tensor of this type and shape at addresses of its own that take no memory. Its values must not be read."""
+def make_stand_in(info: TensorInfo) -> torch.Tensor:
+    """Make a tensor of this type and shape that has its own addresses and takes no memory. Its values must not be read."""
     memory = mmap.mmap(-1, max(info.nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch has no tensors that cannot be written

@@ -1,4 +1,4 @@
-"""The onnx_export stage: export a merged PyTorch folder to ONNX graphs, those of models that generate with a KV cache."""
+"""The onnx_export stage: export a merged PyTorch folder to ONNX graphs, with a KV cache if the model generates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipway.estimates import GRAPH_BYTES
 from slipway.machine.onnx_runtime import runtime_provider
 from slipway.stage import Context, Effort, Provider, Stage, library_provider
 from slipway_onnx_export.activations.settings import describe_activations
-from slipway_onnx_export.params import OnnxExportParams, can_leave_out, opset_advice, refusal_reason
+from slipway_onnx_export.params import LIBRARIES, OnnxExportParams, can_leave_out, opset_advice, refusal_reason
 
 
 def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> dict[str, Path]:
@@ -21,9 +21,6 @@ def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> d
     from slipway_onnx_export.export import export_model
 
     return {"onnx": export_model(inputs, params, ctx)}
-
-
-LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
 
 
 def probe() -> tuple[Provider, ...]:

@@ -20,8 +20,8 @@ from slipway_openvino.graphs.integers import sign_integers
 from slipway_openvino.graphs.interface import pair_interfaces, text_interface
 from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.graphs.names import number_nodes
-from slipway_openvino.graphs.state import attend_to_encoded, make_stateful, only_encoded
-from slipway_openvino.library import ov, said
+from slipway_openvino.graphs.state import attend_to_encoded, drop_cross_attention, make_stateful
+from slipway_openvino.library import error_summary, ov
 from slipway_openvino.params import (
     DECODER_GRAPH,
     DECODER_MODEL,
@@ -78,14 +78,14 @@ def convert_folder(source: Path, target: Path, params: OpenVinoParams, ctx: Cont
     ctx.progress("tokenizer", done=0, total=1, unit="tokenizers")
     if (
         params.tokenizer and family is not ENCODER_DECODER
-    ):  # openvino-genai runs none, and translators have two vocabularies
+    ):  # openvino-genai runs no translators, which have two vocabularies
         facts["tokenizer"] = write_tokenizer(target, ctx)
     (target / RECORD).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     ctx.record(**facts, size_after_bytes=sum(path.stat().st_size for path in files))
 
 
 def _one_model(source: Path, family: Family, ctx: Context) -> dict[str, ov.Model]:
-    """Return the model of a graph by its file, a decoder with a state."""
+    """Return the model of a graph, by its file name. A decoder becomes stateful."""
     model = _read(source / GRAPH, ctx)
     text_interface(model, family).check(model, GRAPH)
     if family is DECODER:
@@ -94,7 +94,7 @@ def _one_model(source: Path, family: Family, ctx: Context) -> dict[str, ov.Model
 
 
 def _encoder_and_decoder(source: Path, family: Family, ctx: Context) -> dict[str, ov.Model]:
-    """Return the two models of an encoder–decoder by their files, the decoder with a state."""
+    """Return an encoder and a decoder, by their file names. The decoder becomes stateful."""
     encoder, decoder = (_read(source / name, ctx) for name in (ENCODER_GRAPH, DECODER_GRAPH))
     of_encoder, of_decoder = pair_interfaces(decoder, family)
     of_encoder.check(encoder, ENCODER_GRAPH)
@@ -102,10 +102,10 @@ def _encoder_and_decoder(source: Path, family: Family, ctx: Context) -> dict[str
     make_stateful(decoder)
     try:
         decoder = attend_to_encoded(decoder, encoder.clone())  # both models keep a part of it, with the same weights
-        return {ENCODER_MODEL: only_encoded(encoder), DECODER_MODEL: decoder}
-    except RuntimeError as error:  # all that the library raises
+        return {ENCODER_MODEL: drop_cross_attention(encoder), DECODER_MODEL: decoder}
+    except RuntimeError as error:  # the library raises nothing else
         raise OpenVinoExportError(
-            f"keys and values of the source do not follow from what {ENCODER_GRAPH} returns: {said(error)}",
+            f"keys and values of the source do not follow from what {ENCODER_GRAPH} returns: {error_summary(error)}",
             remedy="give the folder that onnx_export wrote, or leave the OpenVINO format out for this model",
             about={"file": ENCODER_GRAPH},
         ) from error
@@ -154,9 +154,9 @@ def _read(graph: Path, ctx: Context) -> ov.Model:
         ) from error
     try:
         return ov.Core().read_model(readable)
-    except RuntimeError as error:  # all that the library raises
+    except RuntimeError as error:  # the library raises nothing else
         raise OpenVinoExportError(
-            f"OpenVINO {installed_version('openvino')} cannot read {graph.name}: {said(error)}",
+            f"OpenVINO {installed_version('openvino')} cannot read {graph.name}: {error_summary(error)}",
             remedy="leave the OpenVINO format out for this model, or use another version of openvino",
             about={"file": graph.name},
         ) from error

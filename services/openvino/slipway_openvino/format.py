@@ -69,7 +69,7 @@ def _convert(request: FormatRequest[OpenVinoConfiguration], level: str, graph: s
 
 
 def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
-    """Estimate an output's size; the tokenizer is there twice."""
+    """Estimate an output's size; it has the tokenizer twice."""
     return (size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes) + size.companion_bytes
 
 
@@ -91,7 +91,7 @@ FORMAT = Format(
         families=tuple(family.name for family in FAMILIES),
         precision_file="openvino_export.json",
         stored_dtype="float32",
-        # Norms, biases and tables of angles are float16 too, which the yardstick has in float32. Rounding a norm moves what goes into a product.
+        # Norms, biases and angle tables are float16 too; the yardstick has them in float32. A rounded norm changes a product's input.
         rounds={"fp16": "float16"},
     ),
     usage=Usage(

@@ -1,6 +1,6 @@
-"""Import OpenVINO, and nothing that reports its use: ``import openvino`` alone sends an event to its maker.
+"""Import OpenVINO without telemetry: a plain ``import openvino`` reports the use to its maker.
 
-Every module here gets the library from this one. Without the package for telemetry, OpenVINO uses a stand-in that sends nothing.
+Every module here imports the library from this one. Without the telemetry package, OpenVINO uses a stand-in that sends nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from openvino._offline_transformations import apply_make_stateful_transformation
 
 from slipway.texts import one_line, shortened  # noqa: E402
 
-__all__ = ["apply_make_stateful_transformation", "ops", "ov", "said"]
+__all__ = ["apply_make_stateful_transformation", "error_summary", "ops", "ov"]
 _LONGEST_MESSAGE = 600
 
 
-def said(error: Exception) -> str:
-    """Return the lines of an error of the library that name no file of its sources, as one."""
+def error_summary(error: Exception) -> str:
+    """Join the error's lines; drop those that cite .cpp files."""
     return shortened(
         one_line("\n".join(line for line in str(error).splitlines() if ".cpp:" not in line)), _LONGEST_MESSAGE
     )

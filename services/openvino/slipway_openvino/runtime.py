@@ -16,7 +16,7 @@ from slipway.proof.runtime import Bounds, LanguageModel, Past, Step, Unusable, r
 from slipway.proof.text_models import TextReader
 from slipway.validation.speed import Engine
 from slipway_openvino.graphs.state import ENCODED, GIVEN
-from slipway_openvino.library import ov, said
+from slipway_openvino.library import error_summary, ov
 from slipway_openvino.params import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
 
 EXACT: Mapping[str, str] = {
@@ -24,9 +24,9 @@ EXACT: Mapping[str, str] = {
     "KV_CACHE_PRECISION": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
 }
-"""Arithmetic in float32, so that the comparison judges the stored weights; by default the cache and inputs of products are rounded."""
+"""Options for float32 arithmetic, so that the comparison judges the stored weights. By default OpenVINO rounds the cache and products' inputs."""
 ROUNDED = "float32, cache and inputs in 8 bits"
-"""Arithmetic as served on a processor without bfloat16: it is not that of the comparison."""
+"""Arithmetic when served on a processor without bfloat16. The comparison uses other arithmetic."""
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -42,21 +42,23 @@ class _Graph:
         self.outputs = {name for port in self.compiled.outputs for name in port.names}
 
     def compile(self, *, exact: bool) -> None:
-        """Compile the file; what was compiled before is released."""
+        """Compile the file; release the earlier compiled model."""
         self.request: Any = None
         self.compiled: Any = None
         options = {**self._options, **(EXACT if exact else {})}
         try:
             self.compiled = self._core.compile_model(self._path, "CPU", options)
-        except RuntimeError as error:  # all that the library raises
-            raise Unusable(f"OpenVINO cannot load {self._path.parent.name}/{self._path.name}: {said(error)}") from error
+        except RuntimeError as error:  # the library raises nothing else
+            raise Unusable(
+                f"OpenVINO cannot load {self._path.parent.name}/{self._path.name}: {error_summary(error)}"
+            ) from error
         self.request = self.compiled.create_infer_request()
 
     def require(self, family: Family, *, inputs: set[str], outputs: set[str]) -> None:
         """Refuse a model without these inputs and outputs.
 
         Raises:
-            Unusable: It has not all of them.
+            Unusable: It lacks one of them.
         """
         missing = sorted((inputs - self.inputs) | (outputs - self.outputs))
         if missing:
@@ -66,22 +68,23 @@ class _Graph:
 
     @property
     def native_dtype(self) -> str:
-        """Return the type in which it computes when served; one of its own for float32 in which the plugin rounds what it keeps."""
-        found = {name: self.compiled.get_property(name) for name in EXACT}
+        """Return the serving dtype, or ROUNDED if the plugin stores a float32 cache rounded."""
+        properties = {name: self.compiled.get_property(name) for name in EXACT}
         values = {
-            name: value.get_type_name() if isinstance(value, ov.Type) else str(value) for name, value in found.items()
+            name: value.get_type_name() if isinstance(value, ov.Type) else str(value)
+            for name, value in properties.items()
         }
         kind = _DTYPES.get(values["INFERENCE_PRECISION_HINT"], values["INFERENCE_PRECISION_HINT"])
         return kind if values == EXACT or kind != "float32" else ROUNDED
 
     def run(self, given: Mapping[str, Any], names: tuple[str, ...]) -> list[Logits]:
-        """Run the model with those of the values that it takes; return outputs in float32, in memory of their own."""
+        """Run the model with the values that it takes; return outputs in float32, copied out of the request."""
         self.request.infer({name: value for name, value in given.items() if name in self.inputs})
         return [np.array(self.request.get_tensor(name).data, dtype=np.float32) for name in names]
 
 
 class OpenVinoModel(LanguageModel):
-    """A model of one IR or two, of which the last gives the results; see :class:`slipway.proof.runtime.LanguageModel`."""
+    """A model of one or two IRs, the last of which returns the results; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     def __init__(self, folder: Path, *graphs: _Graph, has_cache: bool) -> None:
         self._graphs = graphs
@@ -108,17 +111,17 @@ class OpenVinoModel(LanguageModel):
 
 
 class _State:
-    """Stands for the keys and values that a model keeps after a call, and what the encoder computed, if there is one."""
+    """Stands for the keys and values that a model keeps after a call; also holds the encoder's output, if there is one."""
 
     def __init__(self, encoded: Logits | None = None) -> None:
         self.encoded = encoded
 
 
-def _only_last(past: Past, last: Past) -> Past:
-    """Return a past, if it is that of the last call.
+def _require_last(past: Past, last: Past) -> Past:
+    """Require that a past is the last call's, and return it: the model keeps only the last call's keys and values.
 
     Raises:
-        Unusable: It is not, and the model has the keys and values of the last call only.
+        Unusable: It is the past of another call.
     """
     if past is not last:
         raise Unusable("the state of these tokens was overwritten by another text")
@@ -126,7 +129,7 @@ def _only_last(past: Past, last: Past) -> Past:
 
 
 class Decoder(OpenVinoModel):
-    """A decoder, whose keys and values stay in the model: a past is good for one call, the one after it."""
+    """A decoder that keeps its keys and values: only the next call can use a past."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
         self._graph = graph = _Graph(folder / MODEL, threads=threads)
@@ -139,7 +142,7 @@ class Decoder(OpenVinoModel):
         if step.past is None:
             self._graph.request.reset_state()
         else:
-            _only_last(step.past, self._last)
+            _require_last(step.past, self._last)
         given = {
             "input_ids": step.input_ids,
             "attention_mask": step.attention_mask,
@@ -152,7 +155,7 @@ class Decoder(OpenVinoModel):
 
 
 class Pair(OpenVinoModel):
-    """An encoder, which runs once for a source, and a decoder, whose keys and values stay in it."""
+    """An encoder, which runs once for a source, and a decoder that keeps its keys and values."""
 
     def __init__(self, folder: Path, family: Family, *, threads: int) -> None:
         self._encoder = encoder = _Graph(folder / ENCODER_MODEL, threads=threads)
@@ -164,14 +167,14 @@ class Pair(OpenVinoModel):
         self._last: Past = None
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway.proof.runtime.LanguageModel.forward`; a past is good for one call, as that of a decoder is."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`; only the next call can use a past."""
         assert step.source is not None
         mask = {} if step.source.mask is None else {"attention_mask": step.source.mask}
         if step.past is None:
             (encoded,) = self._encoder.run({self._source: step.source.values, **mask}, (ENCODED,))
             self._decoder.request.reset_state()
         else:
-            encoded = _only_last(step.past, self._last).encoded
+            encoded = _require_last(step.past, self._last).encoded
         given = {
             "input_ids": step.input_ids,
             GIVEN: encoded,

@@ -1,4 +1,4 @@
-"""Convert the tokenizer for openvino-genai, and compare it with transformers' on texts that tokenizers get wrong."""
+"""Convert the tokenizer for openvino-genai, and compare it with transformers' on difficult texts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 COMPARED = sum(map(len, TEXTS.values()))
 _LONGEST_MESSAGE = 300
 _INSTALLED = ("sentencepiece_version", "tiktoken_version")
-"""Keys by which openvino-tokenizers names packages that happen to be installed, used or not: the same model would have other bytes elsewhere."""
+"""Keys under which openvino-tokenizers records installed packages, used or not. With them, a model's bytes would depend on the machine."""
 _KNOWN = TextKind.CASED.value
-"""Kind of text in which a difference is bearable: only the sigma at the end of a word is lower-cased otherwise."""
+"""Kind of text in which a difference is accepted: only the sigma at the end of a word is lower-cased otherwise."""
 
 
 def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
-    """Write the tokenizer of ``folder`` as two models beside it; return what is to be known about them.
+    """Write the tokenizer of ``folder`` as two models in the same folder; return facts about them.
 
-    Whether prompts were compared too is recorded with the run, because it depends on openvino-genai, which no extra brings, and not on the model.
-    A tokenizer that cannot be converted, or that reads text otherwise then, is not delivered: the model itself does not depend on it.
+    The run, not the facts, records whether prompts were compared: that depends on openvino-genai, which no extra installs, not on the model.
+    A tokenizer that cannot be converted, or that differs once converted, is not delivered: the model does not depend on it.
     """
     if not tokenizer_files(folder):
         return {"converted": False, "why": "the model has no tokenizer"}
@@ -47,12 +47,12 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
             ov.save_model(model, folder / name, compress_to_fp16=False)
         differing = compare(folder, tokenizer)
         why = "; ".join(
-            f"it {what} otherwise than transformers: {', '.join(found)}" for what, found in differing.items()
+            f"it {what} otherwise than transformers: {', '.join(kinds)}" for what, kinds in differing.items()
         )
-    except Exception as error:  # noqa: BLE001 - neither library says what it raises for a tokenizer that it does not know
+    except Exception as error:  # noqa: BLE001 - neither library documents its errors for unknown tokenizers
         differing, why = {}, shortened(one_line(f"{type(error).__name__}: {error}"), _LONGEST_MESSAGE)
     facts = {"differing": differing} if differing else {}
-    if {kind for found in differing.values() for kind in found} == {_KNOWN}:
+    if {kind for kinds in differing.values() for kind in kinds} == {_KNOWN}:
         ctx.warn(
             f"openvino-tokenizers give a few {_KNOWN} other tokens than transformers, such as the last letter of a Greek word"
         )
@@ -71,25 +71,25 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
 
 
 def compare(folder: Path, tokenizer: Any) -> dict[str, list[str]]:
-    """Return the kinds of text that the converted tokenizer splits, joins or puts into prompts otherwise than transformers' tokenizer."""
+    """Return the kinds of text for which the converted tokenizer differs from transformers', by what it does otherwise."""
     import openvino_tokenizers  # noqa: F401 - registers the operators of these models
 
     core = ov.Core()
     encode, decode = (core.compile_model(folder / name, "CPU") for name in (TOKENIZER, DETOKENIZER))
-    found: dict[str, list[str]] = {}
+    differing: dict[str, list[str]] = {}
     for kind, texts in TEXTS.items():
         wanted = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
         if any(encode([text])["input_ids"][0].tolist() != ids for text, ids in zip(texts, wanted, strict=True)):
-            found.setdefault("splits text", []).append(kind.value)
+            differing.setdefault("splits text", []).append(kind.value)
         if any(ids and decode([ids])[0][0] != tokenizer.decode(ids, skip_special_tokens=True) for ids in wanted):
-            found.setdefault("joins tokens", []).append(kind.value)
-    if rendered := list(_rendered_otherwise(folder, tokenizer)):
-        found["writes prompts"] = rendered
-    return found
+            differing.setdefault("joins tokens", []).append(kind.value)
+    if rendered := list(_find_prompt_differences(folder, tokenizer)):
+        differing["writes prompts"] = rendered
+    return differing
 
 
-def _rendered_otherwise(folder: Path, tokenizer: Any) -> Iterator[str]:
-    """Yield the conversations of which openvino-genai makes another prompt; none if it is not installed."""
+def _find_prompt_differences(folder: Path, tokenizer: Any) -> Iterator[str]:
+    """Yield the conversations for which openvino-genai writes another prompt; none if it is not installed."""
     if not _can_render(tokenizer):
         return
     wanted = dict(_prompts(tokenizer))
@@ -106,10 +106,10 @@ def _rendered_otherwise(folder: Path, tokenizer: Any) -> Iterator[str]:
 
 
 def _prompts(tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Yield the prompts of the conversations that the template takes, as transformers writes them.
+    """Yield transformers' prompts for the conversations that the template supports.
 
     Raises:
-        EndlessTemplateError: openvino-genai would take as long, in this process.
+        EndlessTemplateError: The template does not end; in openvino-genai it would block this process.
     """
     with ChatTemplates() as templates:
         for name, (messages, tools) in CONVERSATIONS.items():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from slipway.files.json_documents import parse_json
 from slipway.model.dtypes import DTYPES, torch_dtypes
-from slipway_prepare.faults import invalid, unsupported
+from slipway_prepare.faults import invalid_error, unsupported_error
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 
 NF4 = (
@@ -83,16 +83,20 @@ class _State:
         absmax = read(f"{name}.absmax")
         if self.nested:
             table, outer = read(f"{name}.nested_quant_map").float(), read(f"{name}.nested_absmax").float()
-            absmax = blockwise(absmax, table, outer, self.nested_block) + torch.tensor(self.offset, dtype=torch.float32)
+            absmax = dequantize_blocks(absmax, table, outer, self.nested_block) + torch.tensor(
+                self.offset, dtype=torch.float32
+            )
         packed = read(name).reshape(-1).view(torch.uint8)
         table = read(f"{name}.quant_map").float()
-        values = four_bit(
+        values = dequantize_four_bit(
             packed, table, absmax.float(), block=self.block, count=math.prod(self.shape), dtype=self.dtype
         )
         return values.reshape(self.shape)
 
 
-def four_bit(packed: Tensor, table: Tensor, absmax: Tensor, *, block: int, count: int, dtype: torch.dtype) -> Tensor:
+def dequantize_four_bit(
+    packed: Tensor, table: Tensor, absmax: Tensor, *, block: int, count: int, dtype: torch.dtype
+) -> Tensor:
     """Return the values of packed 4-bit codes. packed: (count / 2,) uint8; table: (16,); absmax: (blocks,) float32 → (count,)."""
     values = torch.empty(count, dtype=dtype)
     for start in range(0, count, _CHUNK):
@@ -104,7 +108,7 @@ def four_bit(packed: Tensor, table: Tensor, absmax: Tensor, *, block: int, count
     return values
 
 
-def blockwise(codes: Tensor, table: Tensor, absmax: Tensor, block: int) -> Tensor:
+def dequantize_blocks(codes: Tensor, table: Tensor, absmax: Tensor, block: int) -> Tensor:
     """Return the values of 8-bit codes in blocks. codes: (n,) uint8; table: (256,); absmax: (n / block,) float32 → (n,) float32."""
     return table[codes.long()] * absmax.repeat_interleave(block)[: codes.numel()]
 
@@ -113,7 +117,7 @@ def _state(base: Base, module: str, kind: str) -> _State:
     name = f"{module}.{_STATE}{kind}"
     size = math.prod(base.source.tensors[name].shape)
     if size > _LARGEST_STATE:
-        raise invalid(f"has a quantization state {name!r} of {size} bytes", tensor=name)
+        raise invalid_error(f"has a quantization state {name!r} of {size} bytes", tensor=name)
     try:
         said: dict[str, Any] = parse_json(bytes(base.source.read(name).reshape(-1).tolist()))
         state = _State(
@@ -127,14 +131,14 @@ def _state(base: Base, module: str, kind: str) -> _State:
             offset=float(said.get("nested_offset", 0.0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise invalid(f"has an unreadable quantization state {name!r} ({error!r})", tensor=name) from error
-    if said.get("quant_type") != kind or not state.shape or min(state.shape) < 1 or not _block(state.block):
-        raise invalid(f"has an impossible quantization state {name!r}: {json.dumps(said)[:200]}", tensor=name)
+        raise invalid_error(f"has an unreadable quantization state {name!r} ({error!r})", tensor=name) from error
+    if said.get("quant_type") != kind or not state.shape or min(state.shape) < 1 or not _is_block_size(state.block):
+        raise invalid_error(f"has an impossible quantization state {name!r}: {json.dumps(said)[:200]}", tensor=name)
     _check_parts(base, state)
     return state
 
 
-def _block(size: int) -> bool:
+def _is_block_size(size: int) -> bool:
     return 32 <= size <= 4096 and size & (size - 1) == 0
 
 
@@ -144,15 +148,15 @@ def _check_parts(base: Base, state: _State) -> None:
     weight, absmax = base.part(state.module, "weight"), base.part(state.module, "weight.absmax")
     size = math.prod(weight.shape) * weight.dtype.itemsize
     if size - (count + 1) // 2 not in range(max(weight.dtype.itemsize, 1)):
-        raise invalid(f"has {weight.name!r} of {size} bytes for {state.shape} in 4 bits", tensor=weight.name)
+        raise invalid_error(f"has {weight.name!r} of {size} bytes for {state.shape} in 4 bits", tensor=weight.name)
     check_shape(base.part(state.module, "weight.quant_map"), (16,), dtypes=_FLOATS)
     check_shape(absmax, (blocks,), dtypes=(torch.uint8,) if state.nested else _FLOATS)
     table = base.source.read(f"{state.module}.weight.quant_map").float()
     if state.kind == "nf4" and not torch.allclose(table, torch.tensor(NF4), atol=1e-6):
-        raise invalid(f"has values other than NF4's in {state.module}.weight.quant_map", tensor=weight.name)
+        raise invalid_error(f"has values other than NF4's in {state.module}.weight.quant_map", tensor=weight.name)
     if state.nested:
         if state.nested_block < 1 or not math.isfinite(state.offset):
-            raise invalid(f"has an impossible double quantization of {weight.name!r}", tensor=weight.name)
+            raise invalid_error(f"has an impossible double quantization of {weight.name!r}", tensor=weight.name)
         outer = base.part(state.module, "weight.nested_absmax")
         check_shape(outer, (-(-blocks // state.nested_block),), dtypes=_FLOATS)
         check_shape(base.part(state.module, "weight.nested_quant_map"), (256,), dtypes=_FLOATS)
@@ -162,12 +166,12 @@ def _int8(base: Base, module: str) -> Recipe:
     """Return the recipe of an LLM.int8() weight: one int8 per element, ``SCB`` is the largest absolute value of each row."""
     weight, scale = base.part(module, "weight"), base.part(module, "SCB")
     if len(weight.shape) != 2 or min(weight.shape) < 1:
-        raise invalid(f"has {weight.name!r} of shape {weight.shape}, expected a matrix", tensor=weight.name)
+        raise invalid_error(f"has {weight.name!r} of shape {weight.shape}, expected a matrix", tensor=weight.name)
     check_shape(weight, weight.shape, dtypes=(torch.int8,))
     check_shape(scale, (weight.shape[0],), dtypes=_FLOATS)
     layout = base.optional(module, "weight_format")
     if layout is not None and int(base.source.read(layout.name).reshape(-1)[:1].sum()) != 0:
-        raise unsupported(
+        raise unsupported_error(
             f"has {weight.name!r} in a GPU's own order of rows (weight_format is not 0)", tensor=weight.name
         )
     dtype = base.half()
@@ -192,14 +196,14 @@ def nf4_round_trip(weight: Tensor) -> Tensor:
     """Return a weight quantized to NF4 and back. weight: (out, in) of any floating-point type → the same shape and type."""
     flat = weight.contiguous().reshape(-1)
     absmax = torch.cat([_absmax(part.float()) for part in flat.split(_CHUNK)])
-    scale = _double_quantized(absmax)
+    scale = _round_trip_absmax(absmax)
     table = torch.tensor(NF4)
     middles = (table[:-1] + table[1:]) / 2
     out = torch.empty_like(flat)
     for start in range(0, flat.numel(), _CHUNK):
         part = flat[start : start + _CHUNK].float()
         blocks = slice(start // BLOCK, start // BLOCK + -(-part.numel() // BLOCK))
-        codes = torch.bucketize(_normalized(part, absmax[blocks]), middles)
+        codes = torch.bucketize(_normalize(part, absmax[blocks]), middles)
         out[start : start + _CHUNK] = table[codes] * _spread(scale[blocks], part)
     return out.reshape(weight.shape)
 
@@ -217,11 +221,11 @@ def dynamic_map() -> Tensor:
 
 def _absmax(part: Tensor) -> Tensor:
     full = part.numel() - part.numel() % BLOCK
-    found = part[:full].reshape(-1, BLOCK).abs().amax(dim=1)
-    return torch.cat([found, part[full:].abs().amax().clamp(min=_TINY)[None]]) if full < part.numel() else found
+    largest = part[:full].reshape(-1, BLOCK).abs().amax(dim=1)
+    return torch.cat([largest, part[full:].abs().amax().clamp(min=_TINY)[None]]) if full < part.numel() else largest
 
 
-def _normalized(part: Tensor, absmax: Tensor) -> Tensor:
+def _normalize(part: Tensor, absmax: Tensor) -> Tensor:
     """Return elements between -1 and 1. Like bitsandbytes, multiply whole blocks by the reciprocal and divide a shorter last one."""
     full = part.numel() - part.numel() % BLOCK
     whole = absmax[: full // BLOCK].clamp(min=_TINY)
@@ -235,7 +239,7 @@ def _spread(scale: Tensor, part: Tensor) -> Tensor:
     return scale.repeat_interleave(BLOCK)[: part.numel()]
 
 
-def _double_quantized(absmax: Tensor) -> Tensor:
+def _round_trip_absmax(absmax: Tensor) -> Tensor:
     offset = absmax.mean()
     table = dynamic_map()
     middles = (table[:-1] + table[1:]) / 2
@@ -243,4 +247,4 @@ def _double_quantized(absmax: Tensor) -> Tensor:
     outer = torch.stack([part.abs().amax() for part in rest.split(NESTED_BLOCK)])
     scaled = rest * (1.0 / outer.clamp(min=_TINY)).repeat_interleave(NESTED_BLOCK)[: rest.numel()]
     codes = torch.bucketize(scaled.clamp(-1, 1), middles).to(torch.uint8)
-    return blockwise(codes, table, outer, NESTED_BLOCK) + offset
+    return dequantize_blocks(codes, table, outer, NESTED_BLOCK) + offset

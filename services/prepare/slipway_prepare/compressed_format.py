@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slipway.model.module_patterns import GROUP_TARGETS, IGNORED, check_patterns
-from slipway_prepare.faults import invalid, unsupported
+from slipway_prepare.faults import invalid_error, unsupported_error
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def read_compressed(base: Base) -> Dequantized:
     settings = dict(base.quantization)
     sparsity, transforms = (_part(settings, key) for key in ("sparsity_config", "transform_config"))
     if sparsity.get("format", "dense") != "dense":
-        raise unsupported(f"is stored sparse ({sparsity.get('format')})", sparsity=sparsity.get("format"))
+        raise unsupported_error(f"is stored sparse ({sparsity.get('format')})", sparsity=sparsity.get("format"))
     if transforms.get("config_groups"):
-        raise unsupported("has rotated weights (transform_config)", key="transform_config")
+        raise unsupported_error("has rotated weights (transform_config)", key="transform_config")
     schemes = _schemes(settings)
     modules = base.modules("weight_scale")
     _check_expressions(schemes, settings, modules)
@@ -50,7 +50,7 @@ def read_compressed(base: Base) -> Dequantized:
         name = scheme.format or settings.get("format")
         name = getattr(name, "value", name)
         if name not in FORMATS:
-            raise unsupported(f"stores {module} as {name}; {', '.join(FORMATS)} are read", format=name)
+            raise unsupported_error(f"stores {module} as {name}; {', '.join(FORMATS)} are read", format=name)
         used.add(name)
         made.append(_recipe(base, module, scheme, name))
     dropped = tuple(sorted(name for name in base.source.tensors if name.rpartition(".")[2] in _ACTIVATION))
@@ -64,10 +64,10 @@ def read_compressed(base: Base) -> Dequantized:
 
 
 def _part(settings: dict[str, Any], key: str) -> dict[str, Any]:
-    found = settings.get(key) or {}
-    if not isinstance(found, dict):
-        raise invalid(f"has an unreadable {key} in its quantization_config: {found!r}", key=key)
-    return found
+    part = settings.get(key) or {}
+    if not isinstance(part, dict):
+        raise invalid_error(f"has an unreadable {key} in its quantization_config: {part!r}", key=key)
+    return part
 
 
 def _schemes(settings: dict[str, Any]) -> dict[str, Any]:
@@ -78,23 +78,23 @@ def _schemes(settings: dict[str, Any]) -> dict[str, Any]:
     try:
         return dict(QuantizationConfig.model_validate(known).config_groups)
     except (pydantic.ValidationError, ValueError, KeyError, TypeError) as error:
-        raise invalid(
+        raise invalid_error(
             f"has an unreadable quantization_config: {str(error)[:300]}", key="quantization_config"
         ) from error
 
 
 def _check_expressions(schemes: dict[str, Any], settings: dict[str, Any], modules: list[str]) -> None:
-    """Make sure that the library, which matches them with :mod:`re`, is soon done with texts such as ``re:.*lm_head``."""
+    """Refuse patterns (such as ``re:.*lm_head``) that the library, which uses :mod:`re`, might match for too long."""
     targets = [target for scheme in schemes.values() for target in scheme.targets]
     texts = {GROUP_TARGETS: targets, IGNORED: settings.get("ignore") or ()}
     expressions = {
-        key: [text.removeprefix(_EXPRESSION) for text in found if text.startswith(_EXPRESSION)]
-        for key, found in texts.items()
+        key: [text.removeprefix(_EXPRESSION) for text in names if text.startswith(_EXPRESSION)]
+        for key, names in texts.items()
     }
     check_patterns(
         expressions,
         modules,
-        refusal=lambda what, key: invalid(
+        refusal=lambda what, key: invalid_error(
             f"has patterns that cannot be used: {what}", key=key or "quantization_config"
         ),
     )
@@ -106,21 +106,21 @@ def _scheme(module: str, schemes: dict[str, Any], settings: dict[str, Any]) -> A
 
     linear = torch.nn.Linear(1, 1, bias=False, device="meta")
     ranked = sorted(schemes.values(), key=lambda scheme: "Linear" in scheme.targets)
-    found = [s for s in ranked if is_match(module, linear, s.targets, settings.get("ignore") or ())]
-    if not found or found[0].weights is None:
-        raise invalid(f"has a quantized {module}, for which its quantization_config has no group", module=module)
-    return found[0]
+    matches = [s for s in ranked if is_match(module, linear, s.targets, settings.get("ignore") or ())]
+    if not matches or matches[0].weights is None:
+        raise invalid_error(f"has a quantized {module}, for which its quantization_config has no group", module=module)
+    return matches[0]
 
 
 def _recipe(base: Base, module: str, scheme: Any, name: str) -> Recipe:
     packed, bits, kind = name == "pack-quantized", scheme.weights.num_bits, str(scheme.weights.type)
     if not 1 <= bits <= 8 or (kind == "float" and bits != 8):
-        raise unsupported(f"stores {module} in a {kind} of {bits} bits", module=module)
+        raise unsupported_error(f"stores {module} in a {kind} of {bits} bits", module=module)
     weight = base.part(module, "weight_packed" if packed else "weight")
     scale = base.part(module, "weight_scale")
     shape = _packed_shape(base, module, weight, scheme) if packed else weight.shape
     if len(shape) != 2 or min(shape) < 1:
-        raise invalid(f"has {weight.name!r} of shape {shape}, expected a matrix", tensor=weight.name)
+        raise invalid_error(f"has {weight.name!r} of shape {shape}, expected a matrix", tensor=weight.name)
     if not packed:
         check_shape(weight, shape, dtypes=(scheme.weights.pytorch_dtype(),))
     check_shape(scale, *_scale_shapes(shape, scheme, weight.name))
@@ -135,7 +135,7 @@ def _recipe(base: Base, module: str, scheme: Any, name: str) -> Recipe:
     elif zero is not None:
         check_shape(zero, scale.shape)
     if base.optional(module, "weight_g_idx") is not None:  # the library no longer applies it
-        raise unsupported(f"orders the columns of {module} by activation (weight_g_idx)", module=module)
+        raise unsupported_error(f"orders the columns of {module} by activation (weight_g_idx)", module=module)
     dtype = base.half(scale.dtype)
     prefix = len(module) + 1
 
@@ -172,7 +172,7 @@ def _scale_shapes(shape: tuple[int, ...], scheme: Any, name: str) -> list[tuple[
             height, width = scheme.weights.block_structure
             return [(-(-rows // height), -(-columns // width))]
         case other:
-            raise unsupported(f"has {name!r} quantized by {other}", strategy=other)
+            raise unsupported_error(f"has {name!r} quantized by {other}", strategy=other)
 
 
 def _check_zero(base: Base, module: str, scale: Stored, shape: tuple[int, ...], scheme: Any, *, packed: bool) -> None:

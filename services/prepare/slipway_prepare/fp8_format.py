@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipway_prepare.faults import invalid, unsupported
+from slipway_prepare.faults import invalid_error, unsupported_error
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe
 from slipway_prepare.source import Stored
 
@@ -31,7 +31,7 @@ def read_fp8(base: Base) -> Dequantized:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``BASE_QUANTIZATION_UNSUPPORTED``.
     """
     if base.quantization.get("expert_dtype") == "fp4":
-        raise unsupported("has experts in 4-bit floats (expert_dtype fp4)", expert_dtype="fp4")
+        raise unsupported_error("has experts in 4-bit floats (expert_dtype fp4)", expert_dtype="fp4")
     stored = [tensor for _, tensor in sorted(base.source.tensors.items()) if tensor.dtype in _FP8]
     made = tuple(_recipe(base, tensor) for tensor in stored)
     dropped = [name for name in base.source.tensors if name.rpartition(".")[2] in _ACTIVATION]
@@ -51,15 +51,15 @@ def _recipe(base: Base, weight: Stored) -> Recipe:
     dtype = base.half()
     if not scales:
         if base.quantization:
-            raise invalid(f"has the 8-bit tensor {weight.name!r} without its scale", tensor=weight.name)
+            raise invalid_error(f"has the 8-bit tensor {weight.name!r} without its scale", tensor=weight.name)
         return Recipe(weight.name, dtype, weight.shape, (weight.name,), lambda read: read(weight.name).to(dtype))
     if len(scales) > 1:
-        raise invalid(
+        raise invalid_error(
             f"has two scales of {weight.name!r}: {scales[0].name!r} and {scales[1].name!r}", tensor=weight.name
         )
     scale = scales[0]
     if not scale.dtype.is_floating_point and base.quantization.get("scale_fmt") != "ue8m0":
-        raise invalid(f"has {scale.name!r} as integers", tensor=scale.name)
+        raise invalid_error(f"has {scale.name!r} as integers", tensor=scale.name)
     block = _spans(base, weight, scale)
 
     def build(read: Read) -> Tensor:
@@ -87,7 +87,7 @@ def _floats(scales: Tensor) -> Tensor:
 def _block(base: Base) -> tuple[int, int]:
     size = base.quantization.get("weight_block_size") or _DEFAULT_BLOCK
     if not isinstance(size, list | tuple) or len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
-        raise invalid(f"has an impossible weight_block_size in config.json: {size!r}", weight_block_size=size)
+        raise invalid_error(f"has an impossible weight_block_size in config.json: {size!r}", weight_block_size=size)
     return size[0], size[1]
 
 
@@ -100,14 +100,14 @@ def _spans(base: Base, weight: Stored, scale: Stored) -> tuple[int, int] | None:
     if len(scale.shape) <= 2 and all(size == 1 for size in scale.shape):
         return None
     if len(weight.shape) != 2 or min(weight.shape) < 1:
-        raise invalid(f"has {scale.name!r} of shape {scale.shape} for {weight.shape}", tensor=scale.name)
+        raise invalid_error(f"has {scale.name!r} of shape {scale.shape} for {weight.shape}", tensor=scale.name)
     rows, columns = weight.shape
     if scale.shape in ((rows,), (rows, 1)) and scale.name.endswith("weight_scale"):
         return 1, columns
     height, width = _block(base)
     if scale.shape == (-(-rows // height), -(-columns // width)):
         return height, width
-    raise invalid(
+    raise invalid_error(
         f"has {scale.name!r} of shape {scale.shape} for a weight of {weight.shape} in blocks of {height} × {width}",
         tensor=scale.name,
     )

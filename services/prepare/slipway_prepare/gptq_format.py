@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from slipway_prepare.faults import invalid, unsupported
+from slipway_prepare.faults import invalid_error, unsupported_error
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 from slipway_prepare.source import Stored
 
@@ -39,7 +39,7 @@ def read_gptq(base: Base) -> Dequantized:
     settings = base.quantization
     version = str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower()
     if version not in ("gptq", "gptq_v2"):
-        raise unsupported(
+        raise unsupported_error(
             f"is in the GPTQ checkpoint format {version!r}; gptq and gptq_v2 are read", checkpoint_format=version
         )
     made = [_gptq(base, module, first_zero=1 if version == "gptq" else 0) for module in base.modules("qweight")]
@@ -59,7 +59,9 @@ def read_awq(base: Base) -> Dequantized:
     version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     bits = settings.get("bits", settings.get("w_bit", 4))
     if version != "gemm" or bits != 4:
-        raise unsupported(f"is in the AWQ format {version!r} of {bits} bits; gemm of 4 bits is read", version=version)
+        raise unsupported_error(
+            f"is in the AWQ format {version!r} of {bits} bits; gemm of 4 bits is read", version=version
+        )
     made = tuple(_awq(base, module) for module in base.modules("qweight"))
     details = {"bits": bits, "group_size": settings.get("group_size", settings.get("q_group_size"))}
     return Dequantized("awq", made, details=details, suffixes=_SUFFIXES)
@@ -90,11 +92,11 @@ def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
     inputs = g_idx.shape[0] if g_idx is not None and len(g_idx.shape) == 1 else _inputs(base, groups, qweight.name)
     bits = 32 * qweight.shape[0] // inputs if len(qweight.shape) == 2 and inputs else 0
     if bits not in (2, 4, 8) or qweight.shape[0] * 32 != inputs * bits:
-        raise unsupported(
+        raise unsupported_error(
             f"has {qweight.name!r} of shape {qweight.shape} for {inputs} inputs: 2, 4 and 8 bits are read"
         )
     if outputs * bits % 32:
-        raise invalid(
+        raise invalid_error(
             f"has {outputs} outputs in {qweight.name!r}, so its zero points do not fill whole words",
             tensor=qweight.name,
         )
@@ -109,10 +111,10 @@ def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
         if g_idx is None:
             size = base.quantization["group_size"]
             return torch.arange(inputs) // (size if size > 0 else inputs)
-        found = read(g_idx.name).long()
-        if int(found.min()) < 0 or int(found.max()) >= groups:
-            raise invalid(f"has group numbers outside 0…{groups - 1} in {g_idx.name!r}", tensor=g_idx.name)
-        return found
+        indices = read(g_idx.name).long()
+        if int(indices.min()) < 0 or int(indices.max()) >= groups:
+            raise invalid_error(f"has group numbers outside 0…{groups - 1} in {g_idx.name!r}", tensor=g_idx.name)
+        return indices
 
     step = sum(1 << shift for shift in range(0, 32, bits)) * first_zero
 
@@ -135,7 +137,7 @@ def _awq(base: Base, module: str) -> Recipe:
     groups, outputs = _scales(scales)
     inputs = qweight.shape[0] if qweight.shape else 0
     if inputs % groups or outputs % 8:
-        raise invalid(
+        raise invalid_error(
             f"has {scales.name!r} of {groups} groups for {inputs} inputs and {outputs} outputs", tensor=scales.name
         )
     check_shape(qweight, (inputs, outputs // 8), dtypes=(torch.int32,))
@@ -180,7 +182,9 @@ def _builder(
 def _scales(stored: Stored) -> tuple[int, int]:
     """Return the number of groups and outputs by the shape of the scales."""
     if len(stored.shape) != 2 or min(stored.shape) < 1:
-        raise invalid(f"has {stored.name!r} of shape {stored.shape}, expected (groups, outputs)", tensor=stored.name)
+        raise invalid_error(
+            f"has {stored.name!r} of shape {stored.shape}, expected (groups, outputs)", tensor=stored.name
+        )
     check_shape(stored, stored.shape, dtypes=_FLOATS)
     return stored.shape[0], stored.shape[1]
 
@@ -190,8 +194,8 @@ def _inputs(base: Base, groups: int, name: str) -> int:
     size, bits = base.quantization.get("group_size"), base.quantization.get("bits")
     words = next(iter(base.source.tensors[name].shape), 0)
     if not isinstance(bits, int) or not isinstance(size, int) or bits not in (2, 4, 8):
-        raise unsupported(f"has {name!r} without g_idx, and bits {bits!r} with group_size {size!r}", tensor=name)
+        raise unsupported_error(f"has {name!r} without g_idx, and bits {bits!r} with group_size {size!r}", tensor=name)
     inputs = words * 32 // bits
     if inputs < 1 or -(-inputs // (size if size > 0 else inputs)) != groups:
-        raise invalid(f"has {name!r} with {groups} groups for {inputs} inputs of group_size {size}", tensor=name)
+        raise invalid_error(f"has {name!r} with {groups} groups for {inputs} inputs of group_size {size}", tensor=name)
     return inputs

@@ -21,11 +21,11 @@ from slipway.model.sentences import MODULE_WEIGHTS, pickled_modules
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import nf4_round_trip, read_bitsandbytes
 from slipway_prepare.compressed_format import read_compressed
-from slipway_prepare.faults import invalid, unsupported
+from slipway_prepare.faults import invalid_error, unsupported_error
 from slipway_prepare.fp8_format import read_fp8
 from slipway_prepare.gptq_format import read_awq, read_gptq
 from slipway_prepare.params import PrepareParams
-from slipway_prepare.pickles.loading import checked, load_pickle
+from slipway_prepare.pickles.loading import check_tensors, load_pickle
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, account
 from slipway_prepare.source import open_source
 from slipway_prepare.writer import write_weights
@@ -52,8 +52,8 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
     quantization = config.quantization
     with open_source(folder, ctx.workdir) as source, torch.no_grad():
         base = Base(folder, config, quantization, source)
-        made = _dequantized(base)
-        recipes = _oriented(base, account(base, made, left_out=_ties(base)))
+        made = _plan_dequantization(base)
+        recipes = _orient_recipes(base, account(base, made, left_out=_ties(base)))
         _check_complete(base, recipes)
         if params.merge_onto == "nf4":
             recipes = _as_nf4(base, recipes, made)
@@ -78,21 +78,21 @@ def _convert_modules(folder: Path, output: Path, ctx: Context) -> None:
     for path in pickled_modules(folder):
         place = output / path.relative_to(folder)
         place.unlink()
-        values = checked(load_pickle(real_file(folder, path.relative_to(folder)), ctx.workdir), path)
+        values = check_tensors(load_pickle(real_file(folder, path.relative_to(folder)), ctx.workdir), path)
         save_file({name: value.contiguous().clone() for name, value in values.items()}, place.with_name(MODULE_WEIGHTS))
 
 
-def _dequantized(base: Base) -> Dequantized:
+def _plan_dequantization(base: Base) -> Dequantized:
     if not base.quantization:
         return read_fp8(base)  # only changes the type of 8-bit floats, if there are any
     method = str(base.quantization.get("quant_method"))
     if method not in READERS:
-        raise unsupported(f"is quantized by {method!r}; {', '.join(READERS)} are read", quant_method=method)
+        raise unsupported_error(f"is quantized by {method!r}; {', '.join(READERS)} are read", quant_method=method)
     return READERS[method](base)
 
 
 def _ties(base: Base) -> list[str]:
-    """Return the names to leave out of the result: in the pickle they share a tensor with the one that the model ties them to.
+    """Return the names to leave out: in the pickle, each shares a tensor with the name that the model ties it to.
 
     transformers saves such a tensor once, too.
     """
@@ -106,17 +106,17 @@ def _ties(base: Base) -> list[str]:
     return left
 
 
-def _oriented(base: Base, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
-    """Return recipes for weights as the model stores them: those of ``Conv1D`` are (in, out), packed ones are (out, in).
+def _orient_recipes(base: Base, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
+    """Transpose the recipes of ``Conv1D`` weights: the model stores them (in, out), quantized formats (out, in).
 
-    But compressed-tensors packs a weight as the model stores it.
+    compressed-tensors stores a weight as the model does.
     """
     if base.quantization.get("quant_method") == "compressed-tensors":
         return recipes
-    return tuple(_oriented_one(base, recipe) if base.quantization else recipe for recipe in recipes)
+    return tuple(_orient_recipe(base, recipe) if base.quantization else recipe for recipe in recipes)
 
 
-def _oriented_one(base: Base, recipe: Recipe) -> Recipe:
+def _orient_recipe(base: Base, recipe: Recipe) -> Recipe:
     build = recipe.build
     if build is None or base.structure.own_name(recipe.name) not in base.structure.transposed:
         return recipe
@@ -130,15 +130,15 @@ def _check_complete(base: Base, recipes: tuple[Recipe, ...]) -> None:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
     """
     structure = base.structure
-    missing = structure.missing([recipe.name for recipe in recipes])
+    missing = structure.missing_parameters([recipe.name for recipe in recipes])
     if missing:
-        raise invalid(
+        raise invalid_error(
             f"lacks {len(missing)} of its {len(structure.shapes)} tensors, first {missing[0]!r}", tensor=missing[0]
         )
     for recipe in recipes:
         expected = structure.shapes.get(recipe.name)
         if expected is not None and expected != recipe.shape:
-            raise invalid(
+            raise invalid_error(
                 f"has {recipe.name!r} of shape {recipe.shape}, its config.json says {expected}", tensor=recipe.name
             )
 
@@ -147,13 +147,13 @@ def _as_nf4(base: Base, recipes: tuple[Recipe, ...], made: Dequantized) -> tuple
     if made.method.startswith("bitsandbytes") and "int8" not in made.method:
         return recipes  # these already are the NF4 weights
     if base.quantization:
-        raise unsupported(
+        raise unsupported_error(
             f"is quantized ({made.method}), so an adapter with load_in_4bit was not trained on it",
             remedy="set merge_onto to original, or use the 16-bit version of the base model",
             quant_method=made.method,
         )
     if not base.config.get("architectures"):
-        raise unsupported(
+        raise unsupported_error(
             "names no class in its config.json (architectures), and which layers load_in_4bit quantizes depends on it",
             remedy="set merge_onto to original, or name the class there",
         )
@@ -165,7 +165,7 @@ def _as_nf4(base: Base, recipes: tuple[Recipe, ...], made: Dequantized) -> tuple
         for recipe in recipes
     )
     if changed == recipes:
-        raise unsupported("has no linear layer that load_in_4bit quantizes", remedy="set merge_onto to original")
+        raise unsupported_error("has no linear layer that load_in_4bit quantizes", remedy="set merge_onto to original")
     return changed
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slipway.model.configuration import ModelConfig
-from slipway_prepare.faults import invalid
+from slipway_prepare.faults import invalid_error
 from slipway_prepare.source import Source, Stored
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class Base:
         """Return the 16-bit type of dequantized weights: the configuration's, else that of the scales, else bfloat16."""
         for part in (self.config, self.config.text):
             name = part.get("dtype") or part.get("torch_dtype")
-            found = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(name).removeprefix("torch."))
-            if found is not None:
-                return found
+            dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(name).removeprefix("torch."))
+            if dtype is not None:
+                return dtype
         return hint if hint in HALVES else torch.bfloat16
 
     def modules(self, suffix: str) -> list[str]:
@@ -105,7 +105,7 @@ class Base:
         """
         name = f"{module}.{suffix}"
         if name not in self.source.tensors:
-            raise invalid(f"lacks {name!r}, which is needed to dequantize {module}", tensor=name)
+            raise invalid_error(f"lacks {name!r}, which is needed to dequantize {module}", tensor=name)
         return self.source.tensors[name]
 
     def optional(self, module: str, suffix: str) -> Stored | None:
@@ -121,11 +121,11 @@ def check_shape(stored: Stored, *expected: Sequence[int], dtypes: Sequence[torch
     """
     if not any(stored.shape == tuple(shape) for shape in expected):
         wanted = " or ".join(str(tuple(shape)) for shape in expected)
-        raise invalid(f"has {stored.name!r} of shape {stored.shape}, expected {wanted}", tensor=stored.name)
+        raise invalid_error(f"has {stored.name!r} of shape {stored.shape}, expected {wanted}", tensor=stored.name)
     if dtypes and stored.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        found = str(stored.dtype).removeprefix("torch.")
-        raise invalid(f"has {stored.name!r} of type {found}, expected {wanted}", tensor=stored.name)
+        actual = str(stored.dtype).removeprefix("torch.")
+        raise invalid_error(f"has {stored.name!r} of type {actual}, expected {wanted}", tensor=stored.name)
 
 
 def account(base: Base, made: Dequantized, *, left_out: Sequence[str] = ()) -> tuple[Recipe, ...]:
@@ -143,30 +143,30 @@ def account(base: Base, made: Dequantized, *, left_out: Sequence[str] = ()) -> t
     for recipe in made.recipes:
         for part in recipe.parts:
             if part in used:
-                raise invalid(f"has {part!r}, which both {used[part]!r} and {recipe.name!r} need", tensor=part)
+                raise invalid_error(f"has {part!r}, which both {used[part]!r} and {recipe.name!r} need", tensor=part)
             used[part] = recipe.name
     by_first = {min(recipe.parts): recipe for recipe in made.recipes}
     outputs = {recipe.name for recipe in made.recipes}
-    found: list[Recipe] = []
+    recipes: list[Recipe] = []
     for name, stored in sorted(base.source.tensors.items()):
         if name in used:
-            found += [by_first[name]] if name in by_first else []
+            recipes += [by_first[name]] if name in by_first else []
         elif name not in made.dropped and name not in left_out:
             if name in outputs:
-                raise invalid(f"has {name!r} both dense and quantized", tensor=name)
-            found.append(_plain(stored, made))
-    return tuple(found)
+                raise invalid_error(f"has {name!r} both dense and quantized", tensor=name)
+            recipes.append(_copy_recipe(stored, made))
+    return tuple(recipes)
 
 
-def _plain(stored: Stored, made: Dequantized) -> Recipe:
+def _copy_recipe(stored: Stored, made: Dequantized) -> Recipe:
     last = stored.name.rpartition(".")[2]
     integers = not stored.dtype.is_floating_point and stored.dtype != torch.bool
     if last in made.suffixes or (integers and last == "weight" and len(stored.shape) > 1):
-        raise invalid(
+        raise invalid_error(
             f"has {stored.name!r} ({str(stored.dtype).removeprefix('torch.')}), a part of a quantized weight "
             "whose other parts are missing",
             tensor=stored.name,
         )
     if stored.dtype.is_floating_point and stored.dtype.itemsize == 1:
-        raise invalid(f"has the 8-bit tensor {stored.name!r} without a scale", tensor=stored.name)
+        raise invalid_error(f"has the 8-bit tensor {stored.name!r} without a scale", tensor=stored.name)
     return Recipe(stored.name, stored.dtype, stored.shape, (stored.name,))

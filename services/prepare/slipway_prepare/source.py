@@ -16,9 +16,9 @@ from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 from slipway.model.dtypes import FLOATS, torch_dtypes
 from slipway.model.model_files import has_safetensors, pickle_files
-from slipway.model.safetensors_file import corrupt, read_weights
-from slipway_prepare.faults import invalid
-from slipway_prepare.pickles.loading import aliases, checked, load_pickle
+from slipway.model.safetensors_file import corrupt_error, read_weights
+from slipway_prepare.faults import invalid_error
+from slipway_prepare.pickles.loading import aliases, check_tensors, load_pickle
 
 BLOCK_BYTES = 8 << 20
 #: Types that are read, by their safetensors names.
@@ -59,7 +59,7 @@ class Source(Protocol):
 
 
 def open_source(folder: Path, scratch: Path) -> Source:
-    """Return the weights of a model folder; like transformers, prefer safetensors.
+    """Open the weights of a model folder; like transformers, prefer safetensors.
 
     Args:
         folder: The folder.
@@ -79,7 +79,7 @@ class SafetensorsSource:
     def __init__(self, folder: Path) -> None:
         self._infos = read_weights(folder)
         self.tensors: Mapping[str, Stored] = {
-            name: Stored(name, _known(name, info.dtype), info.shape) for name, info in self._infos.items()
+            name: Stored(name, _find_dtype(name, info.dtype), info.shape) for name, info in self._infos.items()
         }
         self._stack = ExitStack()
         self._open: dict[Path, int] = {}
@@ -111,7 +111,7 @@ class SafetensorsSource:
         while view:
             count = os.preadv(self._open[info.file], [view], position)
             if count == 0:
-                raise corrupt(info.file, f"it ends at byte {position}, within tensor {name!r}", tensor=name)
+                raise corrupt_error(info.file, f"it ends at byte {position}, within tensor {name!r}", tensor=name)
             view, position = view[count:], position + count
         return buffer
 
@@ -123,7 +123,7 @@ class MappedTensors:
         types = set(DTYPES.values())
         unknown = [name for name, value in values.items() if value.dtype not in types]
         if unknown:
-            _known(unknown[0], str(values[unknown[0]].dtype))
+            _find_dtype(unknown[0], str(values[unknown[0]].dtype))
         self._values = dict(values)
         self.tensors: Mapping[str, Stored] = {
             name: Stored(name, value.dtype, tuple(value.shape)) for name, value in values.items()
@@ -157,19 +157,19 @@ def pickled_model(folder: Path, scratch: Path) -> MappedTensors:
     values: dict[str, Tensor] = {}
     weight_map = pickle_files(folder)
     for path in sorted(set(weight_map.values())):
-        found = checked(dict(sorted(load_pickle(path, scratch).items(), key=lambda item: str(item[0]))), path)
-        if twice := sorted(found.keys() & values.keys()):
-            raise invalid(f"has tensor {twice[0]!r} in two files, one is {path.name}", tensor=twice[0], file=path)
-        values |= found
+        tensors = check_tensors(dict(sorted(load_pickle(path, scratch).items(), key=lambda item: str(item[0]))), path)
+        if twice := sorted(tensors.keys() & values.keys()):
+            raise invalid_error(f"has tensor {twice[0]!r} in two files, one is {path.name}", tensor=twice[0], file=path)
+        values |= tensors
     missing = sorted(name for name in weight_map if name and name not in values)
     if missing:
-        raise invalid(
+        raise invalid_error(
             f"lacks {counted(len(missing), 'tensor')} that its index names, first {missing[0]!r}", tensor=missing[0]
         )
     return MappedTensors(values)
 
 
-def _known(name: str, dtype: str) -> torch.dtype:
+def _find_dtype(name: str, dtype: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise CheckpointValidationError(
             f"tensor {name!r} of the base model has data type {dtype}, which is not supported",

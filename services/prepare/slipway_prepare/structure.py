@@ -13,7 +13,7 @@ import torch
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION, class_name
 from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts_of, remedy_of
-from slipway_prepare.faults import invalid
+from slipway_prepare.faults import invalid_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,17 @@ class Structure:
     rename: Callable[[str], str]
 
     def own_name(self, stored: str) -> str:
-        """Return the model's name for a stored tensor, found as transformers does: renamed, with or without the backbone's prefix."""
+        """Return the model's name for a stored tensor, as transformers finds it: renamed, with or without the backbone's prefix."""
         name = self.rename(stored)
         candidates = (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}."))
         return next((candidate for candidate in candidates if candidate in self.shapes), stored)
 
-    def missing(self, stored: Collection[str]) -> list[str]:
+    def missing_parameters(self, stored: Collection[str]) -> list[str]:
         """Return the parameters that no stored tensor provides, sorted."""
         given = {self.own_name(name) for name in stored}
         groups = {name: self.tied.get(name, name) for name in self.shapes}
-        found = {groups[name] for name in given if name in groups}
-        return sorted(name for name in self.shapes if groups[name] not in found and name not in self.optional)
+        provided = {groups[name] for name in given if name in groups}
+        return sorted(name for name in self.shapes if groups[name] not in provided and name not in self.optional)
 
 
 def structure(folder: Path, config: ModelConfig) -> Structure:
@@ -70,7 +70,7 @@ def structure(folder: Path, config: ModelConfig) -> Structure:
     try:
         facts = _facts(config)
     except CannotBuildError as error:
-        raise invalid(
+        raise invalid_error(
             f"cannot be built by transformers: {error}",
             remedy=remedy_of(config),
             file=folder / "config.json",
@@ -88,7 +88,7 @@ def structure(folder: Path, config: ModelConfig) -> Structure:
         transposed=facts.transposed,
         nf4=frozenset(f"{path}.weight" for path in linears if should_convert_module(path, skipped)),
         optional=frozenset(name for name in facts.shapes if any(re.search(key, name) for key in ignored)),
-        rename=_renaming(get_model_conversion_mapping(model)),
+        rename=_make_rename(get_model_conversion_mapping(model)),
     )
 
 
@@ -98,7 +98,7 @@ def _facts(config: ModelConfig) -> ModelFacts:
     return model_facts_of({**config, "architectures": [bare]} if bare else config)
 
 
-def _renaming(transforms: Sequence[Any]) -> Callable[[str], str]:
+def _make_rename(transforms: Sequence[Any]) -> Callable[[str], str]:
     """Return a function that applies transformers' renamings to a stored name; fused tensors get the name of the whole."""
 
     def rename(name: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipway.errors import CheckpointValidationError
-from slipway.folders.disk_full import disk_full_is_typed
+from slipway.folders.disk_full import translate_disk_full
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway.stage import Context
@@ -33,7 +33,7 @@ def write_weights(
     groups = [(TensorSpec(recipe.name, STORED_AS[recipe.dtype], recipe.shape),) for recipe in recipes]
     files = plan_files(groups, max_shard_bytes=max_shard_bytes)
     total, done = sum(tensor.nbytes for file in files for tensor in file.tensors), 0
-    with disk_full_is_typed(CheckpointValidationError, "for the prepared base model", at=folder):
+    with translate_disk_full(CheckpointValidationError, "for the prepared base model", at=folder):
         for file in files:
             for block_bytes in write_file(folder, file, by_name, source, check=_check_finite):
                 done += block_bytes

@@ -17,7 +17,7 @@ from slipway.counts import counted
 from slipway.errors import ModelExportError, QuantizationError
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
-from slipway_quantize.grid.rounding import Given, Rounded
+from slipway_quantize.grid.rounding import GivenCodes, Rounded
 from slipway_quantize.grid.search import Array
 from slipway_quantize.levels import IntLevel
 
@@ -28,12 +28,12 @@ SCHEMA = 1
 _WIDTHS = (3, 4, 8)
 _TYPES = {"codes": ("I8", np.int8), "scales": ("F32", np.float32), "zero_points": ("I8", np.int8)}
 _MOST_ERROR = 0.25
-"""Share of a weight's energy that its rounding may add: 3 bits add a thirtieth, the weights of another model twice as much as there is."""
+"""Largest error of a rounded weight, as a share of its energy: 3 bits add a thirtieth, the integers of another model twice the energy."""
 
 
 @dataclass(frozen=True)
 class CalibratedWeight:
-    """The integers of one weight; of several whose rows follow each other, if a graph has joined them.
+    """The integers of one weight, or of several that a graph has joined row after row.
 
     Attributes:
         parts: Tensors of each weight by kind: ``codes`` (N, K), ``scales`` and ``zero_points`` (N, G).
@@ -53,30 +53,32 @@ class CalibratedWeight:
         return sum(part["codes"].shape[0] for part in self.parts), self.parts[0]["codes"].shape[1]
 
     def round(self, weight: Array, row: int, *, scale_dtype: np.dtype[Any], name: str, column: int = 0) -> Rounded:
-        """Return the integers of a piece of the weight, with what they add to it.
+        """Return the integers of a piece of the weight, with the error that they add.
 
         Args:
             weight: The piece, of whole groups. (rows, columns)
-            row: The first of its rows.
-            column: The first of its columns.
+            row: Its first row.
+            column: Its first column.
             scale_dtype: Stored type of the scales.
             name: The weight's name, for errors.
 
         Raises:
-            QuantizationError: ``CALIBRATION_MISMATCH``: they are not of this weight; ``NON_FINITE_WEIGHTS``; ``WEIGHT_OVERFLOW``.
+            QuantizationError: ``CALIBRATION_MISMATCH``: they belong to another weight; ``NON_FINITE_WEIGHTS``; ``WEIGHT_OVERFLOW``.
         """
-        found = {kind: self._piece(kind, row, weight.shape, column=column) for kind in self.parts[0]}
+        parts = {kind: self._piece(kind, row, weight.shape, column=column) for kind in self.parts[0]}
         limit = 1 << (self.bits - 1)
-        for kind in found.keys() - {"scales"}:
-            if found[kind].size and not -limit <= found[kind].min() <= found[kind].max() < limit:
-                raise mismatch(f"{kind} of {name!r} are not of {self.bits} bits", tensor=name)
-        if not np.isfinite(found["scales"]).all():
-            raise mismatch(f"a scale of {name!r} is not finite", tensor=name)
-        given = Given(found["codes"], found["scales"], found.get("zero_points"))
-        rounded = given.rounded(weight, bits=self.bits, scale_dtype=scale_dtype, name=name)
+        for kind in parts.keys() - {"scales"}:
+            if parts[kind].size and not -limit <= parts[kind].min() <= parts[kind].max() < limit:
+                raise mismatch_error(f"{kind} of {name!r} are not of {self.bits} bits", tensor=name)
+        if not np.isfinite(parts["scales"]).all():
+            raise mismatch_error(f"a scale of {name!r} is not finite", tensor=name)
+        given = GivenCodes(parts["codes"], parts["scales"], parts.get("zero_points"))
+        rounded = given.pack(weight, bits=self.bits, scale_dtype=scale_dtype, name=name)
         if rounded.error > _MOST_ERROR * rounded.energy:
             share = rounded.error / max(rounded.energy, 1e-30)
-            raise mismatch(f"its integers of {name!r} are {share:.0%} off, so they are of another weight", tensor=name)
+            raise mismatch_error(
+                f"its integers of {name!r} are {share:.0%} off, so they are of another weight", tensor=name
+            )
         return rounded
 
     def zero_points(self) -> Array | None:
@@ -89,15 +91,15 @@ class CalibratedWeight:
         return self._rows(kind, row, shape[0])[:, first:last]
 
     def _rows(self, kind: str, start: int, count: int) -> Array:
-        found = []
+        arrays = []
         for part in self.parts:
             rows = part[kind].shape[0]
             if start < rows and count > 0:
-                taken = _mapped(part[kind], _TYPES[kind][1])[start : start + count]
-                found.append(taken)
+                taken = _map_tensor(part[kind], _TYPES[kind][1])[start : start + count]
+                arrays.append(taken)
                 count -= len(taken)
             start = max(start - rows, 0)
-        return np.concatenate(found) if len(found) != 1 else found[0]
+        return np.concatenate(arrays) if len(arrays) != 1 else arrays[0]
 
 
 class Calibration:
@@ -105,7 +107,7 @@ class Calibration:
 
     Args:
         folder: Folder that the stage ``calibrate`` has written.
-        level: The level that is made.
+        level: The level to make.
 
     Attributes:
         symmetric: Whether no weight has zero points.
@@ -117,20 +119,22 @@ class Calibration:
 
     def __init__(self, folder: Path, level: IntLevel) -> None:
         description, stored = _read(folder)
-        self._weights = _by_weight(stored, group_size=level.group_size)
-        found, wanted = (
+        self._weights = _group_by_weight(stored, group_size=level.group_size)
+        grid, wanted = (
             {"bits": description.get("bits"), "group_size": description.get("group_size")},
             {"bits": level.bits, "group_size": level.group_size},
         )
-        if self._weights and found != wanted:
-            raise mismatch(
-                f"it has {found['bits']} bits in groups of {found['group_size']}, and {level.bits} in groups of "
+        if self._weights and grid != wanted:
+            raise mismatch_error(
+                f"it has {grid['bits']} bits in groups of {grid['group_size']}, and {level.bits} in groups of "
                 f"{level.group_size} are asked for"
             )
         self._model = description.get("model")
-        self._bits = {name: _bits(description, name, level.bits) for name in self._weights}
-        self._methods = {name: _method(description, name) for name in self._weights}
-        self._divergences = {name: _divergence(description, name) for name in self._weights}
+        listed = description.get("weights")
+        entries = listed if isinstance(listed, dict) else {}
+        self._bits = {name: _bits(entries.get(name), name, level.bits) for name in self._weights}
+        self._methods = {name: _method(entries.get(name)) for name in self._weights}
+        self._divergences = {name: _divergence(entries.get(name)) for name in self._weights}
         self.symmetric = not any("zero_points" in parts for parts in self._weights.values())
 
     @property
@@ -139,7 +143,7 @@ class Calibration:
         return frozenset(self._weights)
 
     def weight(self, names: Sequence[str], shape: tuple[int, int]) -> CalibratedWeight | None:
-        """Return the integers of a weight that holds the rows of these weights, one after the other; None if it lacks any.
+        """Return the integers of these weights, joined row after row; None if any is missing, or if they differ in bits or in zero points.
 
         Args:
             names: Names of the weights, as transformers names them.
@@ -158,20 +162,20 @@ class Calibration:
         divergences = [self._divergences[name] for name in names]
         known = [each for each in divergences if each is not None]
         sensitivity = sum(known) if len(known) == len(divergences) else None
-        found = CalibratedWeight(parts, bits.pop(), method, sensitivity)
+        weight = CalibratedWeight(parts, bits.pop(), method, sensitivity)
         columns = {part["codes"].shape[1] for part in parts}
-        if found.shape != shape or len(columns) != 1:
-            raise mismatch(
-                f"its {' and '.join(names)} have the shape {found.shape}, the model's {shape}", tensor=names[0]
+        if weight.shape != shape or len(columns) != 1:
+            raise mismatch_error(
+                f"its {' and '.join(names)} have the shape {weight.shape}, the model's {shape}", tensor=names[0]
             )
-        return found
+        return weight
 
-    def shaped(self, shape: tuple[int, int], *, but: frozenset[str]) -> tuple[str, ...]:
-        """Return the names of the weights of a shape that are not among others."""
+    def names_of_shape(self, shape: tuple[int, int], *, but: frozenset[str]) -> tuple[str, ...]:
+        """Return the names of the weights that have this shape and are not in ``but``."""
         return tuple(name for name, parts in self._weights.items() if parts["codes"].shape == shape and name not in but)
 
     def require_model(self, digest: str) -> None:
-        """Refuse the calibration of another model; one that does not name its model is compared by its values alone.
+        """Refuse the calibration of another model. A calibration that names no model is checked by its values alone.
 
         Args:
             digest: Digest of the model that is quantized, or of the one that it was made from; empty if unknown.
@@ -181,22 +185,22 @@ class Calibration:
         """
         if digest and isinstance(self._model, str) and self._model and self._model != digest:
             of, mine = self._model[:19], digest[:19]
-            raise mismatch(f"it is of the model {of}…, and {mine}… is quantized", model=self._model)
+            raise mismatch_error(f"it is of the model {of}…, and {mine}… is quantized", model=self._model)
 
     def require_used(self, used: int) -> None:
-        """Refuse a calibration none of whose weights the model has.
+        """Refuse a calibration if the model has none of its weights.
 
         Raises:
             QuantizationError: ``CALIBRATION_MISMATCH``.
         """
         if self._weights and not used:
             first = min(self._weights)
-            raise mismatch(
+            raise mismatch_error(
                 f"the model has none of its {counted(len(self._weights), 'weight')}, first {first!r}", tensor=first
             )
 
 
-def mismatch(what: str, **about: object) -> QuantizationError:
+def mismatch_error(what: str, **about: object) -> QuantizationError:
     """Return the error of a calibration that cannot be used."""
     return QuantizationError(
         f"the calibration does not fit: {what}",
@@ -211,63 +215,59 @@ def _read(folder: Path) -> tuple[dict[str, Any], Mapping[str, TensorInfo]]:
         description = read_json_object(folder / DESCRIPTION, largest=LARGEST_LIST, lenient=True)
         stored = read_safetensors(folder / WEIGHTS).tensors
     except (OSError, ValueError) as error:
-        raise mismatch(f"{DESCRIPTION} cannot be read ({error})", file=DESCRIPTION) from error
+        raise mismatch_error(f"{DESCRIPTION} cannot be read ({error})", file=DESCRIPTION) from error
     except ModelExportError as error:
-        raise mismatch(error.message, file=WEIGHTS) from error
+        raise mismatch_error(error.message, file=WEIGHTS) from error
     if description.get("schema_version") != SCHEMA:
-        raise mismatch(f"{DESCRIPTION} has the schema version {description.get('schema_version')!r}", file=DESCRIPTION)
+        raise mismatch_error(
+            f"{DESCRIPTION} has the schema version {description.get('schema_version')!r}", file=DESCRIPTION
+        )
     return description, stored
 
 
-def _by_weight(stored: Mapping[str, TensorInfo], *, group_size: int) -> dict[str, dict[str, TensorInfo]]:
+def _group_by_weight(stored: Mapping[str, TensorInfo], *, group_size: int) -> dict[str, dict[str, TensorInfo]]:
     """Return the tensors of each weight by kind; check types and shapes."""
-    found: dict[str, dict[str, TensorInfo]] = {}
+    tensors: dict[str, dict[str, TensorInfo]] = {}
     for name, info in stored.items():
         weight, _, kind = name.rpartition(".")
         if kind not in _TYPES or info.dtype != _TYPES[kind][0] or len(info.shape) != 2:
-            raise mismatch(
+            raise mismatch_error(
                 f"{WEIGHTS} has {name!r} {info.dtype} {info.shape}, which is no part of a weight", tensor=name
             )
-        found.setdefault(weight, {})[kind] = info
-    for weight, parts in found.items():
+        tensors.setdefault(weight, {})[kind] = info
+    for weight, parts in tensors.items():
         if not {"codes", "scales"} <= parts.keys():
-            raise mismatch(f"{weight!r} has no codes or no scales", tensor=weight)
+            raise mismatch_error(f"{weight!r} has no codes or no scales", tensor=weight)
         rows, columns = parts["codes"].shape
         groups = {info.shape for kind, info in parts.items() if kind != "codes"}
         if groups != {(rows, columns // group_size)} or columns % group_size or not rows:
-            raise mismatch(
+            raise mismatch_error(
                 f"scales of {weight!r} are {sorted(groups)} for weights {parts['codes'].shape} in groups of {group_size}",
                 tensor=weight,
             )
-    return found
+    return tensors
 
 
-def _method(description: Mapping[str, Any], name: str) -> str:
-    weights = description.get("weights")
-    entry = weights.get(name) if isinstance(weights, dict) else None
+def _method(entry: Any) -> str:
     method = entry.get("method") if isinstance(entry, dict) else entry
     return method[:40] if isinstance(method, str) else "unknown"
 
 
-def _bits(description: Mapping[str, Any], name: str, usual: int) -> int:
-    """Return the bits of a weight's codes: those of most, unless it has its own."""
-    weights = description.get("weights")
-    entry = weights.get(name) if isinstance(weights, dict) else None
-    found = entry.get("bits", usual) if isinstance(entry, dict) else usual
-    if isinstance(found, bool) or found not in _WIDTHS:
-        raise mismatch(f"{name!r} has codes of {found!r} bits", tensor=name)
-    return int(found)
+def _bits(entry: Any, name: str, usual: int) -> int:
+    """Return the bits of a weight's codes: its own, or else ``usual``."""
+    bits = entry.get("bits", usual) if isinstance(entry, dict) else usual
+    if isinstance(bits, bool) or bits not in _WIDTHS:
+        raise mismatch_error(f"{name!r} has codes of {bits!r} bits", tensor=name)
+    return int(bits)
 
 
-def _divergence(description: Mapping[str, Any], name: str) -> float | None:
-    weights = description.get("weights")
-    entry = weights.get(name) if isinstance(weights, dict) else None
-    found = entry.get("divergence") if isinstance(entry, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found) or found < 0:
+def _divergence(entry: Any) -> float | None:
+    value = entry.get("divergence") if isinstance(entry, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         return None
-    return float(found)
+    return float(value)
 
 
-def _mapped(info: TensorInfo, dtype: type[Any]) -> Array:
+def _map_tensor(info: TensorInfo, dtype: type[Any]) -> Array:
     raw = np.memmap(info.file, mode="r", dtype=np.uint8, offset=info.start, shape=(info.nbytes,))
     return np.frombuffer(raw, dtype).reshape(info.shape)

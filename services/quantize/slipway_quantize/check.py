@@ -91,7 +91,7 @@ def run_checkpoint(target: Path) -> Any:
             model, loading = auto_model(family).from_pretrained(
                 target, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )
-            # A tensor that was copied had no use before; one that was made for a layer has to be taken by it.
+            # A copied tensor may be unused, as before; a tensor that was made for a layer must be used.
             loading["unexpected_keys"] = {name for name in loading["unexpected_keys"] if name.endswith(_PACKED)}
             loading["missing_keys"] = {name for name in loading["missing_keys"] if not name.startswith(family.unused)}
             lost = {kind: sorted(map(str, names)) for kind, names in loading.items() if names}
@@ -133,7 +133,7 @@ def run_graph(target: Path, ctx: Context) -> Any:
 
 
 def _session(target: Path, name: str, threads: int) -> Any:
-    """Load a graph in ONNX Runtime; one of types without kernels for CPUs as it is written, bf16 in float32."""
+    """Load a graph in ONNX Runtime; load bf16, for which CPUs have no kernels, as float32, and fp8 without optimization."""
     import onnx_ir as ir
     import onnxruntime as ort
 
@@ -144,35 +144,32 @@ def _session(target: Path, name: str, threads: int) -> Any:
     if not has_type(model, ir.DataType.BFLOAT16, ir.DataType.FLOAT8E4M3FN):
         return ort.InferenceSession(target / name, options, providers=["CPUExecutionProvider"])
     widen(model)
-    # Its optimizations make fp8 inputs of MatMul, which it then refuses, and may drop the casts that round.
+    # ONNX Runtime's optimizations give MatMul fp8 inputs, which it then refuses, and may drop the casts that round.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(target.resolve()))
     return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _prompt_inputs(session: Any) -> dict[str, Any]:
-    """Return a graph's inputs for a prompt with an empty cache; of one whose shapes are fixed, in its shapes, with a masked cache.
+    """Return a graph's inputs for a prompt with an empty cache. If its shapes are fixed, use them and mask the cache.
 
     Raises:
         NotRunnableError: The graph has an input of another kind.
     """
     inputs = session.get_inputs()
     texts = [wanted for wanted in inputs if wanted.name in _TEXT and len(wanted.shape) == 2]
-    new = next((_fitted(wanted.shape)[1] for wanted in texts if wanted.name == "input_ids"), _TOKENS)
+    new = next((_text_sizes(wanted.shape)[1] for wanted in texts if wanted.name == "input_ids"), _TOKENS)
     feeds = {}
     for wanted in inputs:
         if wanted in texts:
-            rows, columns = _fitted(wanted.shape)
+            rows, columns = _text_sizes(wanted.shape)
             row = np.arange(columns, dtype=np.int64)
-            made = {
-                "input_ids": row % _TOKENS,
-                "position_ids": row,
-                "token_type_ids": 0 * row,
-            }  # every vocabulary has these
+            # Every vocabulary has these tokens.
+            made = {"input_ids": row % _TOKENS, "position_ids": row, "token_type_ids": 0 * row}
             mask = (row >= columns - new).astype(np.int64) if wanted.name == "attention_mask" else np.ones_like(row)
             feeds[wanted.name] = np.tile(made.get(wanted.name, mask), (rows, 1))
             continue
-        # A cache, (batch, heads, past, head width): empty, and of the source's length for a cross-attention; or features of sound.
+        # A cache (batch, heads, past, head width), empty, or as long as the source for cross-attention; or features of sound.
         shape = [_VARYING.get(size, size) for size in wanted.shape]
         sizes = all(_is_size(size) or size == 0 for size in shape)
         if (
@@ -187,11 +184,11 @@ def _prompt_inputs(session: Any) -> dict[str, Any]:
     return feeds
 
 
-def _fitted(shape: Sequence[Any]) -> tuple[int, int]:
-    """Return rows and columns of a text's input: those that are fixed, otherwise one row of a few tokens.
+def _text_sizes(shape: Sequence[Any]) -> tuple[int, int]:
+    """Return the rows and columns of a text input: the fixed sizes, otherwise one row of a few tokens.
 
     Raises:
-        NotRunnableError: They are absurd.
+        NotRunnableError: The sizes are absurd.
     """
     rows, columns = (size if isinstance(size, int) else usual for size, usual in zip(shape, (1, _TOKENS), strict=True))
     if not (_is_size(rows) and _is_size(columns) and rows * columns <= _MOST_SIZE):

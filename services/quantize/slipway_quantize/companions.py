@@ -29,9 +29,7 @@ _WEIGHTS = (
 
 def copy_companions(source: Path, target: Path) -> None:
     """Copy every file of ``source`` that holds no weights (config, tokenizer, chat template, example, metadata)."""
-    further = {
-        path.relative_to(source).as_posix() for path in sentence_files(source)
-    }  # with weights of their own, rarely
+    further = {path.relative_to(source).as_posix() for path in sentence_files(source)}  # some have weights
     for name, path in all_files(source):
         if name in further or (not name.endswith(_WEIGHTS) and ".onnx_data_" not in name):
             copy = target / name

@@ -47,10 +47,6 @@ class IntLevel:
     packed: bool
     keep: frozenset[str] = frozenset()
 
-    def keeps(self, module: str) -> bool:
-        """Return whether a linear layer keeps its type."""
-        return is_named(module, self.keep)
-
 
 def is_named(module: str, names: Collection[str]) -> bool:
     """Return whether a linear layer is among ``names``. One of two names may lack the prefix of the model's class."""
@@ -64,16 +60,16 @@ def refusal_reason(params: Mapping[str, Any], config: ModelConfig) -> str:
         return ""
     match params.get("format"):
         case "pytorch":
-            return _refused_checkpoint(level, params, config)
+            return _checkpoint_refusal(level, params, config)
         case "onnx" | "tensorrt" if level.activations:
-            return _refused_graph(level, params, config)
+            return _graph_refusal(level, params, config)
     return ""
 
 
-def _refused_checkpoint(level: QuantizationLevel, params: Mapping[str, Any], config: ModelConfig) -> str:
+def _checkpoint_refusal(level: QuantizationLevel, params: Mapping[str, Any], config: ModelConfig) -> str:
     family = config.family
     if family is None:
-        return unknown_family(config)
+        return unknown_family_reason(config)
     early = (
         family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS)
         or config.get("model_type") in _TRANSPOSED
@@ -81,7 +77,7 @@ def _refused_checkpoint(level: QuantizationLevel, params: Mapping[str, Any], con
     if not level.activations:
         sized = params.get("size_budget_bytes") or params.get("size_budget_share")
         mixed = sized and len(widths_of(level.name)) > 1 and params.get("packed") is not False
-        return f"{no_size_budget(config.description)}: {WITHOUT_BUDGET}" if early and mixed else ""
+        return f"{size_budget_refusal(config.description)}: {WITHOUT_BUDGET}" if early and mixed else ""
     if early:
         return f"level {level.name} rounds activations, which transformers does not do in a {config.description}: use int8 or nvfp4"
     if params.get("packed") is False:
@@ -89,12 +85,12 @@ def _refused_checkpoint(level: QuantizationLevel, params: Mapping[str, Any], con
     return ""
 
 
-def no_size_budget(model: str) -> str:
-    """Return why a model that transformers unpacks while it loads has no size budget."""
+def size_budget_refusal(model: str) -> str:
+    """Return why a size budget is refused for a model that transformers unpacks while loading."""
     return f"a size budget gives weights different numbers of bits, and transformers unpacks all weights of this {model} with the same"
 
 
-def _refused_graph(level: QuantizationLevel, params: Mapping[str, Any], config: ModelConfig) -> str:
+def _graph_refusal(level: QuantizationLevel, params: Mapping[str, Any], config: ModelConfig) -> str:
     family = config.family
     if params.get("packed") is False:
         return f"level {level.name} rounds activations, which dense weights do not: leave compress_weights true"
@@ -104,18 +100,18 @@ def _refused_graph(level: QuantizationLevel, params: Mapping[str, Any], config: 
 
 
 def reads_deferred(params: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the inputs whose weights may be left out: the model of a format that is read a few rows at a time, and does not run."""
+    """Return the inputs whose weights may be left out: the model, if it is read a few rows at a time and need not run."""
     return ("model",) if params.get("format") in ("pytorch", "onnx") and params.get("level") != "fp8_static" else ()
 
 
-def why_not_calibrated(params: Mapping[str, Any], config: ModelConfig) -> str:  # noqa: ARG001 - of any level
-    """Return why a model with this ``config.json`` is not calibrated; empty if it is, or if only its weights tell."""
+def calibration_refusal_reason(params: Mapping[str, Any], config: ModelConfig) -> str:  # noqa: ARG001 - of any level
+    """Return why a model with this ``config.json`` is not calibrated; empty if it is, or if only its weights can tell."""
     family = config.family
     if family is None:
-        return unknown_family(config)
+        return unknown_family_reason(config)
     return f"a model of family {family.name} is not calibrated: its inputs are sound" if family is SPEECH else ""
 
 
-def unknown_family(config: ModelConfig) -> str:
-    """Say that the weights of this model are not rounded."""
+def unknown_family_reason(config: ModelConfig) -> str:
+    """Return why a model of unknown family is not quantized."""
     return f"the family of a {config.description} is unknown, so its layers are not quantized"

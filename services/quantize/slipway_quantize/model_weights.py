@@ -1,4 +1,4 @@
-"""The weights of a transformers folder: which are those of linear layers, and a few rows of them at a time, stored or left out."""
+"""Find the linear layers of a transformers folder, and read its weights a few rows at a time, stored or left out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights import reading
 from slipway.model.weights.reading import Weights
 from slipway_quantize.grid import rounding
-from slipway_quantize.levels import unknown_family
+from slipway_quantize.levels import unknown_family_reason
 
 DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -62,7 +62,7 @@ def read_rows(weights: Weights, tensor: TensorInfo, first: int, count: int) -> T
     return torch.from_numpy(values.reshape(-1).view(np.uint8)).view(DTYPES[tensor.dtype]).reshape(values.shape)
 
 
-def mapped(tensor: TensorInfo) -> Tensor:
+def map_tensor(tensor: TensorInfo) -> Tensor:
     """Return a stored tensor whose values are read from its file when they are used."""
     raw = torch.from_numpy(reading.mapped(tensor).reshape(-1).view(np.uint8))
     return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
@@ -171,7 +171,7 @@ def require_family(folder: Path) -> Family:
     config = ModelConfig.read(folder)
     if config.family is None:
         raise QuantizationError(
-            unknown_family(config),
+            unknown_family_reason(config),
             reason="FAMILY_UNSUPPORTED",
             remedy=f"use level fp16 or bf16; integer levels support: {', '.join(one.name for one in FAMILIES)}",
             about={"model_type": config.get("model_type"), "architectures": config.get("architectures")},
@@ -207,9 +207,9 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     _require_same_names(config, model, tensors, ties)
     linear, kept = [], []
-    found = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D)]
-    transposed = any(isinstance(layer, Conv1D) for _, layer in found)
-    for module, layer in found:
+    layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D)]
+    transposed = any(isinstance(layer, Conv1D) for _, layer in layers)
+    for module, layer in layers:
         name = f"{module}.weight"
         source = name if name in tensors else ties.get(name, name)
         if source not in tensors or tensors[source].shape != tuple(layer.weight.shape):
@@ -224,7 +224,7 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
     return Structure(
         linear=tuple(linear),
         kept=tuple(kept),
-        head=next((path for path, layer in found if layer is model.get_output_embeddings()), ""),
+        head=next((path for path, layer in layers if layer is model.get_output_embeddings()), ""),
         unpacked=transposed or mixed or family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS),
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )

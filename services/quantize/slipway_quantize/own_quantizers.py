@@ -33,8 +33,8 @@ class _Checkpoints:
                 if "data" in request.inputs and params.level == "fp16":
                     from slipway_quantize.activations.halves import check_half_checkpoint
 
-                    found = check_half_checkpoint(request.target, request.inputs["data"], seed=params.seed, ctx=ctx)
-                    outcome.details["overflow"] = found
+                    overflow = check_half_checkpoint(request.target, request.inputs["data"], seed=params.seed, ctx=ctx)
+                    outcome.details["overflow"] = overflow
             else:
                 from slipway_quantize.checkpoints.compressed import write_compressed
 

@@ -84,9 +84,9 @@ class QuantizeParams(StageParams):
 
     @property
     def size_budget(self) -> SizeBudget | None:
-        """The size within which weights get more bits; None without one, and at the widest level of integers."""
-        found = SizeBudget(self.size_budget_bytes, self.size_budget_share, self.wide_share)
-        return found if (found.is_asked or found.wide) and len(widths_of(self.level)) > 1 else None
+        """The budget within which weights get more bits; None if none is set, or if the level has only one width."""
+        budget = SizeBudget(self.size_budget_bytes, self.size_budget_share, self.wide_share)
+        return budget if (budget.is_asked or budget.wide) and len(widths_of(self.level)) > 1 else None
 
     @field_validator("format")
     @classmethod

@@ -12,7 +12,7 @@ from typing import Self
 from slipway_quantize.report import Outcome
 
 Squares = tuple[float, float]
-"""Sums of squares of a piece: of what rounding adds, and of its weights."""
+"""Sums of squares of a piece: of its rounding error, and of its weights."""
 
 
 class Pieces:

@@ -10,10 +10,10 @@ from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
-from slipway_quantize.calibrated import Calibration, mismatch
+from slipway_quantize.calibrated import Calibration, mismatch_error
 from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
-from slipway_quantize.mixed.budget import unmet
+from slipway_quantize.mixed.budget import size_budget_error
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import QuantizeRequest, load_packager, load_quantizer
 from slipway_quantize.report import Outcome, weight_bytes, write_report
@@ -34,7 +34,7 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
     folder = inputs.get("calibration") if params.calibrated else None
-    calibration = _calibration(folder, params, ctx) if folder is not None else None
+    calibration = _load_calibration(folder, params, ctx) if folder is not None else None
     request = QuantizeRequest(source, target, params, ctx, inputs, calibration)
     outcome = quantizer.write(request)
     if calibration is not None:
@@ -56,9 +56,9 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
         check_result(before, target, run=quantizer.run, ctx=ctx)
 
 
-def _calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibration:
+def _load_calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibration:
     if params.integers is None or not load_format(params.format).calibrated:
-        raise mismatch(f"{params.format} at level {params.level} takes none")
+        raise mismatch_error(f"{params.format} at level {params.level} takes none")
     calibration = Calibration(folder, params.integers)
     if load_format(params.format).is_model:
         calibration.require_model(ctx.input_digests.get("model", ""))
@@ -66,17 +66,17 @@ def _calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibrat
 
 
 def _require_small(target: Path, outcome: Outcome) -> None:
-    """Refuse a result beyond its size budget, or of a quantizer that knows none."""
-    found = outcome.details.get("mixed_precision")
-    if found is None:
+    """Refuse a result that exceeds its size budget, or whose quantizer has no mixed precision."""
+    plan = outcome.details.get("mixed_precision")
+    if plan is None:
         raise QuantizationError(
             "this format has no mixed precision, so it cannot keep to a size budget",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="set no size budget, or leave the level out of this format",
         )
     size = weight_bytes(target)
-    if size > found["size_budget_bytes"]:
-        raise unmet(found["size_budget_bytes"], found["smallest_bytes"] + size - found["planned_bytes"])
+    if size > plan["size_budget_bytes"]:
+        raise size_budget_error(plan["size_budget_bytes"], plan["smallest_bytes"] + size - plan["planned_bytes"])
 
 
 def _note_precision(path: Path, level: str) -> None:
@@ -87,14 +87,14 @@ def _note_precision(path: Path, level: str) -> None:
 
 def _refuse_level(params: QuantizeParams) -> None:
     """Refuse a level that the format lacks."""
-    found = load_format(params.format)
-    if params.level in found.levels:
+    output_format = load_format(params.format)
+    if params.level in output_format.levels:
         return
-    refused = found.refused_levels.get(params.level)
+    refused = output_format.refused_levels.get(params.level)
     raise QuantizationError(
-        f"{params.level} is not made for {found.title}" + (f": {refused.why}" if refused else ""),
+        f"{params.level} is not made for {output_format.title}" + (f": {refused.why}" if refused else ""),
         reason="QUANTIZATION_UNSUPPORTED",
-        remedy=f"use {refused.instead}" if refused else f"use one of {', '.join(found.levels)}",
+        remedy=f"use {refused.instead}" if refused else f"use one of {', '.join(output_format.levels)}",
         about={"format": params.format, "level": params.level},
     )
 
@@ -102,12 +102,12 @@ def _refuse_level(params: QuantizeParams) -> None:
 def _refuse_quantized(source: Path) -> None:
     quantization = ModelConfig(read_json(source / "config.json")).quantization
     report = source / "quantization.json"
-    found = read_json(report).get("level") if report.is_file() else None
-    found = found or (quantization.get("quant_method", "by an unnamed method") if quantization else None)
-    if found:
+    method = read_json(report).get("level") if report.is_file() else None
+    method = method or (quantization.get("quant_method", "by an unnamed method") if quantization else None)
+    if method:
         raise QuantizationError(
-            f"the model is already quantized ({found})",
+            f"the model is already quantized ({method})",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="quantize the merged or exported model in its original precision",
-            about={"quantization": found},
+            about={"quantization": method},
         )

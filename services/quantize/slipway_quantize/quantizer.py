@@ -39,7 +39,7 @@ class Quantizer(Protocol):
 
 
 class Packager(Protocol):
-    """Adds to an output at a level what the unquantized output was asked to have beside its weights."""
+    """Adds to a quantized output the files beside the weights that the unquantized output has."""
 
     def __call__(self, folder: Path, *, level: str, ctx: Context) -> None:
         """Complete the folder of a quantized output."""
@@ -52,10 +52,10 @@ def load_quantizer(format_name: str) -> Quantizer:
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: the format has none, or its quantizer cannot be imported.
     """
-    found: Quantizer | None = _load(format_name, load_format(format_name).quantizer, "quantizer")
-    if found is None:
-        raise _impossible(format_name, "names no quantizer")
-    return found
+    quantizer: Quantizer | None = _load(format_name, load_format(format_name).quantizer, "quantizer")
+    if quantizer is None:
+        raise _format_error(format_name, "names no quantizer")
+    return quantizer
 
 
 def load_packager(format_name: str) -> Packager | None:
@@ -64,8 +64,8 @@ def load_packager(format_name: str) -> Packager | None:
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: it cannot be imported.
     """
-    found: Packager | None = _load(format_name, load_format(format_name).packager, "packager")
-    return found
+    packager: Packager | None = _load(format_name, load_format(format_name).packager, "packager")
+    return packager
 
 
 def _load(format_name: str, reference: str, what: str) -> Any:
@@ -75,10 +75,10 @@ def _load(format_name: str, reference: str, what: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise _impossible(format_name, f"names a {what} that cannot be loaded: {error}") from error
+        raise _format_error(format_name, f"names a {what} that cannot be loaded: {error}") from error
 
 
-def _impossible(format_name: str, why: str) -> QuantizationError:
+def _format_error(format_name: str, why: str) -> QuantizationError:
     return QuantizationError(
         f"the quantize stage cannot make the format {format_name}: it {why}",
         reason="QUANTIZATION_UNSUPPORTED",
@@ -96,7 +96,7 @@ class QuantizeRequest:
         target: Folder that receives them; it already holds all other files.
         params: The stage's parameters.
         ctx: Context of the stage.
-        inputs: All inputs of the stage; Slipway's own formats read weights from them that ``source`` leaves out, and text.
+        inputs: All inputs of the stage, from which Slipway's own formats read text, and weights that ``source`` leaves out.
         calibration: Integers that were chosen by text; only for a format that takes them (:attr:`slipway.formats.Format.calibrated`).
     """
 
@@ -109,6 +109,6 @@ class QuantizeRequest:
 
     @property
     def size_budget(self) -> SizeBudget | None:
-        """The size within which weights get more bits; a calibration has chosen which get them where no size is asked for."""
-        found = self.params.size_budget
-        return found if found is not None and (found.is_asked or self.calibration is None) else None
+        """The budget within which weights get more bits; None also if no size is asked for and a calibration has chosen the bits."""
+        budget = self.params.size_budget
+        return budget if budget is not None and (budget.is_asked or self.calibration is None) else None

@@ -14,10 +14,10 @@ from slipway.files.regular_file import sha256_of
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway.texts import quoted
-from slipway_tensorrt_build.builders import Choice, Machine, choose, this_machine
+from slipway_tensorrt_build.builders import Choice, Machine, choose, find_machine
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
-from slipway_tensorrt_build.params import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, TensorRTBuildParams, lacking
-from slipway_tensorrt_build.profiles import InputProfile, has_cache, limited_ranges, plan_profile, positions_of
+from slipway_tensorrt_build.params import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, TensorRTBuildParams, find_unable
+from slipway_tensorrt_build.profiles import InputProfile, describe_limited_ranges, has_cache, plan_profile, positions_of
 from slipway_tensorrt_build.refitting import Refittable, Skeleton, mark_refittable, skeleton_of
 from slipway_tensorrt_build.timings import Timings
 
@@ -31,9 +31,9 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     Raises:
         TensorRTBuildError: With the reasons the package's README lists.
     """
-    machine = this_machine()
+    machine = find_machine()
     choice = choose(params, machine)
-    level = _level(source)
+    level = _read_level(source)
     _require_type(level, choice)
     _require_refit(level, params)
     ctx.log.info(f"building with {choice.library} {choice.version} for {', '.join(choice.targets)}")
@@ -47,7 +47,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     positions = positions_of(_read(source, "config.json"))
     shapes = {t.name: tuple(t.shape) for t in _inputs(network)}
     profile = plan_profile(shapes, params, positions=positions)
-    if limited := limited_ranges(params, positions, cached=has_cache(shapes)):
+    if limited := describe_limited_ranges(params, positions, cached=has_cache(shapes)):
         ctx.warn(limited)
     timings = Timings(choice, machine.gpus[0] if machine.gpus else None, ctx)
     skeleton = skeleton_of(source / _GRAPH) if params.refit else None
@@ -60,7 +60,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         refittable = None
         if skeleton is not None:
             config.set_flag(trt.BuilderFlag.REFIT_INDIVIDUAL)
-            refittable = _refittable(
+            refittable = _make_refittable(
                 skeleton, source, choice, machine, name=name, profile=profile, level=level, ctx=ctx
             )
         _add_profile(builder, config, profile)
@@ -83,7 +83,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     description = {
         "builder": choice.library,
         "builder_version": choice.version,
-        "gpu": _built_on(choice, machine),
+        "gpu": _measured_gpu(choice, machine),
         "precision": level or "float32",
         "refittable": params.refit,
         "engines": engines,
@@ -105,7 +105,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     )
 
 
-def _level(source: Path) -> str:
+def _read_level(source: Path) -> str:
     """Return the level at which the quantize stage wrote the graph; empty for float32.
 
     Raises:
@@ -126,12 +126,12 @@ def _level(source: Path) -> str:
 
 
 def _require_type(level: str, choice: Choice) -> None:
-    if found := lacking(level, choice.targets):
+    if unable := find_unable(level, choice.targets):
         raise TensorRTBuildError(
-            f"{', '.join(found)} does not compute in the type of {level}: sm{LEAST_ARCHITECTURES[level]} is the first that does",
+            f"{', '.join(unable)} does not compute in the type of {level}: sm{LEAST_ARCHITECTURES[level]} is the first that does",
             reason="TENSORRT_TARGET_UNSUPPORTED",
             remedy="leave this target out, or use fp16",
-            about={"level": level, "targets": ",".join(found)},
+            about={"level": level, "targets": ",".join(unable)},
         )
 
 
@@ -145,7 +145,7 @@ def _require_refit(level: str, params: TensorRTBuildParams) -> None:
         )
 
 
-def _refittable(
+def _make_refittable(
     skeleton: Skeleton,
     source: Path,
     choice: Choice,
@@ -165,7 +165,7 @@ def _refittable(
     return Refittable(skeleton, known, graph=source / _GRAPH, ctx=ctx)
 
 
-def _built_on(choice: Choice, machine: Machine) -> str | None:
+def _measured_gpu(choice: Choice, machine: Machine) -> str | None:
     """Return the name of the GPU whose kernels were measured; None for engines built ahead of time."""
     return machine.gpus[0].name if choice.library == "tensorrt" and machine.gpus else None
 

@@ -34,8 +34,8 @@ def find_gpus() -> tuple[Gpu, ...]:
         count = ctypes.c_uint()
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return ()
-        found = (_describe(nvml, index) for index in range(count.value))
-        return tuple(gpu for gpu in found if gpu is not None)
+        gpus = (_describe(nvml, index) for index in range(count.value))
+        return tuple(gpu for gpu in gpus if gpu is not None)
     finally:
         nvml.nvmlShutdown()
 
@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def own_targets(self) -> tuple[str, ...]:
-        """Architectures of the GPUs present, each once."""
+        """Return the architectures of the GPUs present, each once."""
         return tuple(dict.fromkeys(gpu.target for gpu in self.gpus))
 
 
@@ -83,7 +83,7 @@ class Choice:
     targets: tuple[str, ...]
 
 
-def this_machine() -> Machine:
+def find_machine() -> Machine:
     """Return this machine's GPUs and builders, without importing the builders."""
     return Machine(
         gpus=find_gpus(), tensorrt=installed_version("tensorrt"), tensorrt_rtx=installed_version("tensorrt-rtx")
@@ -99,13 +99,13 @@ def choose(params: TensorRTBuildParams, machine: Machine) -> Choice:
     """
     on_gpu = bool(machine.tensorrt and machine.gpus) and set(params.targets) <= set(machine.own_targets[:1])
     if params.builder == "tensorrt" or (params.builder == "auto" and on_gpu):
-        return _with_tensorrt(params, machine)
-    return _with_rtx(params, machine)
+        return _choose_tensorrt(params, machine)
+    return _choose_rtx(params, machine)
 
 
 def probe() -> tuple[Provider, ...]:
     """Return both libraries as ``slipway doctor`` shows them."""
-    machine = this_machine()
+    machine = find_machine()
     gpus = ", ".join(f"{gpu.name} ({gpu.target})" for gpu in machine.gpus)
     if machine.tensorrt:
         detail = f"builds for {gpus}" if gpus else "needs an NVIDIA GPU and its driver; none is visible here"
@@ -118,7 +118,7 @@ def probe() -> tuple[Provider, ...]:
     )
 
 
-def _with_tensorrt(params: TensorRTBuildParams, machine: Machine) -> Choice:
+def _choose_tensorrt(params: TensorRTBuildParams, machine: Machine) -> Choice:
     missing = [] if machine.tensorrt else ["tensorrt is not installed"]
     missing += [] if machine.gpus else ["no NVIDIA GPU is visible"]
     if missing:
@@ -139,7 +139,7 @@ def _with_tensorrt(params: TensorRTBuildParams, machine: Machine) -> Choice:
     return Choice(library="tensorrt", version=machine.tensorrt, targets=own)
 
 
-def _with_rtx(params: TensorRTBuildParams, machine: Machine) -> Choice:
+def _choose_rtx(params: TensorRTBuildParams, machine: Machine) -> Choice:
     if not machine.tensorrt_rtx:
         raise TensorRTBuildError(
             "no TensorRT can build here: tensorrt-rtx is not installed"

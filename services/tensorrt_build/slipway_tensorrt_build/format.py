@@ -27,7 +27,7 @@ from slipway.formats import (
     wrong_value,
 )
 from slipway.settings.sections import LARGEST, Level, Listed
-from slipway_tensorrt_build.params import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, TARGET, lacking
+from slipway_tensorrt_build.params import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, TARGET, find_unable
 
 
 class DimensionRange(Listed):
@@ -40,7 +40,7 @@ class DimensionRange(Listed):
     max: int = Field(le=LARGEST)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_order(self) -> Self:
         if not 0 <= self.min <= self.opt <= self.max or self.max < 1:
             remedy = "use 0 <= min <= opt <= max, for example [1, 1, 8]"
             raise wrong_value([self.min, self.opt, self.max], "is not a range", remedy)
@@ -71,7 +71,7 @@ class TensorRTConfiguration(LevelSettings):
 
     @field_validator("targets")
     @classmethod
-    def _architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
             if not TARGET.fullmatch(target):
                 raise wrong_value(target, "is not a GPU architecture", "write it like sm89")
@@ -79,14 +79,14 @@ class TensorRTConfiguration(LevelSettings):
 
     @field_validator("batch", "sequence")
     @classmethod
-    def _at_least_one(cls, value: DimensionRange) -> DimensionRange:
+    def _check_minimum(cls, value: DimensionRange) -> DimensionRange:
         if value.min < 1:
             raise wrong_value(str(value), "starts at 0, as only past may", "use 1 or more")
         return value
 
 
 def plan(request: FormatRequest[TensorRTConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a graph of standard operators, which is all that TensorRT parses, its levels, and the engines built from each."""
+    """Plan a graph of standard operators (TensorRT parses no others), its levels, and the engines built from each."""
     graph = PlannedTask(
         id="onnx_export-tensorrt",
         stage="onnx_export",
@@ -120,10 +120,10 @@ def _build(request: FormatRequest[TensorRTConfiguration], level: str, graph: str
 
 
 def builders(builder: str, targets: tuple[str, ...], *, refit: bool = False) -> tuple[Needs, ...]:
-    """Return what a worker has to have for one builder or the other.
+    """Return what a worker needs for one builder or the other.
 
-    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is; engines that can
-    be refitted it builds only where their GPU is.
+    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any GPU that is named, or for the worker's if none is. It builds engines that
+    can be refitted only where their GPU is.
     """
     rtx = Needs(libraries=("tensorrt-rtx",), gpu=refit or not targets, gpu_architectures=targets if refit else ())
     if builder == "tensorrt_rtx":
@@ -150,8 +150,8 @@ def conflicts(settings: TensorRTConfiguration) -> Iterable[Problem]:
         if settings.refit and level in FITTED_TO_TEXT:
             message = f"is true for {level}, whose ranges of activations belong to one merge"
             yield Problem("refit", message, "use fp16 or bf16, or set formats.tensorrt.refit: false")
-        if found := lacking(level, settings.targets):
-            message = f"{', '.join(found)} does not compute in the type of {level}"
+        if unable := find_unable(level, settings.targets):
+            message = f"{', '.join(unable)} does not compute in the type of {level}"
             remedy = f"leave the target out (sm{LEAST_ARCHITECTURES[level]} is the first that does), or use fp16"
             yield Problem("quantization", message, remedy)
 
@@ -184,7 +184,7 @@ FORMAT = Format(
         name="tensorrt",
         files=("*.engine",),
         load="slipway_validate.runner.runtime_tensorrt:load",
-        # An engine runs nowhere else; what cannot be run is reported as not validated, the rest is validated all the same.
+        # An engine runs on GPUs only. Without one it is reported as not validated; other outputs are validated all the same.
         prefers=Needs(gpu=True),
         precision_file="engine.json",
         # float32 is multiplied in TF32, whose mantissa has 10 bits as in float16.

@@ -24,7 +24,7 @@ class Range(BaseModel):
     max: int = Field(ge=1)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_order(self) -> Self:
         if not self.min <= self.opt <= self.max:
             raise ValueError(f"min {self.min}, opt {self.opt}, max {self.max} must not decrease")
         return self
@@ -59,7 +59,7 @@ class TensorRTBuildParams(StageParams):
 
     @field_validator("targets")
     @classmethod
-    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
             if not TARGET.fullmatch(target):
                 raise ValueError(
@@ -69,7 +69,7 @@ class TensorRTBuildParams(StageParams):
 
     @field_validator("batch", "sequence")
     @classmethod
-    def _positive(cls, value: Range) -> Range:
+    def _check_positive(cls, value: Range) -> Range:
         if value.min < 1:
             raise ValueError("batch and sequence need at least one element: set min to 1 or more")
         return value
@@ -86,7 +86,7 @@ FITTED_TO_TEXT = ("int8_static", "fp8_static")
 """Levels whose graphs hold ranges of activations, which belong to one merge."""
 
 
-def lacking(level: str, targets: Iterable[str]) -> list[str]:
-    """Return the targets (``sm75``) whose GPUs do not have the type of a level."""
+def find_unable(level: str, targets: Iterable[str]) -> list[str]:
+    """Return the targets (``sm75``) whose GPUs lack the type of a level."""
     least = LEAST_ARCHITECTURES.get(level, 0)
     return [target for target in targets if int(target.removeprefix("sm")) < least]

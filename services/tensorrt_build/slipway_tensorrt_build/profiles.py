@@ -16,7 +16,7 @@ _PAST = "past_key_values."
 _UNLIMITED = 1 << 30
 _POINTS = ("min", "opt", "max")
 _SKIPPING, _SKIPPED = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2
-"""Models whose positions begin behind that of padding, and the positions that no token has."""
+"""Models whose positions begin after that of padding, and the number of positions that no token has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class _Point:
 
 def positions_of(config: Mapping[str, Any]) -> int:
     """Return the number of a model's positions by its ``config.json``; unlimited if it does not say."""
-    found = config.get("max_position_embeddings") or config.get("n_positions")
-    if not isinstance(found, int) or found <= 0:
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    if not isinstance(positions, int) or positions <= 0:
         return _UNLIMITED
-    return min(found - (_SKIPPED if config.get("model_type") in _SKIPPING else 0), _UNLIMITED)
+    return min(positions - (_SKIPPED if config.get("model_type") in _SKIPPING else 0), _UNLIMITED)
 
 
 def has_cache(inputs: Iterable[str]) -> bool:
@@ -71,7 +71,7 @@ def plan_profile(
 
     Args:
         inputs: Shape of each input as the network declares it, -1 for a dynamic axis.
-        params: Ranges of batch, sequence and past; that of the past counts for a graph with a cache.
+        params: Ranges of batch, sequence and past; the past counts only for a graph with a cache.
         positions: Number of the model's positions; sequence and past are each limited to it.
 
     Raises:
@@ -95,15 +95,15 @@ def plan_profile(
     }
 
 
-def limited_ranges(params: TensorRTBuildParams, positions: int, *, cached: bool) -> str:
-    """Say which sizes that were asked for exceed the model's positions, and what they become; empty if none does."""
-    found = [
+def describe_limited_ranges(params: TensorRTBuildParams, positions: int, *, cached: bool) -> str:
+    """Describe which requested sizes exceed the model's positions, and what they become; empty if none does."""
+    changes = [
         f"{axis}.{which} of {asked} becomes {most}"
         for axis, most in _limits(positions, cached=cached).items()
         for which in _POINTS
         if (asked := getattr(getattr(params, axis), which)) > most and (cached or axis != "past")
     ]
-    return f"the model has {positions} positions: {', '.join(found)}" if found else ""
+    return f"the model has {positions} positions: {', '.join(changes)}" if changes else ""
 
 
 def _limits(positions: int, *, cached: bool) -> dict[str, int]:

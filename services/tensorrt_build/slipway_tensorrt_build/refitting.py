@@ -1,4 +1,4 @@
-"""Give an engine that was built before the weights of another merge, instead of building one for the same graph again.
+"""Give a kept engine the weights of another merge, instead of building an engine for the same graph again.
 
 A merge of another adapter of the same base gives the same graph with other weights. TensorRT names an engine's weights as the graph's
 initializers are named, so the engine takes them by name. The engines to refit lie in the folder that the stage keeps on a machine.
@@ -20,7 +20,7 @@ from slipway.files.regular_file import sha256_of
 from slipway.stage import Context
 
 _MOST = 4
-"""Engines that are kept on a machine; the oldest go first."""
+"""Most engines that are kept on a machine; the oldest are deleted first."""
 _ENDING = ".refittable"
 
 
@@ -49,7 +49,7 @@ def skeleton_of(graph: Path) -> Skeleton:
     try:
         model = onnx.load(graph, load_external_data=False)
     except (OSError, DecodeError) as error:
-        raise _invalid(f"{graph.name} cannot be read ({error})") from error
+        raise _invalid_error(f"{graph.name} cannot be read ({error})") from error
     types = onnx.TensorProto
     floats: dict[int, str] = {types.FLOAT: "FLOAT", types.FLOAT16: "HALF", types.BFLOAT16: "BF16"}
     weights: dict[str, tuple[str, int]] = {}
@@ -62,7 +62,7 @@ def skeleton_of(graph: Path) -> Skeleton:
             bare = types(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
             tensor.CopyFrom(bare)
         elif tensor.data_location == types.EXTERNAL:
-            raise _invalid(f"{graph.name} has {tensor.name!r}, which is no float, in its data file")
+            raise _invalid_error(f"{graph.name} has {tensor.name!r}, which is no float, in its data file")
     del model.metadata_props[:]
     stored = model.SerializeToString(deterministic=True)
     return Skeleton(hashlib.sha256(stored).hexdigest(), dict(sorted(weights.items())))
@@ -88,7 +88,7 @@ class Refittable:
 
     Args:
         skeleton: The graph.
-        of: All else that an engine depends on, as JSON has it.
+        of: Everything else that an engine depends on, as values of JSON.
         graph: The file with the new weights.
         ctx: Context of the stage; without :attr:`~slipway.stage.Context.kept`, no engine is kept.
     """
@@ -100,12 +100,12 @@ class Refittable:
 
     def refit(self, trt: Any, logger: Any, errors: list[str]) -> bytes | None:
         """Return a kept engine with the new weights; None if there is none, or if TensorRT does not take them, which is logged."""
-        for path in self._kept(self._key):
+        for path in self._find_engines(self._key):
             if path.is_symlink() or sha256_of(path) != path.name.split(".")[1]:
                 self._ctx.log.info(f"{path.name} is damaged and is not refitted")
                 continue
             errors.clear()
-            made, why = self._refitted(trt, logger, path.read_bytes())
+            made, why = self._refit(trt, logger, path.read_bytes())
             if made is not None:
                 return made
             self._ctx.log.info(
@@ -118,22 +118,22 @@ class Refittable:
         if self._ctx.kept is None:
             return
         try:
-            replaced = self._kept(self._key)
-            others = [path for path in self._kept("*") if path not in replaced]
+            replaced = self._find_engines(self._key)
+            others = [path for path in self._find_engines("*") if path not in replaced]
             for path in [*replaced, *others[_MOST - 1 :]]:
                 path.unlink(missing_ok=True)
             os.link(engine, self._ctx.kept / f"{self._key}.{sha256}{_ENDING}")
         except OSError as error:
             self._ctx.log.info(f"the engine is not kept for other merges: {error}")
 
-    def _kept(self, key: str) -> list[Path]:
+    def _find_engines(self, key: str) -> list[Path]:
         """Return the kept engines, the newest first."""
         if self._ctx.kept is None:
             return []
-        found = self._ctx.kept.glob(f"{key}.*{_ENDING}")
-        return sorted(found, key=lambda path: (-path.lstat().st_mtime, path.name))
+        paths = self._ctx.kept.glob(f"{key}.*{_ENDING}")
+        return sorted(paths, key=lambda path: (-path.lstat().st_mtime, path.name))
 
-    def _refitted(self, trt: Any, logger: Any, plan: bytes) -> tuple[bytes | None, str]:
+    def _refit(self, trt: Any, logger: Any, plan: bytes) -> tuple[bytes | None, str]:
         engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
         if engine is None:
             return None, "it does not load"
@@ -151,7 +151,7 @@ class Refittable:
 
 
 def difference(skeleton: Skeleton, refitter: Any) -> str:
-    """Say how the weights of an engine differ from those of a graph; empty if names, types and sizes are the same."""
+    """Describe how the weights of an engine differ from those of a graph; empty if names, types and sizes are the same."""
     names = set(refitter.get_all_weights())
     if lost := sorted(skeleton.weights.keys() - names):
         return f"it has no weight {lost[0]!r}"
@@ -166,7 +166,7 @@ def difference(skeleton: Skeleton, refitter: Any) -> str:
     return ""
 
 
-def _invalid(message: str) -> TensorRTBuildError:
+def _invalid_error(message: str) -> TensorRTBuildError:
     return TensorRTBuildError(
         message,
         reason="ONNX_INVALID",

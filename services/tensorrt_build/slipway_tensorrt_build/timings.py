@@ -36,7 +36,7 @@ class Timings:
             )
 
     def give(self, config: Any) -> None:
-        """Give a builder the known times; what TensorRT does not take, as from another driver, is measured again."""
+        """Give a builder the known times. TensorRT measures again if it refuses them, such as those of another driver."""
         if self._file is None:
             return
         data = b""
@@ -49,7 +49,7 @@ class Timings:
             config.set_timing_cache(config.create_timing_cache(b""), False)
 
     def keep(self, config: Any) -> None:
-        """Keep what the builder knows after a build. A disk without space costs nothing but the times."""
+        """Keep the builder's times after a build. If the disk is full, only the times are lost."""
         cache = config.get_timing_cache() if self._file is not None else None
         if self._file is None or cache is None:
             return

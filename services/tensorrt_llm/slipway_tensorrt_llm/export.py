@@ -1,4 +1,4 @@
-"""Write a model's folder as a TensorRT-LLM checkpoint: plan, write, check, and add what lies beside the weights."""
+"""Write a model's folder as a TensorRT-LLM checkpoint: plan, write, check, and add the files beside the weights."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def export_model(source: Path, params: TensorRTLLMParams, ctx: Context) -> Path:
     fields = checkpoint_fields(model, dtype=dtype, tp=params.tp, pp=params.pp)
     (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     total = sum(file_bytes(planned, _TYPES[dtype]) for planned in plan.ranks)
-    report = _counting(ctx, "weights", total)
+    report = _progress_counter(ctx, "weights", total)
     written = [
         write_rank(folder / rank_file(rank), planned, plan.sources, dtype=_TYPES[dtype], on_bytes=report)
         for rank, planned in enumerate(plan.ranks)
     ]
     for each in written:
         ctx.digest(each.path, each.sha256)
-    checks = check_checkpoint(folder, plan, dtype=_TYPES[dtype], on_bytes=_counting(ctx, "checking", total))
+    checks = check_checkpoint(folder, plan, dtype=_TYPES[dtype], on_bytes=_progress_counter(ctx, "checking", total))
     _copy_companions(source, folder)
     _warn(model, ctx)
     facts = _facts(written, fields, plan, ctx.input_digests.get("pytorch", "")) | checks
@@ -65,7 +65,7 @@ def export_model(source: Path, params: TensorRTLLMParams, ctx: Context) -> Path:
 
 
 def _own_dtype(plan: Plan) -> str:
-    """Return the type of most of the model's weights, by their number."""
+    """Return the type that most of the model's weights have."""
     counts: dict[str, int] = {}
     for source in plan.sources.values():
         counts[source.info.dtype] = counts.get(source.info.dtype, 0) + source.info.numel
@@ -81,7 +81,7 @@ def _own_dtype(plan: Plan) -> str:
 
 
 def _copy_companions(source: Path, target: Path) -> None:
-    """Copy the tokenizer and what else lies beside the weights; ``config.json`` is the checkpoint's own."""
+    """Copy the tokenizer and other files beside the weights, but not ``config.json``, because the checkpoint has its own."""
     for path in companion_files(source):
         name = path.relative_to(source)
         if name != Path(CONFIG):
@@ -89,7 +89,7 @@ def _copy_companions(source: Path, target: Path) -> None:
             shutil.copyfile(real_file(source, name), target / name)
 
 
-def _counting(ctx: Context, phase: str, total: int) -> Callable[[int], None]:
+def _progress_counter(ctx: Context, phase: str, total: int) -> Callable[[int], None]:
     done = 0
 
     def count(size: int) -> None:
@@ -101,15 +101,15 @@ def _counting(ctx: Context, phase: str, total: int) -> Callable[[int], None]:
 
 
 def _warn(model: Model, ctx: Context) -> None:
-    found = model.architecture
+    architecture = model.architecture
     if model.decoder.windows:
         ctx.warn(
-            f"the graph of {found.class_name} has no sliding window: engines take it from runtime_defaults of the checkpoint's config.json; "
+            f"the graph of {architecture.class_name} has no sliding window: engines take it from runtime_defaults of the checkpoint's config.json; "
             "releases that do not know this field need max_attention_window where the engine is run"
         )
-    if found.qk_norms and abs(model.epsilon - 1e-5) > 1e-9:
+    if architecture.qk_norms and abs(model.epsilon - 1e-5) > 1e-9:
         ctx.warn(
-            f"TensorRT-LLM computes the norms of queries and keys of {found.class_name} with an epsilon of 1e-05, whatever the checkpoint "
+            f"TensorRT-LLM computes the norms of queries and keys of {architecture.class_name} with an epsilon of 1e-05, whatever the checkpoint "
             f"says; the model's is {model.epsilon:g}"
         )
 

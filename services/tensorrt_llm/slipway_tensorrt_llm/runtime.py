@@ -1,4 +1,4 @@
-"""Say that validation does not run checkpoints: TensorRT-LLM builds engines from them, on the GPU that runs them."""
+"""Explain that validation cannot run checkpoints: TensorRT-LLM builds engines from them, on the GPU that runs the engines."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from slipway_tensorrt_llm.params import TensorRTLLMParams
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _REPEATED = 0.02
-"""Share of the weights that each further GPU repeats at most: one head of keys and values in each layer of known models."""
+"""Largest share of the weights that each further GPU repeats: one head of keys and values in each layer of known models."""
 
 
 def run(inputs: Mapping[str, Path], params: TensorRTLLMParams, ctx: Context) -> dict[str, Path]:
@@ -28,7 +28,10 @@ def run(inputs: Mapping[str, Path], params: TensorRTLLMParams, ctx: Context) -> 
 
 
 def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
-    """Estimate a folder's size from above: a tied head is stored too, each GPU of a layer has the embedding, and several may have the same keys."""
+    """Return an upper estimate of a folder's size.
+
+    A tied head is stored too, each GPU of a layer has the embedding, and several may have the same keys.
+    """
     tp, each = int(params.get("tp", 1)), _BYTES.get(str(params.get("dtype")))
     weights, largest = (size.weights * each, size.largest * each) if each else (size.weight_bytes, size.largest_bytes)
     return int(weights * (1 + _REPEATED * (tp - 1))) + tp * largest + size.companion_bytes

@@ -1,4 +1,4 @@
-"""Make programs: capture a module by torch.export with varying shapes, and compile it ahead of time."""
+"""Make programs: capture a module by torch.export with dynamic shapes, and compile it ahead of time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from slipway.errors import TorchGraphError
-from slipway.machine.environment import variable_set
+from slipway.machine.environment import set_variable
 from slipway_torchscript.interface import Interface, Tensors
 from slipway_torchscript.tracing import graph_error
 
 symbols: Any = importlib.import_module("torch.fx.experimental._config")
-"""Settings of torch.export's sizes; torch makes the module's methods when it is imported, so no checker knows them."""
+"""Settings of torch.export's sizes. torch adds the module's methods on import, so type checkers do not know them."""
 COMPILERS = ("g++", "clang++", "c++")
 MOST_ROWS, MOST_TOKENS = 1 << 16, 1 << 20
 _DATA = re.compile(r"data-dependent|control flow|GuardOnDataDependent", re.I)
@@ -28,29 +28,29 @@ _AXIS = re.compile(r"Constraints violated|specialized|Not all values of", re.I)
 _SIZE = r"L\['\w+'\](?:\[\d+\])?\.size\(\)\[\d+\]"
 _ONE = re.compile(rf"\(?{_SIZE}(?: [+*] {_SIZE}|\*{_SIZE})*\)? (?:!= 1|> 1)")
 _INDUCTOR = {"cpp_cache_precompile_headers": False}
-"""Compiled headers would outlive the attempt, and cost more than the few files of a model gain by them."""
+"""Precompiled headers would outlive the attempt, and cost more time than they save for a model's few files."""
 _LONGEST_MESSAGE = 400
 
 
-def captured(interface: Interface, sample: Tensors, positions: int) -> Any:
-    """Return the exported program of a module, whose batch, sequence and past vary.
+def capture_module(interface: Interface, sample: Tensors, positions: int) -> Any:
+    """Capture a module as an exported program whose batch, sequence and past vary.
 
     Raises:
         TorchGraphError: ``DYNAMIC_SHAPE`` if an axis would be fixed or the code branches on values, ``TORCH_GRAPH_FAILED``.
     """
-    if interface.cache:  # the file holds the sample: computed keys and values would differ by the number of threads
+    if interface.cache:  # the file stores the sample; computed keys and values would vary with the number of threads
         *others, past = sample
         sample = (*others, [torch.zeros_like(each) for each in past])
     try:
-        # Sizes of 0 and 1 are sizes like others: without this, torch.export takes for granted that an axis is above 1.
+        # Without this, torch.export assumes that every axis is above 1.
         with symbols.patch(backed_size_oblivious=True), torch.no_grad(), _quiet():
             program = torch.export.export(
                 interface.module, sample, dynamic_shapes=_shapes(interface, sample, positions), strict=False
             )
     except Exception as error:  # torch.export lets any exception of the model's or its own code through
         said = " ".join(str(error).split())
-        if found := _DATA.search(said) or _AXIS.search(said):
-            values = found.re is _DATA
+        if match := _DATA.search(said) or _AXIS.search(said):
+            values = match.re is _DATA
             raise TorchGraphError(
                 f"{'the code branches on values' if values else 'an axis would be fixed'}: {said[:_LONGEST_MESSAGE]}",
                 reason="DYNAMIC_SHAPE",
@@ -58,26 +58,26 @@ def captured(interface: Interface, sample: Tensors, positions: int) -> Any:
                 about={"kind": "data" if values else "axis", "architecture": type(interface.module).__name__},
             ) from error
         raise graph_error(interface.module, "export", error) from error
-    # Kernels are chosen by whether an axis has the size 1, and each computes any size: the comparison runs calls in which batch, sequence,
-    # past or all of them are 1. All other conditions of the capture stay in the program, which refuses calls that break them.
+    # Conditions on an axis of size 1 only choose kernels, and each kernel computes any size: the comparison runs calls in which batch,
+    # sequence, past or all of them are 1. The program keeps all other conditions, and refuses calls that break them.
     program._guards_code = [guard for guard in program._guards_code if not is_condition_on_one(guard)]
     return program
 
 
 def is_condition_on_one(guard: str) -> bool:
-    """Return whether a condition of the capture is that an axis of an input, or a sum or product of several, is not one."""
+    """Return whether a condition of the capture says that an input's axis, or a sum or product of several, is not 1."""
     return _ONE.fullmatch(guard) is not None
 
 
 def _shapes(interface: Interface, sample: Tensors, positions: int) -> tuple[Any, ...]:
-    """Return the varying axes of every input."""
+    """Return the dynamic axes of every input."""
     longest = min(positions, MOST_TOKENS)
     rows: Any = None if interface.one_row else torch.export.Dim("batch", min=1, max=MOST_ROWS)
     tokens = torch.export.Dim("sequence", min=1, max=longest)
     if not interface.cache:
         return ({0: rows, 1: tokens},) * len(sample)
     past = torch.export.Dim("past", min=0, max=longest)
-    total = torch.export.Dim.DYNAMIC  # past + sequence, which torch.export finds itself
+    total = torch.export.Dim.DYNAMIC  # past + sequence: torch.export infers it
     return {0: rows, 1: tokens}, {0: rows, 1: total}, {0: rows, 1: tokens}, [{0: rows, 2: past}] * len(interface.cache)
 
 
@@ -89,7 +89,7 @@ def save(program: Any, path: Path) -> None:
 
 def compiler() -> str:
     """Return the C++ compiler that AOTInductor would call; empty if there is none."""
-    return next((found for name in COMPILERS if (found := shutil.which(name))), "")
+    return next((path for name in COMPILERS if (path := shutil.which(name))), "")
 
 
 def compile_ahead(program: Any, path: Path, scratch: Path) -> None:
@@ -101,10 +101,10 @@ def compile_ahead(program: Any, path: Path, scratch: Path) -> None:
     from torch._inductor import aoti_compile_and_package
 
     try:
-        # Only a variable says where Inductor keeps what it generates.
-        with variable_set("TORCHINDUCTOR_CACHE_DIR", str(scratch)), torch.no_grad(), _quiet():
+        # Inductor takes the folder of its generated files only from this variable.
+        with set_variable("TORCHINDUCTOR_CACHE_DIR", str(scratch)), torch.no_grad(), _quiet():
             aoti_compile_and_package(program, package_path=str(path), inductor_configs=_INDUCTOR)
-    except Exception as error:  # so does the compiler
+    except Exception as error:  # the compiler raises errors of any class
         raise graph_error(program.graph_module, "compile", error) from error
 
 

@@ -1,4 +1,4 @@
-"""The work of the stages: load, compute what is expected, capture, write, and compare what was written."""
+"""The work of the stages: load, compute expected results, capture, write, and compare the written graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipway.errors import TorchGraphError
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.pytorch.rotary import compute_frequencies_in_graph
 from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
-from slipway.proof.cases import cases, sample, unproven
+from slipway.proof.cases import cases, first_unproven_length, sample
 from slipway.stage import Context
 from slipway_torchscript import capture, tracing
 from slipway_torchscript.interface import LONGEST_PROOF, Interface, interface_of, open_source
@@ -37,11 +37,13 @@ def export_torchscript(folder: Path, target: Path, params: TorchScriptParams, ct
     Raises:
         TorchGraphError: With the reasons that the README lists.
     """
-    source, interface, expected = _opened(folder, params, ctx)
+    source, interface, expected = _prepare(folder, params, ctx)
     example = interface.feeds(sample(cached=bool(interface.cache), one_row=interface.one_row))
     ctx.progress("tracing", done=2, total=_STEPS, unit="steps")
-    script, branches = tracing.traced(interface.module, example, control_flow=params.control_flow)
-    if branches and (tokens := unproven(positions=source.most, thresholds=source.thresholds, longest=LONGEST_PROOF)):
+    script, branches = tracing.trace_module(interface.module, example, control_flow=params.control_flow)
+    if branches and (
+        tokens := first_unproven_length(positions=source.most, thresholds=source.thresholds, longest=LONGEST_PROOF)
+    ):
         error = tracing.lost_branch_error(branches)
         raise TorchGraphError(
             f"{error.message}; beyond {tokens} tokens, where it decides otherwise, nothing is compared",
@@ -54,14 +56,14 @@ def export_torchscript(folder: Path, target: Path, params: TorchScriptParams, ct
         "proven_branches": list(map(str, branches)),
         "optimized": params.optimize,
     }
-    script = tracing.frozen(script, optimize=params.optimize)
+    script = tracing.freeze_script(script, optimize=params.optimize)
     ctx.progress("writing", done=3, total=_STEPS, unit="steps")
     tracing.save(script, target / SCRIPT)
     per_token, dtype = interface.per_token, interface.dtype
-    del source, interface, script, example  # the written graph is compared alone in memory
+    del source, interface, script, example  # free the model before the written graph is loaded
     ctx.progress("comparing", done=4, total=_STEPS, unit="steps")
-    found = compare(torch.jit.load(str(target / SCRIPT)), expected, per_token=per_token, dtype=dtype)
-    _finish(folder, target, facts | {"differences": found}, (SCRIPT,), ctx)
+    differences = compare(torch.jit.load(str(target / SCRIPT)), expected, per_token=per_token, dtype=dtype)
+    _finish(folder, target, facts | {"differences": differences}, (SCRIPT,), ctx)
 
 
 def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: Context) -> None:
@@ -70,10 +72,10 @@ def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: C
     Raises:
         TorchGraphError: With the reasons that the README lists.
     """
-    source, interface, expected = _opened(folder, params, ctx)
+    source, interface, expected = _prepare(folder, params, ctx)
     example = interface.feeds(sample(cached=bool(interface.cache), one_row=interface.one_row))
     ctx.progress("capturing", done=2, total=_STEPS, unit="steps")
-    program = capture.captured(interface, example, source.most)
+    program = capture.capture_module(interface, example, source.most)
     facts = _facts(source, interface)
     per_token, dtype = interface.per_token, interface.dtype
     del source, interface, example
@@ -93,7 +95,7 @@ def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: C
     _finish(folder, target, facts, tuple(files), ctx)
 
 
-def _opened(
+def _prepare(
     folder: Path, params: TorchScriptParams | TorchExportParams, ctx: Context
 ) -> tuple[TextModel, Interface, list[Expected]]:
     """Load the model and compute its results for every case, before anything changes it."""
@@ -118,9 +120,9 @@ def _opened(
 
 
 def _compile(program: Any, target: Path, ctx: Context) -> str:
-    """Compile the program if a compiler is there; return its path, empty without one."""
-    found = capture.compiler()
-    if not found:
+    """Compile the program; return the compiler's path, or an empty string if there is no compiler."""
+    compiler = capture.compiler()
+    if not compiler:
         ctx.warn(
             f"{COMPILED} is not delivered: AOTInductor needs a C++ compiler ({', '.join(capture.COMPILERS)}), and this worker has none"
         )
@@ -130,7 +132,7 @@ def _compile(program: Any, target: Path, ctx: Context) -> str:
         capture.compile_ahead(program, target / COMPILED, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return found
+    return compiler
 
 
 def _facts(source: TextModel, interface: Interface) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class TorchExportConfiguration(LevelSettings):
 
 
 def plan_torchscript(request: FormatRequest[TorchScriptConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a task for the float32 graph, if it is asked for, and one for each level."""
+    """Plan one task for each level, and one for the float32 graph if it is requested."""
     flow = request.settings.control_flow
     return _plan(
         request, "torchscript", {"optimize": request.settings.optimize} | ({"control_flow": flow} if flow else {})
@@ -62,7 +62,7 @@ def plan_torchscript(request: FormatRequest[TorchScriptConfiguration]) -> tuple[
 
 
 def plan_torch_export(request: FormatRequest[TorchExportConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a task for the float32 program, if it is asked for, and one for each level."""
+    """Plan one task for each level, and one for the float32 program if it is requested."""
     return _plan(request, "torch_export", {"aot": request.settings.aot})
 
 
@@ -88,7 +88,7 @@ def _plan(
 
 
 def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
-    """Estimate an output's size, from above: the graph itself is small."""
+    """Return an upper bound of an output's size; the graph itself is small."""
     weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
     return int(size.weights * weight) + size.companion_bytes + size.graph_bytes
 

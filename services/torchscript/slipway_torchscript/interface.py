@@ -1,4 +1,4 @@
-"""The interfaces of graphs: modules with tensors alone as inputs and outputs, and inputs for them.
+"""The interfaces of graphs: modules whose inputs and outputs are tensors only, and inputs for them.
 
 Axes: B = batch, S = tokens of this call, P = tokens before it, H = heads, D = width of a head.
 """
@@ -32,7 +32,7 @@ from slipway_torchscript.params import refusal_reason
 Tensors = tuple[Any, ...]
 """Inputs of a call: tensors, and for a decoder a list of keys and values last."""
 PER_TOKEN = (TOKEN_CLASSIFIER, QUESTION_ANSWERING, MASKED_LANGUAGE_MODEL, FEATURE_EXTRACTION)
-"""Families whose outputs are per token, but for the sentence embedding."""
+"""Families whose outputs are per token, except the sentence embedding."""
 
 
 class CachedDecoder(torch.nn.Module):
@@ -52,18 +52,18 @@ class CachedDecoder(torch.nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return logits (B, S, V), and keys and values (B, H, P + S, D). past: keys, values of each layer, (B, H, P, D)."""
         positions = {"position_ids": position_ids} if self._positions else {}
-        found = self.model(
+        output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             past_key_values=DynamicCache(list(zip(past[::2], past[1::2], strict=True))),
             use_cache=True,
             **positions,
         )
-        return found.logits, [part for layer in found.past_key_values.layers for part in (layer.keys, layer.values)]
+        return output.logits, [part for layer in output.past_key_values.layers for part in (layer.keys, layer.values)]
 
 
 class TextReader(torch.nn.Module):
-    """A model of a whole text: ``forward(tokens, mask)``, and the tokens' types if the model has several."""
+    """A model that reads a whole text: ``forward(tokens, mask)``, and token types if the model has several."""
 
     def __init__(self, model: Any, family: Family, pooling: Pooling | None) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class TextReader(torch.nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """Return the outputs of the family, and then the sentence embedding if the model has one. All inputs: (B, S)."""
+        """Return the family's outputs, then the sentence embedding if the model has one. All inputs: (B, S)."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
-        results = tuple(found[name] for name in self._outputs)
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        results = tuple(output[name] for name in self._outputs)
         if self._pooling is None:
             return results
         return (*results, pool(results[0], attention_mask, self._pooling))
@@ -83,7 +83,7 @@ class TextReader(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Interface:
-    """What goes into a graph and comes out of it.
+    """Inputs and outputs of a graph.
 
     Attributes:
         module: The module that is traced.
@@ -91,9 +91,9 @@ class Interface:
         outputs: Names of the outputs, in order; ``present`` is a list of tensors.
         cache: (H, D) of each tensor of ``past``.
         per_token: Names of outputs with results of every token, (B, S, ...).
-        one_row: Whether the model takes one text only.
+        one_row: Whether the model takes only one text at a time.
         vocabulary: Number of tokens.
-        padding: Token in places without one.
+        padding: Padding token.
         dtype: Type of keys and values.
     """
 
@@ -108,7 +108,7 @@ class Interface:
     dtype: torch.dtype
 
     def feeds(self, case: Case) -> Tensors:
-        """Return inputs for a case: random tokens, with padding on the left for decoders and on the right for others."""
+        """Return inputs for a case: random tokens, padded on the left for decoders and on the right for others."""
         generator = torch.Generator().manual_seed(case.sequence)
         total = case.past + case.sequence
         ids = torch.randint(3, self.vocabulary, (case.batch, total), generator=generator)
@@ -125,11 +125,11 @@ class Interface:
         if case.past:
             before = slice(0, case.past)
             _, past = self.module(ids[:, before].clone(), mask[:, before].clone(), positions[:, before].clone(), past)
-        # Copies, because torch.export takes a view's size for a fact about the model.
+        # Copies, because torch.export would treat a view's size as fixed.
         return ids[:, case.past :].clone(), mask, positions[:, case.past :].clone(), [each.clone() for each in past]
 
     def empty(self, batch: int) -> list[torch.Tensor]:
-        """Return keys and values of no token."""
+        """Return empty keys and values."""
         return [torch.zeros(batch, heads, 0, width, dtype=self.dtype) for heads, width in self.cache]
 
 
@@ -161,14 +161,14 @@ def interface_of(source: TextModel, pooling: Pooling | None) -> Interface:
     names = ("input_ids", "attention_mask", *(("token_type_ids",) if types else ()))
     outputs = (*family.outputs, *((SENTENCE_EMBEDDING,) if pooling else ()))
     per_token = frozenset(family.outputs) if family in PER_TOKEN else frozenset()
-    # A decoder with a classifier finds the last token by its padding token, and refuses several texts without one.
+    # A decoder with a classifier needs a padding token to find the last token, and refuses several texts without one.
     alone = family is SEQUENCE_CLASSIFIER and padding is None and source.model.get_decoder() is not source.model
     module = TextReader(source.model, family, pooling)
     return Interface(module, names, outputs, (), per_token, alone, *sizes, source.model.dtype)
 
 
 def _cache(model: Any) -> tuple[tuple[int, int], ...]:
-    """Return (H, D) of keys and values in each layer, which only the model's code knows."""
+    """Return (H, D) of keys and values in each layer; only a call of the model tells them."""
     with torch.no_grad():
         try:
             past = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=DynamicCache(), use_cache=True)
@@ -190,7 +190,7 @@ def _strange(model: Any, what: str) -> Exception:
 
 
 LONGEST_PROOF = 512
-"""Longest text that the comparison with PyTorch runs."""
+"""Longest text in the comparison with PyTorch."""
 
 
 def open_source(folder: Path, *, title: str, dtype: torch.dtype, attention: str) -> TextModel:
@@ -203,7 +203,7 @@ def open_source(folder: Path, *, title: str, dtype: torch.dtype, attention: str)
 
 
 def unsupported(why: str, **about: object) -> TorchGraphError:
-    """Return the error for a model of which no graph can be made."""
+    """Return the error for a model that cannot become a graph."""
     return TorchGraphError(
         why, reason="FAMILY_UNSUPPORTED", remedy="leave this format out for this model", about=dict(about)
     )

@@ -12,7 +12,6 @@ from slipway.stage import StageParams
 LEVELS = {"fp16": "float16", "bf16": "bfloat16"}
 """Levels of both formats, and the type in which the graph stores and computes."""
 
-
 PRODUCT = "PyTorch graph"
 """What the formats make, in messages."""
 
@@ -47,11 +46,11 @@ class TorchExportParams(_GraphParams):
 
 SCRIPT, PROGRAM, COMPILED = "model.pt", "model.pt2", "model.aoti.pt2"
 DESCRIPTIONS = {SCRIPT: "torchscript.json", PROGRAM: "torch_export.json"}
-"""File beside a graph that says what it takes and gives."""
+"""File beside a graph that describes its inputs and outputs."""
 
 
 def refusal_reason(config: ModelConfig) -> str:
-    """Return why no graph is made of a model; empty if one is."""
+    """Return why a model cannot become a graph; empty if it can."""
     why = config.why_no_text_graph(PRODUCT)
     if not why and config.get("is_encoder_decoder"):
         return f"the model is of the kind {config.description} with a separate encoder, of which no {PRODUCT} is made"

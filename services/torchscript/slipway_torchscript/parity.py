@@ -23,7 +23,7 @@ class Expected:
     Attributes:
         case: The shape.
         feeds: The inputs.
-        results: The outputs by name, in which only places of tokens count.
+        results: The outputs by name. Only results at tokens count, not at padding.
     """
 
     case: Case
@@ -33,30 +33,30 @@ class Expected:
 
 @torch.no_grad()
 def expect(interface: Interface, cases: Iterable[Case]) -> list[Expected]:
-    """Compute the results of the module for every case."""
-    found = []
+    """Compute the module's results for every case."""
+    expected = []
     for case in cases:
         feeds = interface.feeds(case)
-        found.append(Expected(case, feeds, dict(zip(interface.outputs, interface.module(*feeds), strict=True))))
-    return found
+        expected.append(Expected(case, feeds, dict(zip(interface.outputs, interface.module(*feeds), strict=True))))
+    return expected
 
 
 @torch.no_grad()
 def compare(run: Run, expected: list[Expected], *, per_token: frozenset[str], dtype: torch.dtype) -> dict[str, float]:
-    """Run a graph on every case; return its largest difference by case.
+    """Run a graph on every case; return its largest difference from PyTorch by case.
 
     Raises:
         TorchGraphError: ``EXPORT_PARITY_FAILED`` for the first case that differs or that the graph cannot run.
     """
     allowed = LIMITS[str(dtype).removeprefix("torch.")]
-    found = {}
+    differences_by_case = {}
     for each in expected:
         try:
             results = run(*each.feeds)
-        except Exception as error:  # a graph raises errors of any class where its sample's shape is part of it
-            raise _failed(each.case, f"the graph cannot run it: {' '.join(str(error).split())[-300:]}") from error
-        if (found_shapes := _shapes(results)) != (shapes := _shapes(list(each.results.values()))):
-            raise _failed(each.case, f"results have the shapes {found_shapes} instead of {shapes}")
+        except Exception as error:  # a graph that depends on its sample's shape raises errors of any class
+            raise _parity_error(each.case, f"the graph cannot run it: {' '.join(str(error).split())[-300:]}") from error
+        if (result_shapes := _shapes(results)) != (shapes := _shapes(list(each.results.values()))):
+            raise _parity_error(each.case, f"results have the shapes {result_shapes} instead of {shapes}")
         differences = [
             _difference(name, result, wanted, each.feeds[1], per_token=per_token)
             for (name, wanted), result in zip(each.results.items(), results, strict=True)
@@ -64,20 +64,20 @@ def compare(run: Run, expected: list[Expected], *, per_token: frozenset[str], dt
         worst = max(difference.share for difference in differences)
         if worst > allowed:
             wrong = largest(differences).largest
-            raise _failed(each.case, f"results differ by {wrong:.2e}", max_abs_diff=wrong, allowed=allowed)
-        found[each.case.name] = float(f"{worst:.2e}")
-    return found
+            raise _parity_error(each.case, f"results differ by {wrong:.2e}", max_abs_diff=wrong, allowed=allowed)
+        differences_by_case[each.case.name] = float(f"{worst:.2e}")
+    return differences_by_case
 
 
 def _shapes(results: Any) -> Any:
-    """Return the shapes of results, in lists as they are; a class that is no tensor by its name."""
+    """Return the shapes of results, nested like the results; for anything but a tensor, the name of its class."""
     if isinstance(results, (list, tuple)):
         return [_shapes(each) for each in results]
     return tuple(results.shape) if isinstance(results, torch.Tensor) else type(results).__name__
 
 
 def _difference(name: str, result: Any, wanted: Any, mask: torch.Tensor, *, per_token: frozenset[str]) -> Difference:
-    """Return the difference of an output; places of padding do not count."""
+    """Return the difference of an output, without positions of padding."""
     if isinstance(wanted, (list, tuple)):
         pairs = [
             (one.transpose(1, 2)[mask > 0], other.transpose(1, 2)[mask > 0])
@@ -91,7 +91,7 @@ def _difference(name: str, result: Any, wanted: Any, mask: torch.Tensor, *, per_
     return largest(difference(one.float().numpy(), other.float().numpy()) for one, other in pairs)
 
 
-def _failed(case: Case, what: str, **about: object) -> TorchGraphError:
+def _parity_error(case: Case, what: str, **about: object) -> TorchGraphError:
     return TorchGraphError(
         f"the graph is not what PyTorch computes for {case.name} "
         f"({case.batch} x {case.sequence} tokens after {case.past}): {what}",

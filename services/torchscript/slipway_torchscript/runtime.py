@@ -1,4 +1,4 @@
-"""Run graphs of PyTorch by torch alone: neither transformers nor any class of the model is imported."""
+"""Run graphs of PyTorch by torch alone, without transformers or the model's own classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from slipway.files.regular_file import sha256_of
-from slipway.machine.environment import variable_set
+from slipway.machine.environment import set_variable
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway.proof.numerics import Logits
@@ -50,12 +50,12 @@ class Graph:
     def run(self, *inputs: Any) -> dict[str, Any]:
         """Return the outputs of one call by name."""
         try:
-            found = self._run(*inputs)
+            results = self._run(*inputs)
         except RuntimeError as error:
             raise Unusable(f"torch cannot run it: {' '.join(str(error).split())[-500:]}") from error
-        if len(found) != len(self.outputs):
-            raise Unusable(f"it has {len(found)} outputs instead of {len(self.outputs)}")
-        return dict(zip(self.outputs, found, strict=True))
+        if len(results) != len(self.outputs):
+            raise Unusable(f"it has {len(results)} outputs instead of {len(self.outputs)}")
+        return dict(zip(self.outputs, results, strict=True))
 
 
 class _GraphModel(LanguageModel):
@@ -72,7 +72,7 @@ class _GraphModel(LanguageModel):
 
 
 class GraphDecoder(_GraphModel):
-    """A decoder with its cache as inputs and outputs; see :class:`slipway.proof.runtime.LanguageModel`."""
+    """A decoder that takes and returns its cache; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
@@ -81,8 +81,8 @@ class GraphDecoder(_GraphModel):
             rows = len(step.input_ids)
             past = [torch.zeros(rows, heads, 0, width, dtype=self._graph.dtype) for heads, width in self._graph.cache]
         given = (_tensor(each) for each in (step.input_ids, step.attention_mask, step.position_ids))
-        found = self._graph.run(*given, past)
-        return found["logits"].float().numpy(), list(found["present"])
+        outputs = self._graph.run(*given, past)
+        return outputs["logits"].float().numpy(), list(outputs["present"])
 
 
 class GraphText(TextReader, _GraphModel):
@@ -96,8 +96,8 @@ class GraphText(TextReader, _GraphModel):
         """As :meth:`slipway.proof.text_models.TextReader.results`."""
         ids, mask = _tensor(step.input_ids), _tensor(step.attention_mask)
         given = (ids, mask, torch.zeros_like(ids))[: len(self._graph.inputs)]
-        found = self._graph.run(*given)
-        return [found[name].float().numpy() for name in names]
+        outputs = self._graph.run(*given)
+        return [outputs[name].float().numpy() for name in names]
 
 
 def load_script(folder: Path, *, threads: int) -> LanguageModel:
@@ -115,8 +115,8 @@ def load_program(folder: Path, *, threads: int) -> LanguageModel:
     Raises:
         Unusable: torch cannot load it, or it is not what its description says.
     """
-    # Whether weights are pickles is for the archive to say; then they are unpickled without running anything.
-    with variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
+    # The archive says whether its weights are pickles. With this variable, unpickling them runs no code.
+    with set_variable("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
         return _load(folder, PROGRAM, "torch.export", lambda path: torch.export.load(path).module(), threads=threads)
 
 
@@ -128,8 +128,8 @@ def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, 
     try:
         graph = Graph(read(str(folder / name)), facts)
     except (RuntimeError, ValueError, KeyError, OSError, TypeError, AssertionError, pickle.UnpicklingError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise Unusable(f"torch cannot load {name}: {type(error).__name__}: {said}") from error
+        message = " ".join(str(error).split())[:300]
+        raise Unusable(f"torch cannot load {name}: {type(error).__name__}: {message}") from error
     stored = stored_dtype(folder)
     if family is DECODER:
         if graph.outputs != ("logits", "present") or not graph.cache:
@@ -150,15 +150,15 @@ def _check_digest(path: Path, facts: dict[str, Any]) -> None:
 
 
 def _names(facts: dict[str, Any], key: str) -> tuple[str, ...]:
-    found = facts.get(key)
-    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+    names = facts.get(key)
+    if not isinstance(names, list) or not names or not all(isinstance(each, str) for each in names):
         raise Unusable(f"its description names no {key}")
-    return tuple(found)
+    return tuple(names)
 
 
 def _cache(facts: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    found = facts.get("cache")
-    sizes = found if isinstance(found, list) else []
+    entry = facts.get("cache")
+    sizes = entry if isinstance(entry, list) else []
     for size in sizes:
         if (
             not isinstance(size, list)

@@ -1,4 +1,4 @@
-"""Make TorchScript: trace a module, compile the parts whose control flow a trace would lose, freeze, and save."""
+"""Make TorchScript: trace a module, compile the parts whose control flow a trace would lose, freeze it, and save it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from slipway_torchscript.interface import Tensors
 _LONGEST_MESSAGE = 400
 
 
-def traced(module: torch.nn.Module, sample: Tensors, *, control_flow: str) -> tuple[Any, list[Branch]]:
-    """Return the TorchScript of a module, and the branches of its code that depend on the sample.
+def trace_module(module: torch.nn.Module, sample: Tensors, *, control_flow: str) -> tuple[Any, list[Branch]]:
+    """Trace a module to TorchScript; return it with the branches of its code that depend on the sample.
 
     Args:
         module: The module.
         sample: Inputs of one call.
-        control_flow: ``trace`` refuses a trace that depends on its sample, ``script`` compiles the modules that branch and traces the
-            rest, ``prove`` keeps the trace unless it depends on computed values, of which no comparison at other shapes finds the others.
+        control_flow: ``trace`` refuses a trace that depends on its sample. ``script`` compiles the modules that branch and traces the
+            rest. ``prove`` keeps the trace unless it depends on computed values: comparisons at other shapes cannot try all of those.
 
     Raises:
         TorchGraphError: ``TRACER_WARNING``, ``TORCHSCRIPT_UNSCRIPTABLE`` (a module that branches cannot be compiled), ``TORCH_GRAPH_FAILED``.
@@ -34,17 +34,17 @@ def traced(module: torch.nn.Module, sample: Tensors, *, control_flow: str) -> tu
     script, branches = _trace(module, sample)
     if branches and control_flow == "script":
         module = script_branching(module, branches)
-        if isinstance(module, torch.jit.ScriptModule):  # the outermost module branches: all of it is compiled
+        if isinstance(module, torch.jit.ScriptModule):  # the outermost module branches, so all of it is compiled
             return module, []
         script, branches = _trace(module, sample)
-    lost = branches if control_flow != "prove" else _on_values(module, sample, branches)
+    lost = branches if control_flow != "prove" else _value_branches(module, sample, branches)
     if lost:
         raise lost_branch_error(lost)
     return script, branches
 
 
 class _Readings(TorchFunctionMode):
-    """Notes the places where Python reads a tensor. Without a tracer, sizes are no tensors."""
+    """Records where Python reads a tensor's value. Outside a tracer, sizes are not tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ class _Readings(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _on_values(module: torch.nn.Module, sample: Tensors, branches: Sequence[Branch]) -> list[Branch]:
-    """Return the branches that depend on values; those on masks do not count, because calls with and without padding are compared."""
-    found = [branch for branch in branches if branch.kind != MASKING]
-    if not found:
+def _value_branches(module: torch.nn.Module, sample: Tensors, branches: Sequence[Branch]) -> list[Branch]:
+    """Return the branches that depend on values, except those on masks: the comparison runs calls with and without padding."""
+    relevant = [branch for branch in branches if branch.kind != MASKING]
+    if not relevant:
         return []
     with _Readings() as read, torch.no_grad():
         module(*sample)
-    return [branch for branch in found if (str(branch.path), branch.line) in read.places]
+    return [branch for branch in relevant if (str(branch.path), branch.line) in read.places]
 
 
 def _trace(module: torch.nn.Module, sample: Tensors) -> tuple[Any, list[Branch]]:
@@ -79,7 +79,7 @@ def _trace(module: torch.nn.Module, sample: Tensors) -> tuple[Any, list[Branch]]
 
 
 def script_branching(module: torch.nn.Module, branches: Sequence[Branch]) -> torch.nn.Module:
-    """Compile the submodules whose code branches, in place; return the module, which is compiled if it branches itself.
+    """Compile the submodules whose code branches, in place; return the module, compiled if it branches itself.
 
     Raises:
         TorchGraphError: ``TORCHSCRIPT_UNSCRIPTABLE`` if a branch is outside all submodules, or one cannot be compiled.
@@ -87,13 +87,13 @@ def script_branching(module: torch.nn.Module, branches: Sequence[Branch]) -> tor
     for branch in branches:
         owners = [name for name, each in module.named_modules() if _has_line(each, branch)]
         if not owners:
-            raise _unscriptable(branch, "it is not in the forward of a module")
+            raise _unscriptable_error(branch, "it is not in the forward of a module")
         for name in owners:
             try:
                 compiled = torch.jit.script(module.get_submodule(name))
-            except Exception as error:  # the compiler raises errors of many classes for Python that it does not know
+            except Exception as error:  # the compiler raises errors of many classes for Python that it does not support
                 said = " ".join(str(error).split())[:_LONGEST_MESSAGE]
-                raise _unscriptable(
+                raise _unscriptable_error(
                     branch, f"torch.jit.script cannot compile {name or type(module).__name__}: {said}"
                 ) from error
             if not name:
@@ -114,8 +114,8 @@ def _has_line(module: torch.nn.Module, branch: Branch) -> bool:
     return path is not None and Path(path) == branch.path and first <= branch.line < first + len(lines)
 
 
-def frozen(script: Any, *, optimize: bool) -> Any:
-    """Return the script with weights as constants; with ``optimize``, rewritten for inference on CPUs."""
+def freeze_script(script: Any, *, optimize: bool) -> Any:
+    """Freeze a script, so that its weights are constants; with ``optimize``, also rewrite it for inference on CPUs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         script = torch.jit.freeze(script.eval())
@@ -126,7 +126,7 @@ def save(script: Any, path: Path) -> None:
     """Write a script's file.
 
     Raises:
-        TorchGraphError: ``TORCH_GRAPH_FAILED`` if a form of its weights cannot be stored.
+        TorchGraphError: ``TORCH_GRAPH_FAILED`` if torch cannot store a layout of its weights.
     """
     try:
         script.save(str(path))
@@ -135,7 +135,7 @@ def save(script: Any, path: Path) -> None:
 
 
 def lost_branch_error(branches: Sequence[Branch]) -> TorchGraphError:
-    """Return the error that refuses a trace for the first of these places."""
+    """Return the error that refuses a trace because of the first of these branches."""
     first = branches[0]
     return TorchGraphError(
         f"the trace would lose a branch at {first.file}:{first.line}: {first.code} ({first.message})",
@@ -146,7 +146,7 @@ def lost_branch_error(branches: Sequence[Branch]) -> TorchGraphError:
 
 
 def graph_error(module: object, step: str, error: Exception) -> TorchGraphError:
-    """Return the error for a step at which torch fails."""
+    """Return the error for a step that failed in torch."""
     said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
     inner = getattr(module, "model", module)
     return TorchGraphError(
@@ -157,7 +157,7 @@ def graph_error(module: object, step: str, error: Exception) -> TorchGraphError:
     )
 
 
-def _unscriptable(branch: Branch, why: str) -> TorchGraphError:
+def _unscriptable_error(branch: Branch, why: str) -> TorchGraphError:
     return TorchGraphError(
         f"the branch at {branch.file}:{branch.line} cannot be kept: {why}",
         reason="TORCHSCRIPT_UNSCRIPTABLE",

@@ -27,7 +27,7 @@ DECODE_STEPS = 6
 DEFAULT_VOCABULARY = 1 << 18
 
 
-def family_named(name: str) -> Family:
+def find_family(name: str) -> Family:
     """Return the family of this name."""
     return next(family for family in FAMILIES if family.name == name)
 
@@ -40,14 +40,14 @@ def shape_cases(
     With ``embedding``, the vectors that a sentence encoder makes of the padded rows are compared too. Without ``every``, only the cases
     that find most are returned: a padded batch, through the cache if there is one.
     """
-    cases = _every_case(family, windows, length, embedding=embedding)
+    cases = _all_cases(family, windows, length, embedding=embedding)
     if every:
         return cases
     hardest = [case for case in cases if len(case.rows) > 1 and len(case.segments) > 1]
     return tuple(hardest) or tuple(case for case in cases if case.name != "left_padded")
 
 
-def _every_case(family: Family, windows: int, length: int, *, embedding: bool) -> tuple[Case, ...]:
+def _all_cases(family: Family, windows: int, length: int, *, embedding: bool) -> tuple[Case, ...]:
     full = min(LENGTH, length)
     steps = min(DECODE_STEPS, full // 4)
     padded = tuple(
@@ -55,9 +55,9 @@ def _every_case(family: Family, windows: int, length: int, *, embedding: bool) -
     )
     match family.comparison:
         case Comparison.NEXT_TOKEN:
-            return _of_decoder(padded, full=full, steps=steps)
+            return _decoder_cases(padded, full=full, steps=steps)
         case Comparison.TEACHER_FORCED:
-            return _of_encoder_decoder(family, padded, full=full, steps=steps)
+            return _encoder_decoder_cases(family, padded, full=full, steps=steps)
     whole = Case(name="right_padded", rows=padded, segments=(full,), padding="right", plain="rows")
     vector = whole.model_copy(update={"name": "sentence_embedding", "plain": "vectors", "embedding": True})
     return (
@@ -73,7 +73,7 @@ def native_case(family: Family, windows: int, length: int) -> Case:
     return padded.model_copy(update={"name": "native_dtype"})
 
 
-def _of_decoder(padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[Case, ...]:
+def _decoder_cases(padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[Case, ...]:
     chunk = max(2, full // 8)
     one = (CaseRow(window=0, length=full),)
     return (
@@ -85,7 +85,7 @@ def _of_decoder(padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[
     )
 
 
-def _of_encoder_decoder(family: Family, padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[Case, ...]:
+def _encoder_decoder_cases(family: Family, padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[Case, ...]:
     """Return an encoder–decoder's cases.
 
     A row's length is that of its source; all rows have the same number of decoder tokens. Sound has one length only.
@@ -128,6 +128,6 @@ def values_per_token(config: Mapping[str, Any], family: Family) -> int:
 
 
 def size_of(config: Mapping[str, Any], name: str) -> int:
-    """Return a count in a configuration; 0 if it is not one."""
+    """Return a count from a configuration; 0 if the setting is missing or no count."""
     value = config.get(name)
     return value if isinstance(value, int) and value > 0 else 0

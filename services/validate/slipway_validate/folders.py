@@ -14,7 +14,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
 from slipway.model.model_files import CONFIG
 from slipway.model.safetensors_file import read_safetensors
-from slipway.model.sentences import as_used
+from slipway.model.sentences import drop_language_head
 from slipway.proof.precision import read_json
 from slipway_validate.protocol.messages import RunResult
 
@@ -42,28 +42,28 @@ def runtime_for(name: str, folder: Path) -> Runtime | None:
     return next((runtime for runtime in (own, *others) if runtime is not None and runtime.recognises(folder)), None)
 
 
-def stands_beside(name: str) -> bool:
-    """Return whether an output's format delivers the adapter beside the base's weights: those of both are what it computes with."""
+def has_separate_adapter(name: str) -> bool:
+    """Return whether an output's format delivers the adapter alone: the output computes with the adapter and the base's weights."""
     runtime = runtime_of_output(name)
     return runtime is not None and runtime.on_base
 
 
-def why_not_run(name: str, folder: Path, runtime: Runtime | None, family: Family) -> RunResult | None:
+def find_refusal(name: str, folder: Path, runtime: Runtime | None, family: Family) -> RunResult | None:
     """Return the result of an output that cannot be run: failed if its files are wrong, otherwise not run. None if it can be run."""
     if runtime is None:
-        return _without_runtime(name)
+        return _refuse_without_runtime(name)
     if runtime.families is not None and family.name not in runtime.families:
         known = " and ".join(runtime.families)
         message = f"the model's family is {family.name}, and {runtime.name} runs only {known} outputs so far"
         return RunResult(status="not_run", message=message)
-    config = ModelConfig(as_used(read_json(folder / CONFIG), folder))
+    config = ModelConfig(drop_language_head(read_json(folder / CONFIG), folder))
     if config.family in (family, None):
         return None
     message = f"its {CONFIG} describes another model ({config.description}): the base model is a {family.name}"
     return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
 
 
-def _without_runtime(name: str) -> RunResult:
+def _refuse_without_runtime(name: str) -> RunResult:
     named, own = format_of_output(name), runtime_of_output(name)
     if named is None:
         return RunResult(status="not_run", message=f"no installed format recognises the output {name}")

@@ -16,7 +16,7 @@ from slipway.proof.precision import read_json
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.speed import Speed
-from slipway_validate.folders import runtime_for, why_not_run
+from slipway_validate.folders import find_refusal, runtime_for
 from slipway_validate.judging import texts
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, benchmark_of
@@ -71,7 +71,7 @@ def has_room(model_bytes: int, params: ValidateParams, ctx: Context, *, work: Pa
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """An output before it is run; with a ``refusal`` it is not."""
+    """An output to run; one with a ``refusal`` is not run."""
 
     name: str
     model: Path
@@ -152,16 +152,16 @@ class OutputRuns:
             benchmark=benchmark_of(self._params),
         )
         settings = None if self._params.evidence.repeats_shapes else self._settings
-        known = why_shapes_are_known(runtime, model, settings) if settings else ""
+        known = explain_shape_reuse(runtime, model, settings) if settings else ""
         beside = self._base.absolute() if runtime and runtime.on_base else None
         texts = self._texts.file if runtime and runtime.reads_text else None
         of_reference = {"long": self._long, "cases_known": known, "drafts": self._drafts}
         spec = spec.model_copy(update={**of_reference, "base": beside, "texts": texts})
-        refusal = why_not_run(name, model, runtime, self._prepared.family)
+        refusal = find_refusal(name, model, runtime, self._prepared.family)
         return _Planned(name, model, spec, folder, label, refusal)
 
     def _run(self, one: _Planned, after: _Planned | None, ahead: ExitStack) -> OutputRun:
-        """Run one output; if memory does not suffice, once more without the waiting reference, and with nothing ahead."""
+        """Run one output; if memory runs out, run it again without the waiting reference and without the next output's process."""
         if not self._ahead:
             self._stopwatch.make_room()
         done = self._run_once(one, after, ahead)
@@ -206,11 +206,11 @@ SAME_CODE = "the reference runs the same code with the same configuration, and w
 _ABOUT_WEIGHTS = frozenset(
     {"_name_or_path", "dtype", "quantization_config", "tie_word_embeddings", "torch_dtype", "transformers_version"}
 )
-"""Settings that say how weights are stored, and nothing of shapes."""
+"""Settings that say only how weights are stored."""
 
 
-def why_shapes_are_known(runtime: Runtime | None, model: Path, settings: Path) -> str:
-    """Return why the reference's shape cases speak for an output; empty if they do not.
+def explain_shape_reuse(runtime: Runtime | None, model: Path, settings: Path) -> str:
+    """Return why an output can skip the shape cases: it runs the reference's code. Empty if it cannot skip them.
 
     Args:
         runtime: Runtime of the output.
@@ -221,11 +221,11 @@ def why_shapes_are_known(runtime: Runtime | None, model: Path, settings: Path) -
     packed = own.get("quantization_config") or {}
     if runtime is None or runtime.load != REFERENCE_CODE or not own or _rounds_while_computing(packed):
         return ""
-    return SAME_CODE if _of_code(own) == _of_code(theirs) else ""
+    return SAME_CODE if _code_settings(own) == _code_settings(theirs) else ""
 
 
 def _rounds_while_computing(packed: Any) -> bool:
-    """Return whether activations or the cache are rounded, or whether that cannot be told."""
+    """Return whether activations or the cache are rounded; also true if the settings do not tell."""
     if not packed:
         return False
     groups = packed.get("config_groups", {}) if isinstance(packed, dict) else None
@@ -237,16 +237,16 @@ def _rounds_while_computing(packed: Any) -> bool:
     )
 
 
-def _of_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide what the code does, those of a part of the model included."""
+def _code_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide what the code does, also those in nested parts of the model."""
     return {
-        name: _of_code(value) if isinstance(value, dict) else value
+        name: _code_settings(value) if isinstance(value, dict) else value
         for name, value in config.items()
         if name not in _ABOUT_WEIGHTS
     }
 
 
-def explained(
+def add_diagnosis(
     found: OutputValidation,
     runtime: Runtime | None,
     *,
@@ -257,7 +257,7 @@ def explained(
     folder: Path,
     timeout_seconds: float,
 ) -> OutputValidation:
-    """Return a verdict with what the format says of the output's weights; the verdict itself if it is not failed for its results.
+    """Prepend the format's diagnosis of the output's weights to a verdict that failed for its results; return others unchanged.
 
     Args:
         found: The verdict.

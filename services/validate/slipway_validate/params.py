@@ -90,10 +90,10 @@ class Evidence:
     Attributes:
         most_windows: Largest number of windows, whatever is requested.
         windows_factor: Windows, and disk for their logits, as a multiple of those requested.
-        every_case: Whether all shape cases are computed; otherwise only those with padding and, where there is one, a cache.
-        repeats_shapes: Whether shape cases are computed also by outputs for which the reference's results speak (:mod:`slipway_validate.outputs`).
+        every_case: Whether all shape cases are computed; otherwise only those with padding, and with a cache if there is one.
+        repeats_shapes: Whether outputs that run the reference's code compute the shape cases too (:mod:`slipway_validate.outputs`).
         continues: Whether prompts are continued greedily.
-        drafts: Whether an output is first shown the reference's continuation as a whole, and continues the prompts itself only if it chooses other tokens.
+        drafts: Whether an output first checks the reference's continuations as a whole, and generates its own only if it chooses other tokens.
         beside_reference: Whether outputs are timed in turn with the reference; otherwise alone.
         rounds: Rounds of timing after which stable figures suffice; 0 always takes all.
         most_rounds: Largest number of rounds, whatever is requested.

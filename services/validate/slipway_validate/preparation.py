@@ -23,7 +23,7 @@ from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS
 from slipway_validate.answers.own_text import write_own_text
-from slipway_validate.answers.records import answered_records, write_records
+from slipway_validate.answers.records import choose_records, write_records
 from slipway_validate.cases import DEFAULT_VOCABULARY, MIN_LENGTH, longest_text, shape_cases, size_of, values_per_token
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
@@ -93,7 +93,7 @@ class Prepared:
             benchmark=benchmark,
         )
 
-    def described(self, params: ValidateParams, *, vocabulary: int) -> ValidationInputs:
+    def describe(self, params: ValidateParams, *, vocabulary: int) -> ValidationInputs:
         """Describe the inputs for the report."""
         samples, length = self.samples.tokens.shape
         return ValidationInputs(
@@ -159,10 +159,10 @@ def prepare(
         ValidationError: ``VALIDATION_IMPOSSIBLE``: no tokenizer or feature extractor, or too little text.
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
-    text = texts.held_out(inputs["heldout"]) if "heldout" in inputs else texts.built_in()
+    text = texts.read_held_out(inputs["heldout"]) if "heldout" in inputs else texts.built_in_text()
     folder = work / "samples"
     tokenizer = tokenizer_folder(inputs, model)
-    answered = answered_records(inputs, model.config, family, params, warn=ctx.warn)
+    answered = choose_records(inputs, model.config, family, params, warn=ctx.warn)
     records = write_records(answered, work / "records.json")
     write_own_text(inputs, answered, model.config, family, work / OWN_FILE, seed=params.seed, warn=ctx.warn)
     windows, length = _affordable(model.config, family, params)
@@ -225,7 +225,7 @@ def require_success(result: RunResult, *, what: str, remedy: str) -> None:
 
 
 def decoder(tokenizer_folder: Path) -> Callable[[Sequence[int]], str]:
-    """Return a function from token ids to text, by the fast tokenizer's file alone; without a usable one it returns no text."""
+    """Return a function from token ids to text, which reads only the fast tokenizer's file; without a usable file it returns no text."""
     path = tokenizer_folder / "tokenizer.json"
     if not path.is_file():
         return lambda _: ""
@@ -270,7 +270,7 @@ def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tu
 
 
 LEAST_TOKENS = 16
-"""Shorter continuations are among the others."""
+"""Fewest tokens of a long continuation; the greedy continuations cover shorter ones."""
 _FILES = 2
 """Files of results that lie on the disk at once: the reference's and an output's."""
 

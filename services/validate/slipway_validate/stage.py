@@ -11,7 +11,7 @@ from slipway_validate.params import ValidateParams
 
 
 def run(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> dict[str, Path]:
-    """Validate every input but those of :data:`slipway.validation.inputs.NOT_OUTPUTS`; without an adapter, against the base itself.
+    """Validate every input that is not in :data:`slipway.validation.inputs.NOT_OUTPUTS`; without an adapter, against the base itself.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference, the tokenizer or the held-out text cannot be used.

@@ -12,7 +12,7 @@ from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
 from slipway.validation.limit_overrides import Limits
 from slipway.validation.survival import AdapterSurvival
-from slipway_validate.folders import stands_beside
+from slipway_validate.folders import has_separate_adapter
 from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.yardsticks import Measured, read_measured
@@ -25,7 +25,7 @@ def survival_spec(inputs: Mapping[str, Path], limits: Mapping[str, Limits]) -> S
     if "adapter" not in inputs:
         return None
     names = [output_of(name) for name in inputs if name not in NOT_OUTPUTS]
-    outputs = {name: inputs[input_of(name)].absolute() for name in names if not stands_beside(name)}
+    outputs = {name: inputs[input_of(name)].absolute() for name in names if not has_separate_adapter(name)}
     largest = {name: limits[level_of(stored_dtype(folder))].module_weight_error for name, folder in outputs.items()}
     return SurvivalSpec(
         base=inputs["base"].absolute(),
@@ -36,17 +36,17 @@ def survival_spec(inputs: Mapping[str, Path], limits: Mapping[str, Limits]) -> S
 
 
 class StoredWeights:
-    """What the stored weights of outputs hold of the adapter.
+    """Compares the stored weights of outputs with base and adapter.
 
     Args:
         spec: What is compared; None for nothing.
-        ctx: The stage.
+        ctx: The stage's context.
         folder: A new folder for a process that compares them.
         timeout_seconds: Longest time that it may take.
         beside: The process that compares them beside the first output, and its folder. If there is none, or it ends early, they are
             compared in a process of their own when they are asked for.
-        yardsticks: What outputs are measured with, computed in the same process; None for nothing.
-        reference: The reference's run, with which that is compared.
+        yardsticks: Passes with which outputs are measured, computed in the same process; None for none.
+        reference: The reference's run, with which the passes are compared.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class StoredWeights:
         self._beside = beside
 
     @cached_property
-    def found(self) -> dict[str, AdapterSurvival]:
-        """Return the findings by the output's name, for which the first call waits; nothing without an adapter.
+    def survival(self) -> dict[str, AdapterSurvival]:
+        """Return the findings by the output's name; empty without an adapter. The first call waits for them.
 
         Raises:
             StageError: ``CANCELLED``, ``DISK_FULL``.
@@ -78,24 +78,24 @@ class StoredWeights:
         if self._spec is None:
             return {}
         why = "the process that compared them ended early"
-        return _read(self._done) or dict.fromkeys(self._spec.outputs, AdapterSurvival(not_run=why))
+        return _read_survival(self._files) or dict.fromkeys(self._spec.outputs, AdapterSurvival(not_run=why))
 
     @cached_property
     def measured(self) -> Measured:
-        """Return what outputs are measured with, for which the first call waits.
+        """Return the results of the passes. The first call waits for them.
 
         Raises:
             StageError: ``CANCELLED``, ``DISK_FULL``.
         """
-        return Measured() if self._yardsticks is None else read_measured(self._done, self._yardsticks, self._reference)
+        return Measured() if self._yardsticks is None else read_measured(self._files, self._yardsticks, self._reference)
 
     @cached_property
-    def _done(self) -> Path:
+    def _files(self) -> Path:
         """Wait for the process, or run one, and return its folder."""
         wanted = [SURVIVAL_FILE] * (self._spec is not None) + [YARDSTICKS_FILE] * (self._yardsticks is not None)
         if self._beside is not None:
             runner, folder = self._beside
-            _ = runner.result  # until then the process compares
+            _ = runner.result  # wait until the process has compared
             if all((folder / name).is_file() for name in wanted):
                 return folder
         if wanted:
@@ -105,9 +105,9 @@ class StoredWeights:
         return self._folder
 
 
-def _read(folder: Path) -> dict[str, AdapterSurvival] | None:
+def _read_survival(folder: Path) -> dict[str, AdapterSurvival] | None:
     try:
-        found = read_json_object(folder / SURVIVAL_FILE, largest=LARGEST_LIST)
+        findings = read_json_object(folder / SURVIVAL_FILE, largest=LARGEST_LIST)
     except (OSError, ValueError):
         return None
-    return {name: AdapterSurvival.model_validate(each) for name, each in found.items()}
+    return {name: AdapterSurvival.model_validate(each) for name, each in findings.items()}

@@ -20,21 +20,21 @@ from slipway.validation.findings import (
     Reference,
     ValidationInputs,
     ValidationReport,
-    failed_validation,
+    failure_prefix,
 )
 from slipway.validation.inputs import NOT_OUTPUTS, TEST_INPUTS, input_of, output_of
 from slipway.validation.speed import Engine
 from slipway.validation.texts import TextComparison
 from slipway.validation.verdicts import Answer
-from slipway_validate.answers.records import FORMS, answered_records
+from slipway_validate.answers.records import FORMS, choose_records
 from slipway_validate.folders import float32_bytes, runtime_for
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
-from slipway_validate.judging.fit import with_alternatives
+from slipway_validate.judging.fit import name_alternatives
 from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.judging.yardsticks import yardsticks
-from slipway_validate.outputs import OutputRun, OutputRuns, explained, has_room
+from slipway_validate.judging.yardsticks import plan_yardsticks
+from slipway_validate.outputs import OutputRun, OutputRuns, add_diagnosis, has_room
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import (
     Prepared,
@@ -48,12 +48,7 @@ from slipway_validate.preparation import (
     unknown_family,
 )
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import (
-    INPUTS_FILE,
-    EncodedInputs,
-    RunResult,
-    Yardsticks,
-)
+from slipway_validate.protocol.messages import INPUTS_FILE, EncodedInputs, RunResult, Yardsticks
 from slipway_validate.reference.files import NoReferenceError, read_reference
 from slipway_validate.reference.running import (
     describe,
@@ -70,7 +65,7 @@ from slipway_validate.texts_read import Texts, read_texts
 
 REFERENCE = "reference"
 TIMING = "timing"
-"""Folder of the process of the reference that is timed."""
+"""Folder of the process that times the reference."""
 
 
 def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> Path:
@@ -89,7 +84,7 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
     work = ctx.workdir / "runs"
     work.mkdir()
     try:
-        report = _validated(inputs, outputs, params, ctx, work=work)
+        report = _run_validation(inputs, outputs, params, ctx, work=work)
         if before:
             judged = {**{output.name: output for output in report.outputs}, **before}
             report = report.model_copy(update={"outputs": tuple(judged[name] for name in sorted(judged))})
@@ -106,7 +101,7 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
 def earlier_verdicts(
     inputs: Mapping[str, Path], params: ValidateParams, outputs: list[str]
 ) -> dict[str, OutputValidation]:
-    """Return the earlier verdicts on the outputs that are not judged again; none if there is no earlier report of use."""
+    """Return the earlier verdicts on outputs that are not judged again; empty without a usable earlier report."""
     if params.again is None or "before" not in inputs:
         return {}
     try:
@@ -129,29 +124,29 @@ def _outputs(inputs: Mapping[str, Path], params: ValidateParams) -> list[str]:
     return outputs
 
 
-def _validated(
+def _run_validation(
     inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, ctx: Context, *, work: Path
 ) -> ValidationReport:
     begin = time.monotonic()
     trained = open_trained(inputs, work)
     family = trained.family
     if family is None:
-        return _not_run(inputs, outputs, params, why=unknown_family(trained.config))
+        return _skip_all(inputs, outputs, params, why=unknown_family(trained.config))
     with ExitStack() as running:
         folders = {name: inputs[input_of(name)] for name in outputs}
         try:
-            begun = _begin(trained, inputs, family, params, ctx, outputs=folders, work=work, running=running)
+            basis = _prepare_basis(trained, inputs, family, params, ctx, outputs=folders, work=work, running=running)
         except NoReferenceError as none:
-            return _not_run(inputs, outputs, params, why=none.message)
-        prepared, reference, params = begun.prepared, begun.reference, begun.params
+            return _skip_all(inputs, outputs, params, why=none.message)
+        prepared, reference, params = basis.prepared, basis.reference, basis.params
         limits = limits_by_level(params.limits)
         stored = StoredWeights(
             survival_spec(inputs, limits) if reference else None,
             ctx,
             folder=work / "stored_weights",
             timeout_seconds=params.output_timeout_seconds,
-            beside=(begun.waiting, work / TIMING) if begun.waiting and REFERENCE in inputs else None,
-            yardsticks=begun.yardsticks,
+            beside=(basis.waiting, work / TIMING) if basis.waiting and REFERENCE in inputs else None,
+            yardsticks=basis.yardsticks,
             reference=reference,
         )
         evaluator = Evaluator(
@@ -159,13 +154,13 @@ def _validated(
             family,
             limits,
             decode=decoder(prepared.tokenizer),
-            survival=lambda: stored.found,
+            survival=lambda: stored.survival,
             measured=lambda: stored.measured,
             scorer=_scorer(inputs, trained.config, prepared, params, ctx),
             threads=ctx.threads,
         )
         model_bytes = float32_bytes(inputs["base"])
-        stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=model_bytes, why=begun.alone)
+        stopwatch = Stopwatch(basis.waiting, params, ctx, model_bytes=model_bytes, why=basis.alone)
         timeout = params.output_timeout_seconds
         texts = read_texts(
             folders, prepared.tokenizer, inputs["base"], ctx, folder=work / "texts", timeout_seconds=timeout
@@ -185,19 +180,19 @@ def _validated(
         taken = outputs_run.take(folders, work / "outputs")
         model, exact = inputs.get(MERGED, inputs["base"]), MERGED in inputs or "adapter" not in inputs
         results = [
-            _judged(run, evaluator, ctx, texts, timeout, model=model, exact=exact)
+            _judge_output(run, evaluator, ctx, texts, timeout, model=model, exact=exact)
             for run in running.enter_context(closing(taken))
         ]
         of_reference = describe(reference, stopwatch.reference_speed())
-    judged = with_alternatives(sorted(results, key=lambda result: result.name))
+    judged = name_alternatives(sorted(results, key=lambda result: result.name))
     for each in judged:
         if each.status is OutputStatus.FAILED:
-            ctx.warn(f"{failed_validation(each.name)}{each.explanation}; {each.remedy}")
+            ctx.warn(f"{failure_prefix(each.name)}{each.explanation}; {each.remedy}")
     return ValidationReport(
         reference=of_reference,
-        inputs=prepared.described(params, vocabulary=reference.result.vocabulary if reference else 0),
+        inputs=prepared.describe(params, vocabulary=reference.result.vocabulary if reference else 0),
         outputs=tuple(judged),
-        warnings=(*begun.warnings, *ctx.facts.get("warnings", ()), *_kept_little(judged)),
+        warnings=(*basis.warnings, *ctx.facts.get("warnings", ()), *_list_little_kept(judged)),
         seconds=time.monotonic() - begin,
         machine=this_machine(),
     )
@@ -206,7 +201,7 @@ def _validated(
 def _scorer(
     inputs: Mapping[str, Path], model: ModelConfig, prepared: Prepared, params: ValidateParams, ctx: Context
 ) -> Scorer | None:
-    """Return what scores the answers to test inputs; None if there are none."""
+    """Make the scorer of the answers to test inputs; None if there are none."""
     family, encoded = prepared.family, prepared.folder / INPUTS_FILE
     if (TEST_INPUTS in inputs or params.test_inputs) and family.name not in FORMS:
         ctx.warn(f"the test inputs were not answered: a {family.name} answers none")
@@ -214,7 +209,7 @@ def _scorer(
         return None
     readable = (prepared.tokenizer / "tokenizer.json").is_file()
     return Scorer(
-        records=answered_records(inputs, model, family, params),
+        records=choose_records(inputs, model, family, params),
         encoded=EncodedInputs.model_validate_json(encoded.read_bytes()),
         family=family,
         config=model,
@@ -223,17 +218,17 @@ def _scorer(
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """What all outputs are compared with and timed beside.
+class _Basis:
+    """The samples, and the reference with which all outputs are compared and timed.
 
     Attributes:
         prepared: The samples.
-        params: The parameters, those of the samples as the reference has them.
+        params: The parameters; those of the samples are the reference's.
         reference: The run of the reference; None if outputs are not compared.
         waiting: The process of the reference that is timed; None if outputs are timed alone.
-        alone: Why they are.
+        alone: Why outputs are timed alone, if they are.
         warnings: Warnings of the stage that ran the reference.
-        yardsticks: What outputs are measured with.
+        yardsticks: The passes with which outputs are measured.
     """
 
     prepared: Prepared
@@ -245,7 +240,7 @@ class _Begun:
     yardsticks: Yardsticks | None = None
 
 
-def _begin(
+def _prepare_basis(
     trained: ModelFolder,
     inputs: Mapping[str, Path],
     family: Family,
@@ -255,18 +250,18 @@ def _begin(
     outputs: Mapping[str, Path],
     work: Path,
     running: ExitStack,
-) -> _Begun:
-    """Take the reference that is an input, or run it here; ``trained`` is the model that the adapter was trained on."""
+) -> _Basis:
+    """Read the reference if it is an input, otherwise run it; ``trained`` is the model that the adapter was trained on."""
     if not params.compare_outputs:
-        return _Begun(prepare(inputs, trained, family, params, ctx, work=work), params)
+        return _Basis(prepare(inputs, trained, family, params, ctx, work=work), params)
     timed = benchmark_of(params) if params.evidence.beside_reference else None
     if REFERENCE not in inputs:
         prepared = prepare(inputs, trained, family, params, ctx, work=work)
-        found = run_reference(inputs, prepared, params, ctx, folder=work / "reference", benchmark=timed)
-        reference, waiting = running.enter_context(found)
+        run = run_reference(inputs, prepared, params, ctx, folder=work / "reference", benchmark=timed)
+        reference, waiting = running.enter_context(run)
         warn_of_weak_effect(reference, ctx)
-        measured = _yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
-        return _Begun(prepared, params, reference, waiting if timed else None, alone=QUICK, yardsticks=measured)
+        measured = _plan_yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
+        return _Basis(prepared, params, reference, waiting if timed else None, alone=QUICK, yardsticks=measured)
     reference, prepared, file = read_reference(
         inputs[REFERENCE],
         inputs=inputs,
@@ -277,20 +272,20 @@ def _begin(
     if prepared.family is not family:
         message = f"the reference is a {prepared.family.name}, and the base model a {family.name}"
         raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy="give the reference of this base model")
-    of_samples = {name: value for name, value in file.params if name != "output_timeout_seconds"}  # that is its own
+    of_samples = {name: value for name, value in file.params if name != "output_timeout_seconds"}  # not of samples
     params = params.model_copy(update=of_samples)
-    measured = _yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
-    begun = _Begun(prepared, params, reference, alone=QUICK, warnings=file.warnings, yardsticks=measured)
+    measured = _plan_yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
+    basis = _Basis(prepared, params, reference, alone=QUICK, warnings=file.warnings, yardsticks=measured)
     if timed is None:
-        return begun
+        return basis
     survival, folder = survival_spec(inputs, limits_by_level(params.limits)), work / TIMING
     started = start_timing(
         inputs, prepared, params, ctx, folder=folder, benchmark=timed, survival=survival, yardsticks=measured
     )
-    return replace(begun, waiting=running.enter_context(started))
+    return replace(basis, waiting=running.enter_context(started))
 
 
-def _yardsticks(
+def _plan_yardsticks(
     inputs: Mapping[str, Path],
     reference: ReferenceRun,
     prepared: Prepared,
@@ -300,16 +295,16 @@ def _yardsticks(
     outputs: Mapping[str, Path],
 ) -> Yardsticks | None:
     run, most = reference_spec(inputs, prepared, params, ctx), params.logit_bytes
-    return yardsticks(inputs, outputs, reference, run, threads=ctx.threads, logit_bytes=most)
+    return plan_yardsticks(inputs, outputs, reference, run, threads=ctx.threads, logit_bytes=most)
 
 
-def _kept_little(outputs: list[OutputValidation]) -> list[str]:
-    """Return what is said of outputs that pass and yet keep too little to be silent about."""
+def _list_little_kept(outputs: list[OutputValidation]) -> list[str]:
+    """Return a warning for each output that passes, but keeps little of the fine-tune."""
     return [f"{each.name}: {each.fit.said}" for each in outputs if each.passed and each.fit.answer is Answer.WARNING]
 
 
-def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, why: str) -> ValidationReport:
-    """Return the report on a model or adapter that the validation does not understand, whose outputs cannot be compared."""
+def _skip_all(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, why: str) -> ValidationReport:
+    """Report that no output was run, because the validation does not understand the model or adapter."""
     result = RunResult(status="not_run", message=why)
     return ValidationReport(
         reference=Reference(description=why, engine=Engine(runtime="")),
@@ -333,7 +328,7 @@ def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidatePar
     )
 
 
-def _judged(
+def _judge_output(
     run: OutputRun,
     evaluator: Evaluator,
     ctx: Context,
@@ -343,15 +338,15 @@ def _judged(
     model: Path,
     exact: bool,
 ) -> OutputValidation:
-    """Return the result of an output that was run and timed, with what its format says of its weights beside those of a model."""
+    """Judge an output that was run and timed; if it failed, add the diagnosis of its format, which compares it with ``model``."""
     result, runtime = run.result, runtime_for(run.name, run.model)
     if result.reason == "DISK_FULL":
         require_success(result, what=run.name, remedy="")
     if texts.missing and runtime is not None and runtime.reads_text:
         result = result.model_copy(update={"texts": TextComparison(not_compared=texts.missing)})
-    found = evaluator.evaluate(run.name, run.model, spec=run.spec, result=result, run_folder=run.folder)
-    found = explained(
-        found,
+    verdict = evaluator.evaluate(run.name, run.model, spec=run.spec, result=result, run_folder=run.folder)
+    verdict = add_diagnosis(
+        verdict,
         runtime,
         output=run.model,
         model=model,
@@ -360,7 +355,7 @@ def _judged(
         folder=run.folder.with_name(f"{run.folder.name}.explain"),
         timeout_seconds=timeout_seconds,
     )
-    return found.model_copy(update={"speed": run.speed, "notes": (*found.notes, *filter(None, (run.note,)))})
+    return verdict.model_copy(update={"speed": run.speed, "notes": (*verdict.notes, *filter(None, (run.note,)))})
 
 
 def _record(report: ValidationReport, ctx: Context) -> None:

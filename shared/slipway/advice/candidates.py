@@ -59,7 +59,7 @@ class Candidate:
 def recommend(
     target: str, *, subject: Subject | None = None, memory: int | None = None, family: str = ""
 ) -> tuple[Candidate, ...]:
-    """Return what runs on a target, the best first, and after it what does not fit.
+    """Return the outputs that run on a target, the best first; those that do not fit come last.
 
     Formats are in the order of their ranks, and the levels of each in the order that it names: the usual one first.
 
@@ -88,7 +88,7 @@ def recommend(
         known = {one.output for one in chosen}
         chosen += [one for one in _candidates(fit, each, subject, memory) if one.output not in known]
     if not any(not one.unfit for one in chosen):
-        raise ConfigurationError(*_nothing(target, family, chosen), reason="TARGET_UNFIT", remedy=_remedy(chosen))
+        raise ConfigurationError(*_unfit_message(target, family, chosen), reason="TARGET_UNFIT", remedy=_remedy(chosen))
     return tuple(sorted(chosen, key=lambda one: bool(one.unfit)))
 
 
@@ -108,11 +108,11 @@ def _candidates(fit: Fit, each: Format[Any], subject: Subject | None, memory: in
             if memory is not None and needed > memory:
                 unfit = f"needs about {format_size(needed)}, and there is {format_size(memory)}"
         if subject is not None and subject.config:
-            unfit = _refused(each, fit, level, subject.config) or unfit
+            unfit = _find_refusal(each, fit, level, subject.config) or unfit
         yield Candidate(each.name, level, fit.why, fit.source, fit.settings, size, needed, unfit, fit.variant)
 
 
-def _refused(each: Format[Any], fit: Fit, level: str, config: Mapping[str, Any]) -> str:
+def _find_refusal(each: Format[Any], fit: Fit, level: str, config: Mapping[str, Any]) -> str:
     """Return why a stage that the output needs refuses a model with this configuration; empty if none does."""
     with translate_format_errors(each):
         section = each.settings(**fit.settings)
@@ -123,34 +123,33 @@ def _refused(each: Format[Any], fit: Fit, level: str, config: Mapping[str, Any])
     return next((why for stage, params in stages if stage and (why := stage.refuses(params, config))), "")
 
 
-def _nothing(target: str, family: str, found: list[Candidate]) -> tuple[str]:
-    if found and all(one.memory_bytes is None or "needs about" not in one.unfit for one in found):
-        return (f"nothing fits {target}: {found[0].output}: {found[0].unfit}",)
-    if found:
-        smallest = min(found, key=lambda one: one.memory_bytes or 0)
+def _unfit_message(target: str, family: str, candidates: list[Candidate]) -> tuple[str]:
+    if candidates and all(one.memory_bytes is None or "needs about" not in one.unfit for one in candidates):
+        return (f"nothing fits {target}: {candidates[0].output}: {candidates[0].unfit}",)
+    if candidates:
+        smallest = min(candidates, key=lambda one: one.memory_bytes or 0)
         return (f"nothing fits {target}: the smallest output, {smallest.output}, {smallest.unfit}",)
     what = f" for a model of the family {family}" if family else ""
     return (f"no installed format runs on {target}{what}",)
 
 
-def _remedy(found: list[Candidate]) -> str:
+def _remedy(candidates: list[Candidate]) -> str:
     return (
         "give more memory, or take a smaller model"
-        if found
+        if candidates
         else "install the extras of more formats, or choose another target"
     )
 
 
 def sections_for(candidate: Candidate) -> dict[str, dict[str, Any]]:
-    """Return the sections of formats that make a candidate and nothing else: what is enabled by default is switched off."""
+    """Return format sections that make only this candidate; other formats that are enabled by default are switched off."""
     section: dict[str, Any] = {"enabled": True}
     if candidate.level:
         section |= {"unquantized": False, "quantization": [candidate.level]}
     section |= candidate.settings
-    enabled: dict[str, dict[str, Any]] = {
-        name: {"enabled": False} for name in _enabled_by_default() if name != candidate.format
-    }
-    return {**enabled, candidate.format: section}
+    defaults = [each.name for each, _ in ExportConfiguration().formats.enabled()]
+    off: dict[str, dict[str, Any]] = {name: {"enabled": False} for name in defaults if name != candidate.format}
+    return {**off, candidate.format: section}
 
 
 def settings_for(candidate: Candidate, target: str, *, model: str = "") -> str:
@@ -158,8 +157,3 @@ def settings_for(candidate: Candidate, target: str, *, model: str = "") -> str:
     document: dict[str, Any] = {"base_model": {"name": model}} if model else {}
     document |= {"formats": sections_for(candidate), "output": {"target": target}}
     return yaml.safe_dump({"export": document}, sort_keys=False, default_flow_style=None, width=1 << 20)
-
-
-def _enabled_by_default() -> Iterable[str]:
-    defaults = ExportConfiguration().formats
-    return [each.name for each, _ in defaults.enabled()]

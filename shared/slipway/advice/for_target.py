@@ -1,4 +1,4 @@
-"""Load a configuration; where it names a target and no format, take what is recommended for the target."""
+"""Load a configuration; if it names a target but no format, use the formats recommended for the target."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_configuration(
 
 
 def _formats_for(settings: Mapping[str, Setting]) -> Layer:
-    """Return the settings of formats for the target; none for an unknown target, which is refused with the other problems."""
+    """Return the format settings for the target; none if it is unknown, which is reported with the other problems."""
     from slipway.advice.candidates import recommend, sections_for
 
     layer, target = Layer(), target_name(str(settings[TARGET].value))
@@ -60,11 +60,11 @@ def _formats_for(settings: Mapping[str, Setting]) -> Layer:
         return layer
     subject = _subject(settings)
     off = {key.split(".")[1] for key, each in settings.items() if _is_turned_off(key, each)}
-    found = [one for one in recommend(target, subject=subject, family=DECODER.name) if not one.unfit]
-    fit, asked = [one for one in found if one.format not in off], _asked(settings)
+    usable = [one for one in recommend(target, subject=subject, family=DECODER.name) if not one.unfit]
+    fit, asked = [one for one in usable if one.format not in off], _requested_levels(settings)
     best = next((one for one in fit if not asked or one.level in asked), None)
     if best is None:
-        outputs = f"fit for it are {', '.join(dict.fromkeys(one.output for one in fit or found))}"
+        outputs = f"fit for it are {', '.join(dict.fromkeys(one.output for one in fit or usable))}"
         if fit:
             fault = f"{', '.join(asked)} is not known to be fit for output.target {target}"
             layer.problems.append(Problem(LEVELS, fault, f"{outputs}; or name a format", settings[LEVELS].source))
@@ -90,8 +90,8 @@ def _is_turned_off(key: str, setting: Setting) -> bool:
     return key.startswith("formats.") and key.endswith(".enabled") and setting.value is False
 
 
-def _asked(settings: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return the levels that are asked of all formats; a value that is none is refused with the other problems."""
+def _requested_levels(settings: Mapping[str, Setting]) -> tuple[str, ...]:
+    """Return the levels requested for all formats; an invalid value is reported with the other problems."""
     value = settings[LEVELS].value if LEVELS in settings else ()
     value = [value] if isinstance(value, str) else value
     return (
@@ -123,5 +123,5 @@ def _subject(settings: Mapping[str, Setting]) -> Any:
             base = base or (recorded.name if recorded.folder is None else str(recorded.folder))
             trained = trained_model(ModelFolder.open(resolve_base_model(base)), checkpoint)
         return Subject.read(base, config=trained.config if trained else None) if base else None
-    except (ModelExportError, ModuleNotFoundError, OSError):  # whatever is wrong with them is said when they are opened
+    except (ModelExportError, ModuleNotFoundError, OSError):  # opening them reports the error
         return None

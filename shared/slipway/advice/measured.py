@@ -1,4 +1,4 @@
-"""What earlier exports measured of an output, from their reports."""
+"""Read what earlier exports measured, from their reports."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def read_measured(path: Path) -> dict[str, Measured]:
     file = path / REPORT if path.is_dir() else path
     try:
         document = read_json_object(file, largest=LARGEST_LIST)
-        found = document["result"]["formats"]
-        return {name: _measured(entry) for name, entry in found.items() if isinstance(entry, dict)}
+        formats = document["result"]["formats"]
+        return {name: _parse_entry(entry) for name, entry in formats.items() if isinstance(entry, dict)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(
             f"{file} is no report of an export: {str(error) or type(error).__name__}",
@@ -53,7 +53,7 @@ def read_measured(path: Path) -> dict[str, Measured]:
         ) from error
 
 
-def _measured(entry: dict[str, Any]) -> Measured:
+def _parse_entry(entry: dict[str, Any]) -> Measured:
     status = entry.get("status")
     return Measured(
         size_bytes=_number(entry.get("size_bytes")),

@@ -1,4 +1,4 @@
-"""What a recommendation has to know about a model: its family, its size, and what its cache takes."""
+"""Describe a model for a recommendation: its family, its size and the size of its cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipway.model.model_files import resolve_base_model
 from slipway.planning.preflight import model_size
 
 CONTEXT = 4096
-"""Tokens of context that the cache is estimated for, or what the model takes if that is less."""
+"""Context length for which the cache is estimated, in tokens; the model's own limit if that is lower."""
 _CACHE_VALUE_BYTES = 2
 _MOST = 1 << 20
 """Larger numbers of a configuration are not believed."""
@@ -69,5 +69,5 @@ def _cache_bytes(model: ModelConfig) -> int:
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:
-    found = (config.get(name) for name in names)
-    return next((value for value in found if isinstance(value, int) and 0 < value <= _MOST), 0)
+    values = (config.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int) and 0 < value <= _MOST), 0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from slipway.artifacts.faults import corrupt, disk_full, not_found
+from slipway.artifacts.faults import corrupt_error, disk_full, not_found_error
 from slipway.artifacts.files import link_or_copy, write_all
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
@@ -38,7 +38,7 @@ class BlobWriter(ABC):
 
     @property
     def position(self) -> int | None:
-        """Number of bytes written, where more may follow; None after a write that failed and may have taken a part."""
+        """Number of bytes written so far; None after a failed write, which may have stored a part of its bytes."""
         return self._count if self._whole else None
 
     def write(self, data: bytes) -> None:
@@ -50,7 +50,7 @@ class BlobWriter(ABC):
         self._whole = False
         self._count += len(data)
         if self._count > self.file.size_bytes:
-            raise self._unlike(f"has more than the announced {self.file.size_bytes} bytes")
+            raise self._mismatch_error(f"has more than the announced {self.file.size_bytes} bytes")
         self._sha.update(data)
         self._take(data)
         self._whole = True
@@ -62,11 +62,11 @@ class BlobWriter(ABC):
             ArtifactError: ``ARTIFACT_INVALID`` if it has not; errors of the store.
         """
         if self._count != self.file.size_bytes:
-            raise self._unlike(f"ended after {self._count} of the announced {self.file.size_bytes} bytes")
+            raise self._mismatch_error(f"ended after {self._count} of the announced {self.file.size_bytes} bytes")
         self._whole = False
-        found = f"sha256:{self._sha.hexdigest()}"
-        if found != self.file.digest:
-            raise self._unlike(f"has the digest {found}")
+        digest = f"sha256:{self._sha.hexdigest()}"
+        if digest != self.file.digest:
+            raise self._mismatch_error(f"has the digest {digest}")
         self._keep()
 
     @abstractmethod
@@ -79,7 +79,7 @@ class BlobWriter(ABC):
     @abstractmethod
     def _keep(self) -> None: ...
 
-    def _unlike(self, what: str) -> ArtifactError:
+    def _mismatch_error(self, what: str) -> ArtifactError:
         return ArtifactError(
             f"the content announced as {self.file.digest} {what}",
             reason="ARTIFACT_INVALID",
@@ -124,7 +124,7 @@ class Blobs(Protocol):
         ...
 
 
-def verified(
+def verify_chunks(
     chunks: Iterator[bytes], file: ManifestFile, artifact: str, *, remove: Callable[[], None]
 ) -> Iterator[bytes]:
     """Yield all chunks of a file; remove it if they do not have its digest.
@@ -138,7 +138,7 @@ def verified(
         yield data
     if f"sha256:{sha.hexdigest()}" != file.digest:
         remove()
-        raise corrupt(artifact, file.path)
+        raise corrupt_error(artifact, file.path)
 
 
 class LocalBlobs:
@@ -154,22 +154,22 @@ class LocalBlobs:
         self._store.admit(manifest)
         for file in manifest.files:
             if not self.has_blob(file):
-                raise _collected(file)
+                raise _collected_error(file)
 
     def read(self, file: ManifestFile, artifact: str, *, offset: int = 0) -> Iterator[bytes]:
         """As :meth:`Blobs.read`."""
         try:
             source = open_unlinked(self._store.blob_path(file.digest))
         except FileNotFoundError as error:
-            raise not_found(artifact) from error
+            raise not_found_error(artifact) from error
         except ArtifactError as error:  # something that the store has not written
             self._store.drop_blob(file.digest)
-            raise corrupt(artifact, file.path) from error
+            raise corrupt_error(artifact, file.path) from error
         with source:
             source.seek(offset)
             chunks = iter(lambda: source.read(CHUNK_BYTES), b"")
             if offset == 0:
-                chunks = verified(chunks, file, artifact, remove=lambda: self._store.drop_blob(file.digest))
+                chunks = verify_chunks(chunks, file, artifact, remove=lambda: self._store.drop_blob(file.digest))
             yield from chunks
 
     def writer(self, file: ManifestFile) -> BlobWriter:
@@ -194,7 +194,7 @@ class LocalBlobs:
         except FileNotFoundError as error:
             if error.filename == source.name:
                 raise
-            raise _collected(file) from error
+            raise _collected_error(file) from error
 
 
 class _LocalWriter(BlobWriter):
@@ -216,7 +216,7 @@ class _LocalWriter(BlobWriter):
             self._path.chmod(0o444)
             self._store.admit_blob(self.file, self._path)
         except FileNotFoundError as error:
-            raise _collected(self.file) from error
+            raise _collected_error(self.file) from error
         self.discard()
 
     def discard(self) -> None:
@@ -225,7 +225,7 @@ class _LocalWriter(BlobWriter):
         self._path.unlink(missing_ok=True)
 
 
-def _collected(file: ManifestFile) -> ArtifactError:
+def _collected_error(file: ManifestFile) -> ArtifactError:
     return ArtifactError(
         f"a garbage collection removed {file.digest} while its artifact was made",
         reason="STORE_UNAVAILABLE",

@@ -107,7 +107,7 @@ class CachedStore:
         return self.remote.using()
 
     def under_way(self) -> frozenset[str]:
-        """None: a collection of the bucket reads the marks itself."""
+        """Return no digests: a collection of the bucket reads the marks itself."""
         return frozenset()
 
     def _send(
@@ -147,7 +147,7 @@ class CachedStore:
         with disk_full("fetching", digest, at=self.local.root), workers() as pool:
 
             def bring(file: ManifestFile, count: OnBytes) -> None:
-                with self._alone(file.digest) as arriving:
+                with self._lock_blob(file.digest) as arriving:
                     if self.local.has_blob(file):
                         _count(file, "hit")
                         return
@@ -164,7 +164,7 @@ class CachedStore:
             self.local.admit(manifest)
 
     @contextlib.contextmanager
-    def _alone(self, digest: str) -> Iterator[Path]:
+    def _lock_blob(self, digest: str) -> Iterator[Path]:
         """Lock a blob against other processes; yield the path to write it to."""
         part = self._arriving / f"{digest.removeprefix('sha256:')}.part"
         path = part.with_suffix(".lock")

@@ -58,7 +58,7 @@ def collect(
         kept = set(keep())
         contents = {digest: _contents(store, digest) for digest in store.digests()}
         sizes = {digest_of(path.name): path.lstat().st_size for path in store.listing(BLOBS)}
-        doomed = _doomed(store, contents, sizes, kept, max_age_seconds=max_age_seconds, max_bytes=max_bytes)
+        doomed = _choose_doomed(store, contents, sizes, kept, max_age_seconds=max_age_seconds, max_bytes=max_bytes)
         named = set().union(*(blobs for digest, blobs in contents.items() if digest not in set(doomed)))
         blobs = [digest for digest in sizes if digest not in named]
         if not dry_run:
@@ -85,7 +85,7 @@ def blobs_named(data: bytes, digest: str) -> frozenset[str]:
     try:
         return frozenset(file.digest for file in Manifest.from_bytes(data).files)
     except ArtifactError:  # written by another version
-        return frozenset(found.decode() for found in _DIGESTS.findall(data))
+        return frozenset(name.decode() for name in _DIGESTS.findall(data))
 
 
 def _contents(store: LocalStore, digest: str) -> frozenset[str]:
@@ -97,7 +97,7 @@ def _contents(store: LocalStore, digest: str) -> frozenset[str]:
         return frozenset()
 
 
-def _doomed(
+def _choose_doomed(
     store: LocalStore,
     contents: Mapping[str, frozenset[str]],
     sizes: Mapping[str, int],

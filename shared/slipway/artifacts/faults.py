@@ -1,4 +1,4 @@
-"""Errors that all artifact stores share: missing, corrupt, changed, disk full."""
+"""Errors that all artifact stores share: missing, corrupt_error, changed_error, disk full."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipway.errors import ArtifactError
-from slipway.folders.disk_full import disk_full_is_typed
+from slipway.folders.disk_full import translate_disk_full
 
 #: Reasons that mean: the store does not have the artifact.
 ABSENT = frozenset({"ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT", "ARTIFACT_INVALID"})
 
 
-def not_found(digest: str) -> ArtifactError:
+def not_found_error(digest: str) -> ArtifactError:
     """Return the error for an artifact that is missing or incomplete."""
     return ArtifactError(
         f"artifact {digest} is not in the store, or not complete",
@@ -24,7 +24,7 @@ def not_found(digest: str) -> ArtifactError:
     )
 
 
-def corrupt(digest: str, what: str) -> ArtifactError:
+def corrupt_error(digest: str, what: str) -> ArtifactError:
     """Return the error for stored bytes that do not have their digest."""
     return ArtifactError(
         f"artifact {digest} is corrupt: the stored bytes of {what} do not have their digest; they were removed",
@@ -34,7 +34,7 @@ def corrupt(digest: str, what: str) -> ArtifactError:
     )
 
 
-def unreadable(path: str | Path, error: OSError) -> ArtifactError:
+def unreadable_error(path: str | Path, error: OSError) -> ArtifactError:
     """Return the error for a file to be stored that cannot be read."""
     return ArtifactError(f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path})
 
@@ -48,10 +48,10 @@ def open_source(opened: Callable[[Path], BinaryIO], path: Path) -> BinaryIO:
     try:
         return opened(path)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error
 
 
-def changed(path: str | Path) -> ArtifactError:
+def changed_error(path: str | Path) -> ArtifactError:
     """Return the error for a file that was written to while it was stored."""
     return ArtifactError(
         f"{path} changed while it was being stored",
@@ -64,4 +64,4 @@ def changed(path: str | Path) -> ArtifactError:
 def disk_full(doing: str, what: str, *, at: Path) -> AbstractContextManager[None]:
     """Translate a full disk within a block into an error that names the disk and the operation."""
     remedy = "free space there; slipway cache gc frees the store's"
-    return disk_full_is_typed(ArtifactError, f"while {doing} {what}", at=at, remedy=remedy)
+    return translate_disk_full(ArtifactError, f"while {doing} {what}", at=at, remedy=remedy)

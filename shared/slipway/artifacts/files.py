@@ -49,9 +49,9 @@ def add_name(path: Path, target: Path) -> None:
     A large file that is only this folder's becomes read-only, because a change would reach both names.
     """
     with open_unlinked(path) as source:
-        found = os.fstat(source.fileno())
+        status = os.fstat(source.fileno())
         link_or_copy(source, target)
-    if found.st_nlink == 1 and found.st_size > SMALL_BYTES and target.samefile(path):
+    if status.st_nlink == 1 and status.st_size > SMALL_BYTES and target.samefile(path):
         target.chmod(0o444)
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from slipway.artifacts import uses
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes, digest_file
-from slipway.artifacts.faults import corrupt, disk_full, not_found, open_source
+from slipway.artifacts.faults import corrupt_error, disk_full, not_found_error, open_source
 from slipway.artifacts.files import add_name, clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, is_name, manifest_name
@@ -106,7 +106,7 @@ class LocalStore:
         data = self.manifest_bytes(digest)
         if digest_bytes(data) != digest:
             self.manifest_path(digest).unlink(missing_ok=True)
-            raise corrupt(digest, "its manifest")
+            raise corrupt_error(digest, "its manifest")
         return Manifest.from_bytes(data)
 
     def manifest_bytes(self, digest: str) -> bytes:
@@ -117,9 +117,9 @@ class LocalStore:
         """
         try:
             with open_unlinked(self.manifest_path(digest)) as file:
-                return _limited(file)
+                return _read_limited(file)
         except FileNotFoundError as error:
-            raise not_found(digest) from error
+            raise not_found_error(digest) from error
 
     def exists(self, digest: str) -> bool:
         """Return whether the store has the manifest and every blob of an artifact, with the right sizes."""
@@ -142,7 +142,7 @@ class LocalStore:
 
     def recorded_action(self, key: str) -> ActionResult | None:
         """As :meth:`action`, but without counting as a use of the outputs."""
-        result = _recorded(self.root / action_name(key))
+        result = _read_result(self.root / action_name(key))
         return result if result and all(self.exists(digest) for digest in result.outputs.values()) else None
 
     def record_action(self, key: str, result: ActionResult) -> None:
@@ -170,13 +170,13 @@ class LocalStore:
     def results(self) -> Iterator[ActionResult]:
         """Yield all recorded results, whether or not their outputs still exist."""
         for path in self.listing(ACTIONS):
-            result = _recorded(path)
+            result = _read_result(path)
             if result is not None:
                 yield result
 
     def using(self) -> contextlib.AbstractContextManager[None]:
         """Mark that work is running: nothing it uses is collected before the context ends."""
-        return uses.marked(self.root / _USES)
+        return uses.mark_work(self.root / _USES)
 
     def under_way(self) -> frozenset[str]:
         """Return digests of artifacts used since the oldest running work began."""
@@ -187,7 +187,7 @@ class LocalStore:
 
     @property
     def where(self) -> str:
-        """The folder."""
+        """Return the folder."""
         return str(self.root)
 
     def size_bytes(self) -> int:
@@ -204,12 +204,12 @@ class LocalStore:
         Raises:
             OSError: A folder cannot be read.
         """
-        found = []
+        paths = []
         for part in os.scandir(self.root / folder):
             if part.is_dir():
                 with os.scandir(part) as entries:
-                    found += [Path(entry) for entry in entries if entry.is_file(follow_symlinks=False)]
-        return sorted(path for path in found if is_name(path.relative_to(self.root).as_posix()))
+                    paths += [Path(entry) for entry in entries if entry.is_file(follow_symlinks=False)]
+        return sorted(path for path in paths if is_name(path.relative_to(self.root).as_posix()))
 
     def last_used(self, digest: str) -> float:
         """Return when an artifact was last made, fetched or reused, in seconds since the epoch.
@@ -220,7 +220,7 @@ class LocalStore:
         try:
             return self.manifest_path(digest).stat().st_mtime
         except FileNotFoundError as error:
-            raise not_found(digest) from error
+            raise not_found_error(digest) from error
 
     def _commit(
         self,
@@ -265,16 +265,16 @@ class LocalStore:
             with open_unlinked(blob) as opened:
                 if self._verified.get(file.digest) == _stat(os.fstat(opened.fileno())):
                     return
-                found = digest_file(opened, on_bytes=on_bytes)
+                digest = digest_file(opened, on_bytes=on_bytes)
         except FileNotFoundError as error:
-            raise not_found(artifact) from error
+            raise not_found_error(artifact) from error
         except ArtifactError as error:  # a link, a folder or a pipe, which the store has not written
             if error.reason != "ARTIFACT_INVALID":
                 raise
-            found = ""
-        if found != file.digest:
+            digest = ""
+        if digest != file.digest:
             self.drop_blob(file.digest)
-            raise corrupt(artifact, file.path)
+            raise corrupt_error(artifact, file.path)
         self._remember(file.digest)
 
     def drop_blob(self, digest: str) -> None:
@@ -318,29 +318,29 @@ class LocalStore:
             yield
 
 
-def _limited(file: BinaryIO) -> bytes:
+def _read_limited(file: BinaryIO) -> bytes:
     data = file.read(LARGEST_LIST + 1)
     if len(data) > LARGEST_LIST:
         raise ArtifactError(f"{file.name} has more than {LARGEST_LIST} bytes", reason="ARTIFACT_INVALID")
     return data
 
 
-def _recorded(path: Path) -> ActionResult | None:
+def _read_result(path: Path) -> ActionResult | None:
     try:
         with open_unlinked(path) as file:
-            return ActionResult.from_bytes(_limited(file))
+            return ActionResult.from_bytes(_read_limited(file))
     except (FileNotFoundError, ArtifactError):  # missing, or something that the store has not written
         return None
 
 
-def _stat(found: os.stat_result) -> _Stat:
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _stat(status: os.stat_result) -> _Stat:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _size(path: Path) -> int:
     """Return the size of a regular file, or -1 if there is none."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from slipway.artifacts.digests import digest_bytes, digest_file, parse_digest
-from slipway.artifacts.faults import changed, unreadable
+from slipway.artifacts.faults import changed_error, unreadable_error
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import parse_json
 from slipway.formats.registry import formats
@@ -54,21 +54,21 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def distinct_bytes(self) -> int:
-        """Bytes of all files; those with the same content are stored, and count, once."""
+        """Return the bytes of all files; files with the same content are stored, and count, once."""
         return sum({file.digest: file.size_bytes for file in self.files}.values())
 
     @property
     def digest(self) -> str:
-        """Digest of this manifest, which is the artifact's name."""
+        """Return the digest of this manifest, which is the artifact's name."""
         return digest_bytes(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: the same files always give the same bytes."""
+        """Return canonical JSON: the same files always give the same bytes."""
         document = {"version": MANIFEST_VERSION, "files": [asdict(file) for file in self.files]}
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -86,11 +86,11 @@ class Manifest:
             check_path(file.path)
             parse_digest(file.digest)
             if not 0 <= file.size_bytes <= _LARGEST_SIZE:
-                raise _invalid(f"{file.path!r} has a size of {file.size_bytes}", file.path)
+                raise _invalid_error(f"{file.path!r} has a size of {file.size_bytes}", file.path)
             if file.size_bytes != sizes[file.digest]:
-                raise _invalid(f"{file.path!r} has the digest of a file of another size", file.path)
+                raise _invalid_error(f"{file.path!r} has the digest of a file of another size", file.path)
         if sum(file.size_bytes for file in ordered) > _LARGEST_SIZE:
-            raise _invalid(f"its files have more than {_LARGEST_SIZE} bytes together", "")
+            raise _invalid_error(f"its files have more than {_LARGEST_SIZE} bytes together", "")
         _check_apart(file.path for file in ordered)
         return cls(ordered)
 
@@ -104,10 +104,10 @@ class Manifest:
         try:
             document = parse_json(data, most_values=_MOST_VALUES)
             if document["version"] != MANIFEST_VERSION:
-                raise _invalid(f"manifest version {quoted(document['version'])} is not known", "")
+                raise _invalid_error(f"manifest version {quoted(document['version'])} is not known", "")
             return cls.of([_entry(file) for file in document["files"]])
         except (ValueError, KeyError, TypeError) as error:
-            raise _invalid(f"not a manifest: {error}", "") from error
+            raise _invalid_error(f"not a manifest: {error}", "") from error
 
 
 def _entry(file: Any) -> ManifestFile:
@@ -139,15 +139,15 @@ def describe_file(
             on_bytes(before.st_size)
         after = os.fstat(file.fileno())
     except OSError as error:
-        raise unreadable(file.name, error) from error
+        raise unreadable_error(file.name, error) from error
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise changed(file.name)
+        raise changed_error(file.name)
     return ManifestFile(path=name, size_bytes=before.st_size, digest=digest, media_type=media_type(name))
 
 
 @cache
 def _media_types() -> dict[str, str]:
-    """Media types by suffix, those of the installed formats' files among them."""
+    """Return media types by suffix, including those of the installed formats' files."""
     return {suffix: kind for each in formats().values() for suffix, kind in each.media_types.items()} | _MEDIA_TYPES
 
 
@@ -158,7 +158,7 @@ def media_type(path: str) -> str:
 
 
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Categories of characters that a terminal obeys, that nobody sees, that end a line, and halves of surrogate pairs."""
+"""Unicode categories of control characters, invisible characters, halves of surrogate pairs and line ends."""
 
 
 def check_path(path: str) -> None:
@@ -175,11 +175,11 @@ def check_path(path: str) -> None:
         or any(unicodedata.category(character) in _UNSAFE for character in path)
         or any(part in ("", ".", "..") for part in parts)
     ):
-        raise _invalid(f"{path[:_SHOWN]!r} is not a safe path inside an artifact", path)
+        raise _invalid_error(f"{path[:_SHOWN]!r} is not a safe path inside an artifact", path)
     if len(parts) > MAX_DEPTH:
-        raise _invalid(f"{path[:_SHOWN]!r}… is nested more than {MAX_DEPTH} folders deep", path)
+        raise _invalid_error(f"{path[:_SHOWN]!r}… is nested more than {MAX_DEPTH} folders deep", path)
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
-        raise _invalid(f"{path[:_SHOWN]!r}… is too long for a file system", path)
+        raise _invalid_error(f"{path[:_SHOWN]!r}… is too long for a file system", path)
 
 
 def _check_apart(paths: Iterable[str]) -> None:
@@ -189,16 +189,16 @@ def _check_apart(paths: Iterable[str]) -> None:
     for path in paths:
         plain = _plain(path)
         if plain in seen:
-            raise _invalid(f"the path {path!r} {_meets(seen[plain], path)}", path)
+            raise _invalid_error(f"the path {path!r} {_describe_clash(seen[plain], path)}", path)
         seen[plain] = path
         folder = path.rpartition("/")[0]
         while folder and folders.get(plain := _plain(folder)) != folder:  # parents of a known folder are known
             if plain in folders:
-                raise _invalid(f"the folder {folder!r} {_meets(folders[plain], folder)}", path)
+                raise _invalid_error(f"the folder {folder!r} {_describe_clash(folders[plain], folder)}", path)
             folders[plain] = folder
             folder = folder.rpartition("/")[0]
     for plain in sorted(folders.keys() & seen.keys()):
-        raise _invalid(f"{seen[plain]!r} is a file and a folder in a manifest", seen[plain])
+        raise _invalid_error(f"{seen[plain]!r} is a file and a folder in a manifest", seen[plain])
 
 
 def _plain(path: str) -> str:
@@ -206,13 +206,13 @@ def _plain(path: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())
 
 
-def _meets(first: str, second: str) -> str:
+def _describe_clash(first: str, second: str) -> str:
     if first == second:
         return "appears twice in a manifest"
     return f"appears in a manifest beside {first!r}, which is the same name on some file systems"
 
 
-def _invalid(message: str, path: str) -> ArtifactError:
+def _invalid_error(message: str, path: str) -> ArtifactError:
     return ArtifactError(
         message,
         reason="ARTIFACT_INVALID",

@@ -16,14 +16,14 @@ from slipway.artifacts.digests import parse_digest
 BLOBS = "blobs/sha256/"
 MANIFESTS = "manifests/sha256/"
 ACTIONS = "actions/"
-_GIVEN = re.compile(
+_OWN_NAME = re.compile(
     rf"(?:(?:{BLOBS}|{MANIFESTS})([0-9a-f]{{2}})/\1[0-9a-f]{{62}}|{ACTIONS}([0-9a-f]{{2}})/\2[0-9a-f]{{62}}\.json)"
 )
 
 
 def is_name(name: str) -> bool:
     """Return whether a name is one that a store gives. Files with other names are not the store's and are never touched."""
-    return _GIVEN.fullmatch(name) is not None
+    return _OWN_NAME.fullmatch(name) is not None
 
 
 def blob_name(digest: str) -> str:

@@ -21,7 +21,7 @@ def pull(store: Artifacts, digest: str, folder: Path, *, on_bytes: OnBytes | Non
         ArtifactError: ``OUTPUT_EXISTS``, and errors of the store's ``fetch``.
     """
     if os.path.lexists(folder):
-        raise _exists(folder)
+        raise _exists_error(folder)
     manifest = store.manifest(digest)  # fails before any folder is made
     with unfinished(folder) as scratch:
         files = store.fetch(digest, scratch / "files", on_bytes=on_bytes)
@@ -32,9 +32,9 @@ def pull(store: Artifacts, digest: str, folder: Path, *, on_bytes: OnBytes | Non
         except OSError as error:
             if error.errno not in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
                 raise
-            raise _exists(folder) from error  # created meanwhile
+            raise _exists_error(folder) from error  # created meanwhile
     return folder
 
 
-def _exists(folder: Path) -> ArtifactError:
+def _exists_error(folder: Path) -> ArtifactError:
     return ArtifactError(f"{folder} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder")

@@ -15,13 +15,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.folders.folder_locks import lock_folder, unheld
+from slipway.folders.folder_locks import find_unheld, lock_folder
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @contextlib.contextmanager
-def marked(folder: Path) -> Iterator[None]:
+def mark_work(folder: Path) -> Iterator[None]:
     """Hold a mark in a folder while the block runs."""
     lock, mark = None, folder
     while lock is None:
@@ -38,10 +38,10 @@ def marked(folder: Path) -> Iterator[None]:
 def oldest(folder: Path) -> float | None:
     """Return when the oldest running work began, in seconds since the epoch, or None; remove marks of dead processes.
 
-    Whatever else lies in the folder is left alone and means nothing.
+    Ignore everything else in the folder.
     """
     free = set()
-    for mark in unheld(folder, "[0-9a-f]" * 32):
+    for mark in find_unheld(folder, "[0-9a-f]" * 32):
         free.add(mark)
         with contextlib.suppress(OSError):  # not a mark: a folder with something in it
             mark.rmdir()

@@ -62,15 +62,15 @@ def match_base(base: UsedBase, checkpoints: Sequence[Path], *, trust: bool) -> B
         CheckpointValidationError: ``ADAPTER_BASE_MISMATCH`` if an adapter's shapes do not fit; ``BASE_MODEL_MISMATCH`` if the
             base is another model than an adapter names.
     """
-    found = [_match(base, checkpoint, trust=trust) for checkpoint in checkpoints]
-    return max(found, key=lambda match: _WORST.index(match.status))
+    verdicts = [_match(base, checkpoint, trust=trust) for checkpoint in checkpoints]
+    return max(verdicts, key=lambda match: _WORST.index(match.status))
 
 
 def _match(base: UsedBase, checkpoint: Path, *, trust: bool) -> BaseMatch:
     config = read_adapter_config(checkpoint)
     recorded = recorded_base(checkpoint, config, look=base.look)
     reason, what = MISFIT, misfit(checkpoint, config, base.folder)
-    compared = None if what else _from_hub(base, recorded) or _compared(base, recorded)
+    compared = None if what else _match_hub(base, recorded) or _compare_with_recorded(base, recorded)
     if compared is not None and compared.outcome is Outcome.SAME:
         return BaseMatch(status=BaseMatchStatus.CONFIRMED, reason=compared.what)
     if not what:
@@ -79,15 +79,15 @@ def _match(base: UsedBase, checkpoint: Path, *, trust: bool) -> BaseMatch:
         what = what or other_library(config, base.folder)
         what = what or (other_tokenizer(checkpoint, base.folder) if base.contents else "")
     if not what:
-        return BaseMatch(status=BaseMatchStatus.UNPROVEN, reason=_unproven(base, recorded, compared))
+        return BaseMatch(status=BaseMatchStatus.UNPROVEN, reason=_explain_unproven(base, recorded, compared))
     if not trust:
-        raise _refusal(base, checkpoint, recorded, reason=reason, what=what)
+        raise _refusal_error(base, checkpoint, recorded, reason=reason, what=what)
     return BaseMatch(
         status=BaseMatchStatus.TRUSTED, reason=f"files speak against the base, and base_model.trust takes it: {what}"
     )
 
 
-def _compared(base: UsedBase, recorded: Recorded) -> Comparison | None:
+def _compare_with_recorded(base: UsedBase, recorded: Recorded) -> Comparison | None:
     """Compare the base in use with the recorded one; return None if that is not on this machine, or is the same folder.
 
     The same folder proves nothing: it can hold another model by now. A snapshot of a repository cannot change.
@@ -95,37 +95,37 @@ def _compared(base: UsedBase, recorded: Recorded) -> Comparison | None:
     if recorded.folder is None:
         return None
     repository = repository_of(recorded.folder)
-    if _same_place(base.folder, recorded.folder):
+    if _is_same_place(base.folder, recorded.folder):
         said = f"it is {repository} from the Hugging Face cache, which the adapter names"
         return Comparison(Outcome.SAME, said) if repository else None
-    found = compare_models(base.folder, recorded.folder, contents=base.contents)
-    if found.outcome is Outcome.SAME:
-        return Comparison(Outcome.SAME, f"it is {recorded.label}, which the adapter names: {found.what}")
-    if found.outcome is Outcome.OTHER and recorded.guessed:
+    comparison = compare_models(base.folder, recorded.folder, contents=base.contents)
+    if comparison.outcome is Outcome.SAME:
+        return Comparison(Outcome.SAME, f"it is {recorded.label}, which the adapter names: {comparison.what}")
+    if comparison.outcome is Outcome.OTHER and recorded.guessed:
         return Comparison(Outcome.UNKNOWN, "a folder of that name in the current folder holds another model")
     revisions = repository != "" and repository_of(base.folder) == repository
-    if found.outcome is Outcome.OTHER and revisions and not recorded.revision:
+    if comparison.outcome is Outcome.OTHER and revisions and not recorded.revision:
         said = "they are two revisions of one repository, and the adapter does not say which it needs"
         return Comparison(Outcome.UNKNOWN, said)
-    return found
+    return comparison
 
 
-def _from_hub(base: UsedBase, recorded: Recorded) -> Comparison | None:
+def _match_hub(base: UsedBase, recorded: Recorded) -> Comparison | None:
     """Return SAME if the base was just read from the repository and revision that the adapter names."""
     if not base.repository or base.repository != recorded.name or (recorded.revision or "main") not in base.revisions:
         return None
     return Comparison(Outcome.SAME, f"it is {base.repository} from the hub, which the adapter names")
 
 
-def _same_place(one: Path, other: Path) -> bool:
+def _is_same_place(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
     except OSError:
         return False
 
 
-def _unproven(base: UsedBase, recorded: Recorded, compared: Comparison | None) -> str:
-    """Return why files cannot tell."""
+def _explain_unproven(base: UsedBase, recorded: Recorded, compared: Comparison | None) -> str:
+    """Return why files cannot prove the base."""
     if not recorded.name:
         return "the adapter does not name its base model"
     if compared is not None:
@@ -138,7 +138,7 @@ def _unproven(base: UsedBase, recorded: Recorded, compared: Comparison | None) -
     return f"the adapter names {recorded.label}, {absent}, and the base in use is {base.label!r}"
 
 
-def _refusal(
+def _refusal_error(
     base: UsedBase, checkpoint: Path, recorded: Recorded, *, reason: str, what: str
 ) -> CheckpointValidationError:
     named = f"{recorded.name[:1000]!r}" if recorded.name else "no base model"
@@ -186,20 +186,20 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
         bare = module.partition(".")[2]  # the base may have been saved without its head
         weight = weights.get(f"{module}.weight") or weights.get(f"{bare}.weight")
         if weight is None:
-            found = _too_deep(module, depths) or _too_deep(bare, depths) if factor else ""
+            fault = _too_deep(module, depths) or _too_deep(bare, depths) if factor else ""
         elif weight.dtype not in FLOATS or len(weight.shape) != 2:
             continue
         elif factor:
-            found = _other_factors(tensor, adapter, weight, vocabulary=vocabulary)
+            fault = _other_factors(tensor, adapter, weight, vocabulary=vocabulary)
         else:
-            found = _other_rows(tensor, weight, vocabulary=vocabulary)
-        if found:
-            return found
+            fault = _other_rows(tensor, weight, vocabulary=vocabulary)
+        if fault:
+            return fault
     return ""
 
 
 def _new_heads(config: Mapping[str, Any], settings: ModelConfig) -> tuple[str, ...]:
-    """Return the modules that the training put in the place of the base's, which has a head for another task, or none."""
+    """Return the modules that the training added as a new head, if the base has a head for another task, or none."""
     task, saved = config.get("task_type"), config.get("modules_to_save")
     family = TRAINED_FAMILIES.get(task) if isinstance(task, str) else None
     if family is None or settings.family is family or not isinstance(saved, list):
@@ -231,10 +231,10 @@ def _other_rows(tensor: TensorInfo, weight: TensorInfo, *, vocabulary: int) -> s
 
 def _depths(weights: Mapping[str, TensorInfo]) -> dict[str, int]:
     """Return the largest layer number for each name prefix."""
-    found: dict[str, int] = {}
+    depths: dict[str, int] = {}
     for match in filter(None, map(_LAYER.match, weights)):
-        found[match["prefix"]] = max(found.get(match["prefix"], 0), int(match["number"]))
-    return found
+        depths[match["prefix"]] = max(depths.get(match["prefix"], 0), int(match["number"]))
+    return depths
 
 
 def _too_deep(module: str, depths: Mapping[str, int]) -> str:
@@ -250,13 +250,13 @@ def other_library(config: Mapping[str, Any], base: Path) -> str:
     """Return why the trained class (``auto_mapping``) is not the base's; empty if nothing contradicts."""
     mapping = config.get("auto_mapping")
     library = mapping.get("parent_library") if isinstance(mapping, dict) else None
-    found = _LIBRARY.fullmatch(library) if isinstance(library, str) else None
+    family = _LIBRARY.fullmatch(library) if isinstance(library, str) else None
     settings = read_known_json(base / CONFIG)
-    if found is None or not isinstance(settings, dict):
+    if family is None or not isinstance(settings, dict):
         return ""
     kind, classes = settings.get("model_type"), settings.get("architectures")
     names = [kind, *(classes if isinstance(classes, list) else [])]
-    trained = _letters(found[1])
+    trained = _letters(family[1])
     texts = [_letters(name) for name in names if isinstance(name, str) and name]
     if not texts or any(text.startswith(trained) or trained.startswith(text) for text in texts):
         return ""
@@ -297,13 +297,13 @@ def _saves_embeddings(checkpoint: Path) -> bool:
 def _vocabulary(tokenizer: Any) -> dict[str, int]:
     """Return token → number of a ``tokenizer.json``; empty for unknown kinds."""
     model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
-    found = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(found, dict):
-        return {token: number for token, number in found.items() if isinstance(number, int)}
-    if isinstance(found, list):  # Unigram: [token, score], in order
+    entries = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(entries, dict):
+        return {token: number for token, number in entries.items() if isinstance(number, int)}
+    if isinstance(entries, list):  # Unigram: [token, score], in order
         return {
             entry[0]: n
-            for n, entry in enumerate(found)
+            for n, entry in enumerate(entries)
             if isinstance(entry, list) and entry and isinstance(entry[0], str)
         }
     return {}

@@ -86,8 +86,8 @@ class BaseMatch(BaseModel):
 LEAST_GAIN = 0.02
 """Nats per token that the adapter must gain on held-out text, however small the error: 2 % of the perplexity."""
 LEAST_GAIN_ELSEWHERE = 0.1
-"""The same on other text: on the built-in text, which any model may have seen and no adapter was trained for, and on text of the training,
-of which adapters learn the form first."""
+"""The same on other text: the built-in text, which any model may have seen and no adapter was trained for, and text of the training,
+whose form adapters learn first."""
 LEAST_WINDOWS = 3
 LEAST_LABELS = 10
 
@@ -117,14 +117,14 @@ def joined(files: BaseMatch, report: ValidationReport | None) -> BaseMatch:
     """
     if files.status is not BaseMatchStatus.UNPROVEN:
         return files
-    found = measure(report)
-    if found.helps:
-        return BaseMatch(status=BaseMatchStatus.MEASURED, reason=found.reason)
-    return BaseMatch(status=BaseMatchStatus.UNPROVEN, reason=f"{files.reason}; {found.reason}")
+    measured = measure(report)
+    if measured.helps:
+        return BaseMatch(status=BaseMatchStatus.MEASURED, reason=measured.reason)
+    return BaseMatch(status=BaseMatchStatus.UNPROVEN, reason=f"{files.reason}; {measured.reason}")
 
 
 def measure(report: ValidationReport | None) -> Measured:
-    """Return whether base + adapter do clearly better than the base alone: on text of the run, the test inputs, then the validation's text.
+    """Judge whether the adapter clearly helps the base: by text of the run, by the test inputs, then by the validation's text.
 
     The mean gain must exceed both its sampling error (Student's t, 99 %) and the least gain, and the base alone must predict better
     than guessing: an improvement of a model that knows nothing proves nothing. A classifier must find clearly more labels than
@@ -132,52 +132,52 @@ def measure(report: ValidationReport | None) -> Measured:
     """
     if report is None:
         return Measured(False, f"not enough evidence, because nothing was validated: enable validation, and {_GIVE}")
-    judged = [_judged(each, report) for each in report.reference.evidence]
-    judged.append(_on_validation_text(report))
-    found = next((each for each in judged if each.helps), None)
-    return found or judged[0]
+    judged = [_judge(each, report) for each in report.reference.evidence]
+    judged.append(_judge_on_validation_text(report))
+    helpful = next((each for each in judged if each.helps), None)
+    return helpful or judged[0]
 
 
-def _judged(found: AdapterEvidence, report: ValidationReport) -> Measured:
+def _judge(evidence: AdapterEvidence, report: ValidationReport) -> Measured:
     """Judge the adapter by one text like that of its training."""
-    if found.labels:
-        return _by_labels(found)
-    return _by_gains(found, found.text, least=LEAST_GAIN_ELSEWHERE, vocabulary=report.inputs.vocabulary)
+    if evidence.labels:
+        return _judge_by_labels(evidence)
+    return _judge_by_gains(evidence, evidence.text, least=LEAST_GAIN_ELSEWHERE, vocabulary=report.inputs.vocabulary)
 
 
-def _by_labels(found: AdapterEvidence) -> Measured:
+def _judge_by_labels(evidence: AdapterEvidence) -> Measured:
     """Judge a classifier by its own task: one on another base finds no more labels than a guess."""
-    said = f"{found.correct} of {found.labels} labels of {found.text}, and the commonest label would be right for {found.commonest}"
-    if found.labels < LEAST_LABELS:
+    said = f"{evidence.correct} of {evidence.labels} labels of {evidence.text}, and the commonest label would be right for {evidence.commonest}"
+    if evidence.labels < LEAST_LABELS:
         return _not_enough(
-            f"{found.text} gives {counted(found.labels, 'label')}, and {LEAST_LABELS} are needed", _LABEL
+            f"{evidence.text} gives {counted(evidence.labels, 'label')}, and {LEAST_LABELS} are needed", _LABEL
         )
-    share = found.commonest / found.labels
-    least = found.commonest + max(1.0, _NORMAL * math.sqrt(found.labels * share * (1 - share)))
-    if found.correct >= least:
+    share = evidence.commonest / evidence.labels
+    least = evidence.commonest + max(1.0, _NORMAL * math.sqrt(evidence.labels * share * (1 - share)))
+    if evidence.correct >= least:
         return Measured(True, f"the adapter finds {said}")
-    if least > found.labels:
-        return _not_enough(f"nearly all labels of {found.text} are one", _LABEL)
+    if least > evidence.labels:
+        return _not_enough(f"nearly all labels of {evidence.text} are one", _LABEL)
     return Measured(False, f"the adapter finds only {said}: check that it was trained on this base")
 
 
-def _on_validation_text(report: ValidationReport) -> Measured:
+def _judge_on_validation_text(report: ValidationReport) -> Measured:
     """Judge the adapter by the windows of the held-out or built-in text."""
     reference, held_out = report.reference, report.inputs.held_out
     if reference.base_perplexity is None or reference.perplexity is None or not reference.gain_per_window:
-        return Measured(False, _without_gain(report))
+        return Measured(False, _explain_missing_gain(report))
     text, least = ("held-out text", LEAST_GAIN) if held_out else ("the built-in text", LEAST_GAIN_ELSEWHERE)
     advice = "" if held_out else f": {_GIVE}"
-    return _by_gains(reference, text, least=least, vocabulary=report.inputs.vocabulary, advice=advice)
+    return _judge_by_gains(reference, text, least=least, vocabulary=report.inputs.vocabulary, advice=advice)
 
 
-def _by_gains(
-    found: AdapterEvidence | Reference, text: str, *, least: float, vocabulary: int, advice: str = ""
+def _judge_by_gains(
+    evidence: AdapterEvidence | Reference, text: str, *, least: float, vocabulary: int, advice: str = ""
 ) -> Measured:
     """Judge the adapter by what it saves in each window."""
-    gains = [gain for gain in found.gain_per_window if gain is not None]
-    base, tuned = found.base_perplexity, found.perplexity
-    if len(gains) < max(LEAST_WINDOWS, len(found.gain_per_window)) or base is None or tuned is None:
+    gains = [gain for gain in evidence.gain_per_window if gain is not None]
+    base, tuned = evidence.base_perplexity, evidence.perplexity
+    if len(gains) < max(LEAST_WINDOWS, len(evidence.gain_per_window)) or base is None or tuned is None:
         return _not_enough(f"{text} gives {counted(len(gains), 'window')}, and {LEAST_WINDOWS} are needed", _GIVE)
     if vocabulary and base >= vocabulary:
         guessing = f"perplexity {base:.0f}, with {vocabulary} tokens to choose from"
@@ -195,7 +195,7 @@ def _not_enough(why: str, remedy: str) -> Measured:
     return Measured(False, f"not enough evidence, because {why}: {remedy}")
 
 
-def _without_gain(report: ValidationReport) -> str:
+def _explain_missing_gain(report: ValidationReport) -> str:
     """Say why validation did not measure what the adapter does."""
     reference = report.reference
     if not report.inputs.family:

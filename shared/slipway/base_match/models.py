@@ -61,7 +61,7 @@ def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
         return Comparison(Outcome.OTHER, other)
     if contents and same_files(used, recorded):
         return Comparison(Outcome.SAME, "their weights are the same files")
-    if why := _incomparable(ours, theirs) or _pickled(used, recorded):
+    if why := _incomparable_reason(ours, theirs) or _pickle_reason(used, recorded):
         return Comparison(Outcome.UNKNOWN, why)
     try:
         weights = read_weights(used), read_weights(recorded)
@@ -76,23 +76,25 @@ def _compare_tensors(
     ours = {name: info for name, info in ours.items() if not _is_buffer(info)}
     common = [(info, theirs[name]) for name, info in ours.items() if name in theirs]
     for one, other in common:
-        if one.shape != other.shape and not _resized(one, other, vocabularies):
+        if one.shape != other.shape and not _is_resized(one, other, vocabularies):
             return Comparison(Outcome.OTHER, f"{one.name[:_SHOWN]!r} has the shape {one.shape} and not {other.shape}")
     if not contents:
         return Comparison(Outcome.UNKNOWN, "their shapes agree, and the weights lie in a bucket")
-    in_vocabulary = partial(_in_vocabulary, vocabularies=vocabularies)
-    of_layers = sum(info.nbytes for info in ours.values() if not in_vocabulary(info))  # a tied head is stored or not
+    in_vocabulary = partial(_is_in_vocabulary, vocabularies=vocabularies)
+    of_layers = sum(
+        info.nbytes for info in ours.values() if not in_vocabulary(info)
+    )  # no vocabulary: a tied head may be stored or not
     if 10 * sum(one.nbytes for one, _ in common if not in_vocabulary(one)) < 9 * of_layers:
         return Comparison(Outcome.UNKNOWN, "most of their weights have other names")
-    found = compare_weights(common, in_vocabulary=in_vocabulary)
-    match found.outcome:
+    result = compare_weights(common, in_vocabulary=in_vocabulary)
+    match result.outcome:
         case Outcome.SAME:
-            return Comparison(Outcome.SAME, f"their weights agree, in samples of {found.tensors} tensors")
+            return Comparison(Outcome.SAME, f"their weights agree, in samples of {result.tensors} tensors")
         case Outcome.OTHER:
-            return Comparison(Outcome.OTHER, f"{found.name[:_SHOWN]!r} has other values")
+            return Comparison(Outcome.OTHER, f"{result.name[:_SHOWN]!r} has other values")
     what = (
-        f"only rows of the vocabulary differ ({found.name[:_SHOWN]!r})"
-        if found.name
+        f"only rows of the vocabulary differ ({result.name[:_SHOWN]!r})"
+        if result.name
         else "their weights are stored in types that are not compared"
     )
     return Comparison(Outcome.UNKNOWN, what)
@@ -103,7 +105,7 @@ def _is_buffer(info: TensorInfo) -> bool:
     return bool(_BUFFER.fullmatch(info.name)) or (len(info.shape) == 4 and bool(_CAUSAL_MASK.fullmatch(info.name)))
 
 
-def _incomparable(ours: ModelConfig, theirs: ModelConfig) -> str:
+def _incomparable_reason(ours: ModelConfig, theirs: ModelConfig) -> str:
     """Return why the weights of two related models cannot be compared; empty when they can."""
     if _type_of(ours) != _type_of(theirs):  # one is the text part of a composite model
         return f"one of them is a {_type_of(ours)}, the other a {_type_of(theirs)}"
@@ -112,7 +114,7 @@ def _incomparable(ours: ModelConfig, theirs: ModelConfig) -> str:
     return ""
 
 
-def _pickled(used: Path, recorded: Path) -> str:
+def _pickle_reason(used: Path, recorded: Path) -> str:
     if has_safetensors(used) and has_safetensors(recorded):
         return ""
     return "the weights of one of them are a pickle, which is not opened here"
@@ -132,8 +134,8 @@ def _other_kind(ours: ModelConfig, theirs: ModelConfig) -> str:
 
 
 def _type_of(config: Mapping[str, Any]) -> str:
-    found = config.get("model_type")
-    return found[:100] if isinstance(found, str) else ""
+    kind = config.get("model_type")
+    return kind[:100] if isinstance(kind, str) else ""
 
 
 def _parts(config: Mapping[str, Any]) -> set[str]:
@@ -146,12 +148,12 @@ def _classes(config: Mapping[str, Any]) -> str:
     return ", ".join(str(name)[:100] for name in names[:3]) if isinstance(names, list) and names else "no architectures"
 
 
-def _in_vocabulary(info: TensorInfo, *, vocabularies: set[int]) -> bool:
+def _is_in_vocabulary(info: TensorInfo, *, vocabularies: set[int]) -> bool:
     """Return whether a tensor has one row per token, like the embedding and the head."""
     return bool(info.shape) and info.shape[0] in vocabularies
 
 
-def _resized(one: TensorInfo, other: TensorInfo, vocabularies: set[int]) -> bool:
+def _is_resized(one: TensorInfo, other: TensorInfo, vocabularies: set[int]) -> bool:
     """Return whether two tensors differ only in the number of vocabulary rows; an unknown size (0) allows any number."""
     rows = {info.shape[0] for info in (one, other) if info.shape}
     return one.shape[1:] == other.shape[1:] and len(rows) == 2 and (0 in vocabularies or bool(rows & vocabularies))

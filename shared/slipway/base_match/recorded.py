@@ -60,8 +60,8 @@ def recorded_base(checkpoint: Path, adapter_config: dict[str, Any], *, look: boo
         return Recorded("")
     revision = revision if isinstance(revision, str) else ""
     places = _places(name, revision, checkpoint) if look else ()
-    found = next((folder for folder in places if _is_model(folder)), None)
-    return Recorded(name, revision, found, guessed=found is not None and found == _here(name))
+    base = next((folder for folder in places if _is_model(folder)), None)
+    return Recorded(name, revision, base, guessed=base is not None and base == _path_here(name))
 
 
 def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
@@ -72,19 +72,19 @@ def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
         yield path
         return
     if _REPOSITORY.fullmatch(name) and is_cached(name):
-        yield from _cached(name, revision)
+        yield from _find_cached(name, revision)
     for folder in checkpoint.absolute().parents[:TRAINING_FOLDERS]:
         yield folder / path
     yield path.absolute()
 
 
-def _here(name: str) -> Path | None:
+def _path_here(name: str) -> Path | None:
     """Return the path of a relative name in the current folder."""
     path = Path(name)
     return None if path.is_absolute() or name.startswith("~") else path.absolute()
 
 
-def _cached(name: str, revision: str) -> list[Path]:
+def _find_cached(name: str, revision: str) -> list[Path]:
     try:
         return [cached_snapshot(name, revision or None)]
     except (CheckpointValidationError, OSError, ValueError):  # not in the cache

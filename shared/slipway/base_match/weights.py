@@ -82,7 +82,7 @@ def compare_weights(
     with _Files() as files:
         for one, other in ordered[::step]:
             try:
-                same = _same_values(one, other, files)
+                same = _have_same_values(one, other, files)
             except (OSError, EOFError):
                 return ComparedWeights(Outcome.UNKNOWN)
             if same is None:
@@ -98,7 +98,7 @@ def compare_weights(
     return ComparedWeights(Outcome.SAME, compared)
 
 
-def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | None:
+def _have_same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | None:
     """Return whether the samples agree; None for types not converted here, or if rounding explains the differences."""
     count = min(one.numel, other.numel)  # a resized vocabulary has its extra rows at the end
     if not count:
@@ -119,25 +119,25 @@ def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | No
                 return False
             equal = False
         samples.append((mine, theirs))
-    ours, others = b"".join(mine for mine, _ in samples), b"".join(found for _, found in samples)
-    if equal and (not mixed or _rounded_alike(one.dtype, other.dtype, ours, others)):
+    ours, others = b"".join(mine for mine, _ in samples), b"".join(their_sample for _, their_sample in samples)
+    if equal and (not mixed or _is_rounded_copy(one.dtype, other.dtype, ours, others)):
         return True
-    return None if _rounded_twice(one.dtype, other.dtype, ours, others) else False
+    return None if _may_be_rounded_twice(one.dtype, other.dtype, ours, others) else False
 
 
-def _rounded_twice(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
+def _may_be_rounded_twice(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
     """Return whether both may be copies of one original through different 16-bit types; close fine-tunes look like that too."""
-    mine, found = _as_float32(dtype, ours), _as_float32(other, theirs)
-    if dtype == other and not any(all(_is_bfloat16(value) for value in values) for values in (mine, found)):
+    mine, others = _as_float32(dtype, ours), _as_float32(other, theirs)
+    if dtype == other and not any(all(_is_bfloat16(value) for value in values) for values in (mine, others)):
         return False
-    return all(abs(a - b) <= _COARSEST * max(abs(a), abs(b)) + _SMALLEST for a, b in zip(mine, found, strict=True))
+    return all(abs(a - b) <= _COARSEST * max(abs(a), abs(b)) + _SMALLEST for a, b in zip(mine, others, strict=True))
 
 
 def _is_bfloat16(value: float) -> bool:
     return struct.pack("<f", value)[:2] == b"\0\0"
 
 
-def _rounded_alike(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
+def _is_rounded_copy(dtype: str, other: str, ours: bytes, theirs: bytes) -> bool:
     """Return whether all values of one float type are the other's, rounded to nearest or truncated alike."""
     if (dtype, other) in {("BF16", "F32"), ("F16", "F32"), ("BF16", "F16")}:
         dtype, other, ours, theirs = other, dtype, theirs, ours

@@ -53,7 +53,7 @@ def outcome(call: Callable[[OutputOptions], Any]) -> int:
     except SystemExit as error:
         return _exit_code_of_exit(error, options)
     except KeyboardInterrupt:
-        return _report_failure(_interrupted(options), options)
+        return _report_failure(_interruption_error(options), options)
     except ModelExportError as error:
         return _report_failure(error, options)
     except Exception as error:  # noqa: BLE001 - the boundary: nothing may end in a bare traceback
@@ -65,7 +65,7 @@ def outcome(call: Callable[[OutputOptions], Any]) -> int:
 
 def _report_unexpected(error: Exception, options: OutputOptions) -> int:
     try:
-        return _report_failure(_unexpected(error), options)
+        return _report_failure(_translate_unexpected(error), options)
     except (MemoryError, ImportError, OSError) as unsaid:  # too little memory even for the usual message
         if isinstance(unsaid, OSError) and unsaid.errno != errno.ENOMEM:
             raise
@@ -79,21 +79,23 @@ def _exit_code_of_exit(error: SystemExit, options: OutputOptions) -> int:
 
     if reader_is_gone(error):
         return EXIT_UNREAD
-    if isinstance(error.__context__, BrokenPipeError):  # of another connection; typer mistakes it for the output's
-        return _report_failure(_unexpected(error.__context__), options)
+    if isinstance(error.__context__, BrokenPipeError):  # another connection broke; typer mistakes it for the output
+        return _report_failure(_translate_unexpected(error.__context__), options)
     code = error.code if isinstance(error.code, int) else int(bool(error.code))
     # typer's handling of KeyboardInterrupt; a command with the exit code of a cancelled export has reported it itself
     if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
-        return _report_failure(_interrupted(options), options)
+        return _report_failure(_interruption_error(options), options)
     if code == EXIT_USAGE and options.as_json:
-        message = f"{_misused(error).rstrip('.')}; see slipway --help"
+        message = f"{_usage_message(error).rstrip('.')}; see slipway --help"
         _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
     return code
 
 
-def _misused(error: SystemExit) -> str:
+def _usage_message(error: SystemExit) -> str:
     """Return typer's message about a misused command."""
-    said = getattr(error.__context__, "format_message", None)  # of click's exceptions; typer includes its own click
+    said = getattr(
+        error.__context__, "format_message", None
+    )  # click's exceptions have it; typer includes its own click
     return str(said()) if said else "this is not a valid command"
 
 
@@ -101,25 +103,25 @@ def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001 - a signal h
     """Unwind at the first signal, which stops the running work; exit at once at a later one, in case the unwinding hangs."""
     first = time.monotonic()
 
-    def again(number: int, frame: object) -> None:  # noqa: ARG001 - as above
+    def exit_if_impatient(number: int, frame: object) -> None:  # noqa: ARG001 - as above
         if time.monotonic() - first > IMPATIENT_SECONDS:
             os._exit(EXIT_INTERRUPTED)  # running stages end with their standard input; the next command cleans up
 
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, again)
+        signal.signal(each, exit_if_impatient)
     raise KeyboardInterrupt
 
 
-def _interrupted(options: OutputOptions) -> Any:
+def _interruption_error(options: OutputOptions) -> Any:
     from slipway.errors import StageError
 
     remedy = "run the same command again to continue" if options.command == "export" else ""
     return StageError("interrupted", reason="CANCELLED", remedy=remedy)
 
 
-def _unexpected(error: Exception) -> Any:
+def _translate_unexpected(error: Exception) -> Any:
     """Translate an unexpected exception: a known fault of the machine gets its reason, any other is ``INTERNAL``."""
-    from slipway.distribution.extras import not_installed
+    from slipway.distribution.extras import translate_import_error
     from slipway.errors import ArtifactError, ModelExportError, StageError
     from slipway.folders.disk_full import is_disk_full
     from slipway.machine.out_of_memory import REMEDY, is_out_of_memory
@@ -127,7 +129,7 @@ def _unexpected(error: Exception) -> Any:
     if is_out_of_memory(error):
         what = f"out of memory ({type(error).__name__}: {error})"
         return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{REMEDY}; see also ulimit -v")
-    if isinstance(error, ModuleNotFoundError) and (translated := not_installed(error)) is not None:
+    if isinstance(error, ModuleNotFoundError) and (translated := translate_import_error(error)) is not None:
         return translated
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 _HEAD = "_SLIPWAY_COMPLETED_HEAD"
-"""Variable with the beginning of the completed word, if the shell splits it and completes the rest alone."""
+"""Variable that holds the start of a word if the shell splits the word and completes only its last part."""
 _SPLITTING = ("=", ":")
 """Signs at which bash splits a word."""
 
 
 def join_words(environment: MutableMapping[str, str]) -> None:
-    """Join the words again that bash splits at an equals sign or colon, to complete their last part alone.
+    """Rejoin the words that bash splits at an equals sign or colon, because it completes only their last part.
 
     Args:
         environment: Environment of the process; changed if bash asks for the completion of such a word.
@@ -25,7 +25,7 @@ def join_words(environment: MutableMapping[str, str]) -> None:
         return
     if not {*_SPLITTING} & {*words[: at + 1]}:
         return
-    before, joins = _joined(words[:at])
+    before, joins = _join_typed(words[:at])
     current = words[at] if at < len(words) else ""
     if current == "=" and before[-1].startswith("-"):
         current = ""
@@ -37,24 +37,24 @@ def join_words(environment: MutableMapping[str, str]) -> None:
     environment["COMP_CWORD"] = str(len(before))
 
 
-def _joined(words: Sequence[str]) -> tuple[list[str], bool]:
+def _join_typed(words: Sequence[str]) -> tuple[list[str], bool]:
     """Return the words as they were typed, and whether the next part belongs to the last of them."""
-    found, joins = list[str](), False
+    typed, joins = list[str](), False
     for number, word in enumerate(words):
         if word == "=" and number and words[number - 1].startswith("-"):
             joins = False  # an option's value is a separate word, after a space or an equals sign
-        elif found and (joins or word in _SPLITTING):
-            found[-1] += word
+        elif typed and (joins or word in _SPLITTING):
+            typed[-1] += word
             joins = word in _SPLITTING
         else:
-            found.append(word)
-    return found, joins
+            typed.append(word)
+    return typed, joins
 
 
-def _whole(incomplete: str, environment: Mapping[str, str], complete: Callable[[str], list[str]]) -> list[str]:
-    """Return the completions of a word, each without the beginning that the shell keeps to itself."""
+def _complete_word(incomplete: str, environment: Mapping[str, str], complete: Callable[[str], list[str]]) -> list[str]:
+    """Complete a word; leave out the start that the shell keeps to itself."""
     head = environment.get(_HEAD, "")
-    return [found.removeprefix(head) for found in complete(head + incomplete) if found.startswith(head)]
+    return [word.removeprefix(head) for word in complete(head + incomplete) if word.startswith(head)]
 
 
 def assignments(
@@ -76,12 +76,12 @@ def assignments(
             start = f"{key}=" + "".join(f"{part}," for part in done)
             possible = values(key) if key in keys else ()
             return [f"{start}{each}" for each in possible if each.startswith(last) and each not in done]
-        found = [each for each in keys if each.startswith(key)]
-        if len(found) == 1 and (possible := values(found[0])):
-            return [f"{found[0]}={each}" for each in possible]
-        return [f"{each}=" for each in found]
+        matches = [each for each in keys if each.startswith(key)]
+        if len(matches) == 1 and (possible := values(matches[0])):
+            return [f"{matches[0]}={each}" for each in possible]
+        return [f"{each}=" for each in matches]
 
-    return _whole(incomplete, environment, complete)
+    return _complete_word(incomplete, environment, complete)
 
 
 def settings(incomplete: str) -> list[str]:
@@ -115,7 +115,7 @@ def formats(incomplete: str) -> list[str]:
             return [f"{start}{setting}={known}" for known in values_of(each, setting) if known.startswith(value)]
         return [f"{start}{known}" for known in options_of(each) if known.startswith(option)]
 
-    return _whole(incomplete, os.environ, complete)
+    return _complete_word(incomplete, os.environ, complete)
 
 
 def targets(incomplete: str) -> list[tuple[str, str]]:

@@ -40,13 +40,13 @@ class Connection:
         """Return the settings from the environment, overridden by the options."""
         from slipway.settings import Settings
 
-        found = Settings.from_environment(os.environ)
+        settings = Settings.from_environment(os.environ)
         changes = {
             "coordinator": self.coordinator,
-            "project": self.project or found.project,
-            "security": found.security.replacing(**self.files),
+            "project": self.project or settings.project,
+            "security": settings.security.with_files(**self.files),
         }
-        return found.model_copy(update=changes)
+        return settings.model_copy(update=changes)
 
     def options(self) -> list[str]:
         """Return the words of a command line for the same connection."""
@@ -144,12 +144,12 @@ class ConnectedCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command without the connection's options, which go into a :class:`Connection`."""
-        said = {option.name: ctx.params.pop(option.name) for option in self._connection.params}
-        ctx.meta[_META] = ctx.invoke(self._connection.callback, **said)
+        values = {option.name: ctx.params.pop(option.name) for option in self._connection.params}
+        ctx.meta[_META] = ctx.invoke(self._connection.callback, **values)
         return super().invoke(ctx)
 
 
 def connection_of(ctx: typer.Context) -> Connection:
     """Return the connection options of a :class:`ConnectedCommand`."""
-    found: Connection = ctx.meta[_META]
-    return found
+    connection: Connection = ctx.meta[_META]
+    return connection

@@ -17,7 +17,7 @@ def flag(name: str, meaning: str) -> Any:
     return typer.Option(name, metavar="", help=meaning)
 
 
-def finite(value: float | None) -> float | None:
+def check_finite(value: float | None) -> float | None:
     """Refuse ``nan`` and ``inf``, which no range refuses."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
@@ -49,6 +49,10 @@ Progress = Annotated[
         envvar="SLIPWAY_PROGRESS",
         case_sensitive=False,
     ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", min=0.1, max=31_536_000, callback=check_finite, help="Longest run, in seconds."),
 ]
 Debug = Annotated[bool, flag("--debug", "Show tracebacks of unexpected errors.")]
 Config = Annotated[

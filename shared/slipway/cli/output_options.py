@@ -73,14 +73,14 @@ class Commands(TyperGroup):
         ):  # misspelled or missing; take any command, because all share these options
             command = next(command for command in self.commands.values() if isinstance(command, TyperCommand))
         del words[place : place + 1]
-        given = given_leniently(command, words, parent=ctx)
+        given = parse_leniently(command, words, parent=ctx)
         options.command = options.command or name
         options.as_json, options.debug = bool(given.get("as_json")), bool(given.get("debug"))
         options.progress = (given.get("progress") or os.environ.get("SLIPWAY_PROGRESS", "")).lower()
 
 
-def given_leniently(command: TyperCommand, words: list[str], *, parent: Any) -> dict[str, Any]:
-    """Return the given parameters as they are written, as far as they can be read; a mistake in one does not affect the others.
+def parse_leniently(command: TyperCommand, words: list[str], *, parent: Any) -> dict[str, Any]:
+    """Parse the parameters of a command line as far as possible; a mistake in one does not affect the others.
 
     The values are not converted, because typer imports pydantic for that, which takes longer than the rest of ``--help``.
     """

@@ -14,7 +14,7 @@ import grpc
 
 from slipway.artifacts import ActionResult, Manifest, ManifestFile
 from slipway.artifacts.blobs import CHUNK_BYTES
-from slipway.artifacts.faults import corrupt, disk_full, unreadable
+from slipway.artifacts.faults import corrupt_error, disk_full, unreadable_error
 from slipway.artifacts.files import add_name, in_threads, regular_files, write_all
 from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
@@ -27,7 +27,7 @@ from slipway.rpc.structs import MAX_FILES, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")
-_Opened = Callable[[Path], BinaryIO]
+_Open = Callable[[Path], BinaryIO]
 
 PATIENCE_SECONDS = 120.0
 _ROUNDS = 3
@@ -72,7 +72,7 @@ class ProjectArtifacts:
         """
         return self._put(files, open_real, NOTHING_KNOWN, on_bytes)
 
-    def _put(self, files: Mapping[str, Path], opened: _Opened, known: Known, on_bytes: OnBytes | None) -> str:
+    def _put(self, files: Mapping[str, Path], open_file: _Open, known: Known, on_bytes: OnBytes | None) -> str:
         if len(files) > MAX_FILES:  # fail before hours of hashing
             raise ArtifactError(
                 f"{len(files)} files are too many for one artifact of {self.where}: {MAX_FILES} are allowed",
@@ -82,7 +82,7 @@ class ProjectArtifacts:
         tell = on_bytes or _ignore
 
         def describe(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
-            with _readable(item[1], opened) as file:
+            with _open_readable(item[1], open_file) as file:
                 return describe_file(item[0], file, known=known.get(item[1]), on_bytes=lambda _: count(0))
 
         manifest = Manifest.of(in_threads(describe, sorted(files.items()), tell))
@@ -97,7 +97,9 @@ class ProjectArtifacts:
             if not answer.missing:
                 break
             in_threads(
-                lambda digest, count: self._send(contents[digest], paths[digest], opened, count), answer.missing, tell
+                lambda digest, count: self._send(contents[digest], paths[digest], open_file, count),
+                answer.missing,
+                tell,
             )
             answer = self._retry(
                 lambda _: self._calls.send(self._calls.artifacts.CreateArtifact, self._request(manifest))
@@ -147,10 +149,10 @@ class ProjectArtifacts:
         """
         if digest not in self._manifests:
             request = pb.GetArtifactRequest(name=artifact_name(digest, project=self._project))
-            found = self._calls.call(self._calls.artifacts.GetArtifact, request)
-            manifest = Manifest.of(ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in found.files)
+            artifact = self._calls.call(self._calls.artifacts.GetArtifact, request)
+            manifest = Manifest.of(ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in artifact.files)
             if manifest.digest != digest:
-                raise corrupt(digest, "its manifest")
+                raise corrupt_error(digest, "its manifest")
             self._manifests[digest] = manifest
         return self._manifests[digest]
 
@@ -175,13 +177,13 @@ class ProjectArtifacts:
     def record_action(self, key: str, result: ActionResult) -> None:
         """Do nothing, for the same reason."""
 
-    def _send(self, file: ManifestFile, path: Path, opened: _Opened, tell: OnBytes) -> None:
-        asks = file.size_bytes > CHUNK_BYTES  # of a small file, the question would take as long as sending it
-        told = 0  # bytes of the file whose sending was reported; sending them again is not
+    def _send(self, file: ManifestFile, path: Path, open_file: _Open, tell: OnBytes) -> None:
+        asks = file.size_bytes > CHUNK_BYTES  # for a small file, asking would take as long as sending it
+        told = 0  # bytes already reported as sent; sending them again is not reported
 
         def attempt(progress: Callable[[], None]) -> None:
-            offset = self._kept_of(file) if asks else 0
-            with _readable(path, opened) as source:
+            offset = self._count_kept_bytes(file) if asks else 0
+            with _open_readable(path, open_file) as source:
 
                 def on(sent: int) -> None:
                     nonlocal told
@@ -200,8 +202,8 @@ class ProjectArtifacts:
 
         self._retry(attempt, also=("TRANSFER_SLOW",))  # it resumes where it ended
 
-    def _kept_of(self, file: ManifestFile) -> int:
-        """Return how many bytes of an interrupted upload the coordinator still has; one from before this question has none."""
+    def _count_kept_bytes(self, file: ManifestFile) -> int:
+        """Return how many bytes of an interrupted upload the coordinator still has; 0 for an older one that cannot tell."""
         request = pb.GetUploadRequest(parent=f"projects/{self._project}", digest=file.digest)
         try:
             offset = self._calls.send(self._calls.artifacts.GetUpload, request).offset
@@ -240,7 +242,7 @@ class ProjectArtifacts:
                     return
                 if not resumed:
                     break
-        raise corrupt(artifact, file.path)
+        raise corrupt_error(artifact, file.path)
 
     def _retry(self, attempt: Callable[[Callable[[], None]], T], *, also: Collection[str] = ()) -> T:
         """Retry while the coordinator is unavailable or the failure is temporary. An attempt calls ``progress`` as it advances.
@@ -306,11 +308,11 @@ class _Requests:
             raise
 
 
-def _readable(path: Path, opened: _Opened) -> BinaryIO:
+def _open_readable(path: Path, open_file: _Open) -> BinaryIO:
     try:
-        return opened(path)
+        return open_file(path)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error
 
 
 def _ignore(_: int) -> None:

@@ -145,7 +145,7 @@ class AsyncClient:
         """Yield events until the export ends; see :meth:`slipway.client.Client.watch_export`."""
         watch = Resumption(after_sequence, patience_seconds=patience_seconds)
         while True:
-            async for event in self._connected(self._name(name), watch):
+            async for event in self._watch_once(self._name(name), watch):
                 if isinstance(event, Failure):
                     await asyncio.sleep(watch.pause_seconds(event))
                 else:
@@ -153,8 +153,8 @@ class AsyncClient:
             if watch.ended:
                 return
 
-    async def _connected(self, name: str, watch: Resumption) -> AsyncIterator[pb.ExportEvent | Failure]:
-        """Yield new events over one connection, and last the failure if it ended before the export did."""
+    async def _watch_once(self, name: str, watch: Resumption) -> AsyncIterator[pb.ExportEvent | Failure]:
+        """Yield new events over one connection; if it breaks before the export ends, yield the failure last."""
         request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
         call: Any = self._stub.WatchExport(request, metadata=self._metadata())
         try:
@@ -165,7 +165,7 @@ class AsyncClient:
         except grpc.aio.AioRpcError as error:
             yield self._failure(error)
         else:
-            watch.ended = True  # the server ended the stream in order; one that goes away would cancel it
+            watch.ended = True  # the server closed the stream regularly; a server that stops would cancel it
         finally:
             call.cancel()
 

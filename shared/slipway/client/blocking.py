@@ -163,7 +163,7 @@ class Client:
         """
         watch = Resumption(after_sequence, patience_seconds=patience_seconds)
         while True:
-            for event in self._connected(self._name(name), watch):
+            for event in self._watch_once(self._name(name), watch):
                 if isinstance(event, Failure):
                     time.sleep(watch.pause_seconds(event))
                 else:
@@ -171,8 +171,8 @@ class Client:
             if watch.ended:
                 return
 
-    def _connected(self, name: str, watch: Resumption) -> Iterator[pb.ExportEvent | Failure]:
-        """Yield new events over one connection, and last the failure if it ended before the export did."""
+    def _watch_once(self, name: str, watch: Resumption) -> Iterator[pb.ExportEvent | Failure]:
+        """Yield new events over one connection; if it breaks before the export ends, yield the failure last."""
         request = pb.WatchExportRequest(name=name, after_sequence=watch.sequence)
         with self._calls.calling():
             call = self._calls.exports.WatchExport(request, metadata=self._calls.metadata())
@@ -181,7 +181,7 @@ class Client:
         except grpc.RpcError as error:
             yield self._calls.failure(error)
         else:
-            watch.ended = True  # the server ended the stream in order; one that goes away would cancel it
+            watch.ended = True  # the server closed the stream regularly; a server that stops would cancel it
         finally:
             call.cancel()
 

@@ -41,7 +41,7 @@ def reserve_levels(configuration: Sections) -> dict[str, int]:
 
 def _levels(configuration: Sections, method: str) -> dict[str, int]:
     most = _MOST_BITS_OF_AUTO if method == AUTO else max(each.bits or 0 for each in LEVELS.values())
-    asked = _asked(configuration)
+    asked = _requested_levels(configuration)
     return {level: bits for level in LEVELS if level in asked and (bits := bits_of(level)) and bits <= most}
 
 
@@ -49,7 +49,7 @@ def reads_text(configuration: Sections) -> bool:
     """Return whether an export reads text to make its levels: they need it, or take the text that the settings name."""
     named = bool(configuration.optimization.calibration)
     taken = named and (
-        any(level in LEVELS and LEVELS[level].takes_text for level in _asked(configuration))
+        any(level in LEVELS and LEVELS[level].takes_text for level in _requested_levels(configuration))
         or any(
             level in each.text_levels
             for each, _ in configuration.formats.enabled()
@@ -67,7 +67,7 @@ def may_read_text(configuration: Sections) -> bool:
 
 def needs_text(configuration: Sections) -> bool:
     """Return whether it has a level that cannot be made without text."""
-    return any(level in LEVELS and LEVELS[level].needs_text for level in _asked(configuration))
+    return any(level in LEVELS and LEVELS[level].needs_text for level in _requested_levels(configuration))
 
 
 def depends_on_text(configuration: Sections) -> bool:
@@ -75,5 +75,5 @@ def depends_on_text(configuration: Sections) -> bool:
     return needs_text(configuration) or (bool(configuration.optimization.calibration) and reads_text(configuration))
 
 
-def _asked(configuration: Sections) -> set[str]:
+def _requested_levels(configuration: Sections) -> set[str]:
     return {level for each, _ in configuration.formats.enabled() for level in configuration.levels(each.name)}

@@ -69,7 +69,7 @@ _OWN = ("enabled", "quantization", "unquantized")
 
 
 @dataclass
-class _Wanted:
+class _Request:
     """What is asked of one format.
 
     Attributes:
@@ -96,7 +96,7 @@ def read_requested(texts: Sequence[str], layer: Layer) -> None:
         texts: Values of ``-f``, each with one format or several separated by commas; none changes nothing.
         layer: Layer with the settings of the other flags, which may not say otherwise.
     """
-    wanted = _wanted(texts, layer) if texts else {}
+    wanted = _read_words(texts, layer) if texts else {}
     if not wanted:
         return
     if COMMON in layer.settings:
@@ -114,9 +114,9 @@ def read_requested(texts: Sequence[str], layer: Layer) -> None:
             read_text(layer, f"formats.{name}.{key}", ",".join(given), asked.source)
 
 
-def _wanted(texts: Sequence[str], layer: Layer) -> dict[str, _Wanted]:
+def _read_words(texts: Sequence[str], layer: Layer) -> dict[str, _Request]:
     """Return what is asked of each format; add the problems to the layer."""
-    wanted: dict[str, _Wanted] = {}
+    wanted: dict[str, _Request] = {}
     words = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     if not words:
         layer.problems.append(Problem(FLAG, "names no format", near_names("", tuple(formats()))))
@@ -143,7 +143,7 @@ def _put(layer: Layer, key: str, setting: Setting) -> None:
     layer.settings[key] = setting
 
 
-def _settings(each: Format[Any], asked: _Wanted) -> Iterator[tuple[str, Setting]]:
+def _settings(each: Format[Any], asked: _Request) -> Iterator[tuple[str, Setting]]:
     """Yield the settings that make what is asked of a format."""
     section = f"formats.{each.name}"
     yield f"{section}.enabled", Setting(True, asked.source)
@@ -152,13 +152,13 @@ def _settings(each: Format[Any], asked: _Wanted) -> Iterator[tuple[str, Setting]
         yield f"{section}.unquantized", Setting(asked.unquantized or not asked.levels, asked.source)
 
 
-def _read_word(word: str, wanted: dict[str, _Wanted], layer: Layer) -> None:
+def _read_word(word: str, wanted: dict[str, _Request], layer: Layer) -> None:
     name, colon, options = word.partition(":")
     each = formats().get(name.strip().lower())
     if each is None:
         layer.problems.append(_unknown_format(name.strip()))
         return
-    asked = wanted.setdefault(each.name, _Wanted())
+    asked = wanted.setdefault(each.name, _Request())
     asked.words.append(word)
     if colon and not options.strip("+ "):
         remedy = f"leave the colon out, or name one of {', '.join(options_of(each))}"
@@ -170,7 +170,7 @@ def _read_word(word: str, wanted: dict[str, _Wanted], layer: Layer) -> None:
             _read_option(each, option, asked, layer)
 
 
-def _read_option(each: Format[Any], option: str, asked: _Wanted, layer: Layer) -> None:
+def _read_option(each: Format[Any], option: str, asked: _Request, layer: Layer) -> None:
     setting, equals, value = (part.strip() for part in option.partition("="))
     if equals:
         setting = setting.lower()

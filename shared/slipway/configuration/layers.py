@@ -96,7 +96,7 @@ def read_environment(environment: Mapping[str, str]) -> Layer:
         if not name.startswith(PREFIX) or not text.strip():
             continue
         if name not in ENVIRONMENT:
-            _unknown(name, layer)
+            _report_unknown(name, layer)
             continue
         key = ENVIRONMENT[name]
         try:
@@ -107,7 +107,7 @@ def read_environment(environment: Mapping[str, str]) -> Layer:
     return layer
 
 
-def _unknown(name: str, layer: Layer) -> None:
+def _report_unknown(name: str, layer: Layer) -> None:
     for refused in refused_formats():
         own = f"{PREFIX}{refused.name.upper()}_"
         if refused_format(refused.name) and (name == f"{PREFIX}ENABLE_{refused.name.upper()}" or name.startswith(own)):

@@ -91,9 +91,9 @@ def load(
         settings = {**layers[0].settings, **settings}
     problems = [problem for layer in layers for problem in layer.problems]
     broken = {key for layer in layers for key in layer.broken}
-    problems += _without_checkpoint(settings, broken)
-    configuration, found = _check(settings, broken)
-    problems += found
+    problems += _find_problems_without_checkpoint(settings, broken)
+    configuration, faults = _check(settings, broken)
+    problems += faults
     if problems or configuration is None:
         raise configuration_error(problems)
     origins = {key: settings[key].source if key in settings else "default" for key in keys()}
@@ -102,7 +102,7 @@ def load(
 
 
 def _levels_of_formats_turned_off(layer: Layer) -> Iterator[str]:
-    """Yield the levels, given by earlier sources, of formats that this one turns off: they are not missed."""
+    """Yield the settings with the levels of formats that this source turns off: levels from earlier sources no longer count."""
     for name in formats():
         enabled = layer.settings.get(f"formats.{name}.enabled")
         if enabled is not None and enabled.value is False:
@@ -124,14 +124,14 @@ def parse(data: Mapping[str, Any], *, source: str = "") -> ExportConfiguration:
     settings: dict[str, Setting] = {}
     problems: list[Problem] = []
     _flatten(data, "", source, settings, problems)
-    configuration, found = _check(settings, set())
-    problems += found
+    configuration, faults = _check(settings, set())
+    problems += faults
     if problems or configuration is None:
         raise configuration_error(problems)
     return configuration
 
 
-def _without_checkpoint(settings: Mapping[str, Setting], broken: set[str]) -> list[Problem]:
+def _find_problems_without_checkpoint(settings: Mapping[str, Setting], broken: set[str]) -> list[Problem]:
     """Find settings that are missing or make no sense without a checkpoint, when a model is exported as it is."""
 
     def is_set(key: str) -> bool:
@@ -146,16 +146,16 @@ def _without_checkpoint(settings: Mapping[str, Setting], broken: set[str]) -> li
             "it is, set base_model.name, EXPORT_BASE_MODEL or --base-model to it"
         )
         return [Problem("checkpoint.path", "is needed, because base_model.name is not set either", remedy)]
-    found = []
+    problems = []
     if is_set("combination.adapters"):
         what = "join the adapter of checkpoint.path, which is not set"
-        found.append(Problem("combination.adapters", what, "set checkpoint.path to the first of the adapters"))
+        problems.append(Problem("combination.adapters", what, "set checkpoint.path to the first of the adapters"))
     if "base_model.merge_onto" in settings and settings["base_model.merge_onto"].value == "nf4":
         what = "nf4 is a base for an adapter to be merged onto, and checkpoint.path is not set"
-        found.append(
+        problems.append(
             Problem("base_model.merge_onto", what, "set base_model.merge_onto to original, or checkpoint.path")
         )
-    return found
+    return problems
 
 
 def _flatten(
@@ -189,11 +189,11 @@ def _make_paths_absolute(layer: Layer, folder: Path) -> None:
             layer.problems.append(Problem(key, fault, "write out the path", setting.source))
             layer.broken.add(key)
             continue
-        absolute = [_absolute(path, folder, is_base=key == _BASE) for path in paths]
+        absolute = [_absolute_path(path, folder, is_base=key == _BASE) for path in paths]
         layer.settings[key] = Setting(absolute if isinstance(setting.value, list) else absolute[0], setting.source)
 
 
-def _absolute(text: str, folder: Path, *, is_base: bool) -> str:
+def _absolute_path(text: str, folder: Path, *, is_base: bool) -> str:
     """Return an absolute path; a text that is no path is unchanged, as is a base model's name without such a folder."""
     if not text or is_address(text) or text.startswith("sha256:") or (is_none(text) and not is_base):
         return text
@@ -208,7 +208,7 @@ def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportCon
     problems: list[Problem] = []
     while True:
         try:
-            return ExportConfiguration.model_validate(_nested(kept)), problems
+            return ExportConfiguration.model_validate(_nest(kept)), problems
         except PydanticError as error:
             wrong: set[str] = set()
             for details in error.errors(include_url=False)[:MOST_PROBLEMS]:
@@ -227,7 +227,7 @@ def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportCon
             kept = {key: setting for key, setting in kept.items() if key not in wrong}
 
 
-def _nested(settings: Mapping[str, Setting]) -> dict[str, Any]:
+def _nest(settings: Mapping[str, Setting]) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for key, setting in settings.items():
         *path, name = key.split(".")

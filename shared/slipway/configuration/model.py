@@ -23,11 +23,11 @@ class ExportConfiguration(Sections):
     """The configuration of an export: its checkpoint and base model, its formats, its validation and its output folder."""
 
     @model_validator(mode="after")
-    def _no_conflicts(self) -> Self:
-        found = conflicts(self)
-        if found:
+    def _check_conflicts(self) -> Self:
+        problems = conflicts(self)
+        if problems:
             raise PydanticCustomError(
-                "conflict", "{text}", {"text": "; ".join(str(problem) for problem in found), "problems": found}
+                "conflict", "{text}", {"text": "; ".join(str(problem) for problem in problems), "problems": problems}
             )
         return self
 
@@ -48,9 +48,9 @@ def conflicts(configuration: Sections) -> tuple[Problem, ...]:
 
 def cautions(configuration: Sections) -> tuple[str, ...]:
     """Return warnings about valid settings whose effect may surprise."""
-    found = [str(each.error()) for each in refused_formats()]
+    warnings = [str(each.error()) for each in refused_formats()]
     if configuration.base_model.load_in_4bit and configuration.base_model.merge_onto == "original":
-        found.append(
+        warnings.append(
             "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training; "
             "base_model.merge_onto: nf4 merges onto those"
         )
@@ -60,51 +60,51 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
             if configuration.optimization.method != WITHOUT_DATA
             else "method: rtn takes no data"
         )
-        found.append(f"optimization.calibration is not applied: {why}")
-    found += _without_a_calibrated_level(configuration)
+        warnings.append(f"optimization.calibration is not applied: {why}")
+    warnings += _find_unused_calibration(configuration)
     if configuration.optimization.size_budget and not any(
         len(widths_of(level)) > 1
         for each, _ in configuration.formats.enabled()
         for level in configuration.levels(each.name)
     ):
-        found.append("optimization.size_budget is not applied: no level of 4 bits is requested")
+        warnings.append("optimization.size_budget is not applied: no level of 4 bits is requested")
     with_levels = [
         name
         for name, each in formats().items()
         if each.levels and each.settings.model_fields["quantization"].default is None
     ]
     if configuration.optimization.quantization and not any(configuration.formats[name].enabled for name in with_levels):
-        found.append(
+        warnings.append(
             f"optimization.quantization is not applied: only {' and '.join(with_levels)} can be quantized, "
             "and none of these formats is enabled"
         )
     validation = configuration.validation
     compared = validation.enabled and validation.compare_outputs
     unused = [] if compared else ["limits", "test_input_samples", "continuation_tokens"]
-    found += [
+    warnings += [
         f"validation.{name} is not applied: outputs are compared only if validation.enabled and compare_outputs are true"
         for name in unused
         if getattr(validation, name)
     ]
     if validation.on_failure == "keep" and not compared:
-        found.append(
+        warnings.append(
             f"validation.on_failure: {validation.on_failure} does nothing: outputs are judged only if validation.enabled and "
             "compare_outputs are true"
         )
     if not configuration.validation.enabled:
-        found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
+        warnings.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
     wanted = configuration.optimization.group_size
     for each, section in configuration.formats.enabled():
         if configuration.levels(each.name) and (size := each.group_size(wanted)) != wanted:
-            found.append(
+            warnings.append(
                 f"optimization.group_size: {each.name} has no groups of {wanted} weights, and gets groups of {size}"
             )
         with translate_format_errors(each):
-            found += each.cautions(section)
-    return (*found, *_unfit(configuration))
+            warnings += each.cautions(section)
+    return (*warnings, *_find_unfit_outputs(configuration))
 
 
-def _unfit(configuration: Sections) -> Iterable[str]:
+def _find_unfit_outputs(configuration: Sections) -> Iterable[str]:
     """Yield the outputs that are unfit for the target."""
     target = configuration.output.target
     for each, section in configuration.formats.enabled() if target else ():
@@ -114,15 +114,15 @@ def _unfit(configuration: Sections) -> Iterable[str]:
             variants = tuple(each.variants(section))
         for level in [*unquantized, *configuration.levels(each.name), *variants]:
             if level not in fit:
-                how = f"; {_named(sorted(fit))} of this format fits" if fit else ", as no level of this format is"
+                how = f"; {_join_levels(sorted(fit))} of this format fits" if fit else ", as no level of this format is"
                 yield f"{each.output_name(level)} is not known to be fit for output.target {target}{how}; see slipway recommend --target {target}"
 
 
-def _named(levels: list[str]) -> str:
+def _join_levels(levels: list[str]) -> str:
     return " or ".join(level or "the unquantized output" for level in levels)
 
 
-def _without_a_calibrated_level(configuration: Sections) -> Iterable[str]:
+def _find_unused_calibration(configuration: Sections) -> Iterable[str]:
     """Yield the settings of calibration that have no effect because no level is calibrated."""
     optimization = configuration.optimization
     if calibrated_levels(configuration) or optimization.method in (None, WITHOUT_DATA):
@@ -213,8 +213,10 @@ def _formats_without_output(configuration: Sections) -> Iterable[Problem]:
 def _conflicts_of_formats(configuration: Sections) -> Iterable[Problem]:
     for each, section in configuration.formats.enabled():
         with translate_format_errors(each):
-            found = [replace(problem, key=f"formats.{each.name}.{problem.key}") for problem in each.conflicts(section)]
-        yield from found
+            problems = [
+                replace(problem, key=f"formats.{each.name}.{problem.key}") for problem in each.conflicts(section)
+            ]
+        yield from problems
 
 
 def _wrong_number_of_weights(configuration: Sections) -> list[Problem]:

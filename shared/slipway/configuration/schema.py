@@ -28,13 +28,13 @@ def keys() -> Mapping[str, FieldInfo]:
 @cache
 def sections() -> Mapping[str, tuple[str, ...]]:
     """Return the names in each section by the section's dotted path; the whole configuration is ``""``."""
-    found: dict[str, dict[str, None]] = {}
+    by_path: dict[str, dict[str, None]] = {}
     for key in keys():
         path = ""
         for name in key.split("."):
-            found.setdefault(path, {})[name] = None
+            by_path.setdefault(path, {})[name] = None
             path = f"{path}.{name}" if path else name
-    return {path: tuple(names) for path, names in found.items()}
+    return {path: tuple(names) for path, names in by_path.items()}
 
 
 def unknown_setting(key: str, remedy: str, source: str) -> Problem:
@@ -95,25 +95,27 @@ def parse_text(key: str, text: str) -> Any:
     if kind is int and key.endswith("_bytes"):
         return parse_size(text)
     if get_origin(kind) is Mapping:
-        return _table(get_args(kind)[1], _list(text))
+        return _parse_table(get_args(kind)[1], _split_list(text))
     if isinstance(kind, type) and issubclass(kind, Listed):
         elements = [plain_type(field.annotation) for field in kind.model_fields.values()]
-        parts = _list(text)
+        parts = _split_list(text)
         if parts and all("=" in part for part in parts):  # by name, which the kind of value knows
             pairs = [part.partition("=") for part in parts]
-            return {name.strip(): _scalar(elements[0], value.strip()) for name, _, value in pairs}
-        return [_scalar(element, part) for element, part in zip(elements, parts, strict=False)] + parts[len(elements) :]
+            return {name.strip(): _parse_scalar(elements[0], value.strip()) for name, _, value in pairs}
+        return [_parse_scalar(element, part) for element, part in zip(elements, parts, strict=False)] + parts[
+            len(elements) :
+        ]
     if get_origin(kind) is tuple:
-        return [_scalar(plain_type(get_args(kind)[0]), part) for part in _list(text)]
-    return _scalar(kind, text)
+        return [_parse_scalar(plain_type(get_args(kind)[0]), part) for part in _split_list(text)]
+    return _parse_scalar(kind, text)
 
 
 _NUMBERS = {int: ("is not a whole number", "use digits only"), float: ("is not a number", "use digits and a point")}
 
 
-def _scalar(kind: Any, text: str) -> Any:
+def _parse_scalar(kind: Any, text: str) -> Any:
     if kind is bool:
-        return _boolean(text)
+        return _parse_boolean(text)
     if kind not in _NUMBERS:
         return text
     try:
@@ -136,23 +138,23 @@ def _type_of(key: str) -> Any:
     return plain_type(keys()[key].annotation)
 
 
-def _list(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     return [part.strip() for part in text.strip().strip("[]").split(",") if part.strip()]
 
 
-def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
+def _parse_table(kind: Any, entries: list[str]) -> dict[str, Any]:
     """Parse values by name (``merge=60``), lists by name (``a=1,2,b=3``) or rows of named values (``int4.mean_kl=0.03``)."""
     if get_origin(kind) is tuple:
-        return _lists(plain_type(get_args(kind)[0]), entries)
+        return _parse_lists(plain_type(get_args(kind)[0]), entries)
     columns = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for entry in entries:
         name, equals, value = (part.strip() for part in entry.partition("="))
         if not equals:
             example = "name=60,other=90" if columns is None else "row.name=0.1,row.other=0.2"
             raise MalformedText(f"{quoted(entry)} has no value", remedy=f"write it like {example}")
         if columns is None:
-            found[name] = _scalar(plain_type(kind), value)
+            rows[name] = _parse_scalar(plain_type(kind), value)
             continue
         row, point, column = name.partition(".")
         if not point:
@@ -160,24 +162,24 @@ def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
             raise MalformedText(f"{quoted(name)} is a row, not a value", remedy=f"write it like {example}")
         # The check of the whole setting refuses unknown names.
         known = plain_type(columns[column].annotation) if column in columns else str
-        found.setdefault(row, {})[column] = _scalar(known, value)
-    return found
+        rows.setdefault(row, {})[column] = _parse_scalar(known, value)
+    return rows
 
 
-def _lists(kind: Any, entries: list[str]) -> dict[str, list[Any]]:
+def _parse_lists(kind: Any, entries: list[str]) -> dict[str, list[Any]]:
     """Parse lists by name: an entry without a name continues the list before it."""
-    found: dict[str, list[Any]] = {}
+    lists: dict[str, list[Any]] = {}
     name = ""
     for entry in entries:
         before, equals, value = (part.strip() for part in entry.partition("="))
         name, value = (before, value) if equals else (name, before)
         if not name:
             raise MalformedText(f"{quoted(entry)} has no name", remedy="write it like name=1,2,other=3")
-        found.setdefault(name, []).extend([_scalar(kind, value)] if value else [])
-    return found
+        lists.setdefault(name, []).extend([_parse_scalar(kind, value)] if value else [])
+    return lists
 
 
-def _boolean(text: str) -> bool:
+def _parse_boolean(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered in TRUE:
         return True

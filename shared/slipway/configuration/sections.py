@@ -159,15 +159,15 @@ class OptimizationConfiguration(Section):
     @property
     def width_params(self) -> dict[str, int | float]:
         """Return which weights get more bits, as parameters of the quantization stage."""
-        found = parse_size_or_share(self.size_budget) if self.size_budget else 0
-        if isinstance(found, float):
-            return {"size_budget_share": found, "head_bits": self.head_bits}
-        wide = {"size_budget_bytes": found} if found else {"wide_share": self.wide_share}
+        budget = parse_size_or_share(self.size_budget) if self.size_budget else 0
+        if isinstance(budget, float):
+            return {"size_budget_share": budget, "head_bits": self.head_bits}
+        wide = {"size_budget_bytes": budget} if budget else {"wide_share": self.wide_share}
         return {**wide, "head_bits": self.head_bits}
 
     @field_validator("group_size")
     @classmethod
-    def _power_of_two(cls, value: int) -> int:
+    def _check_group_size(cls, value: int) -> int:
         if value not in GROUP_SIZES:
             nearest = min(GROUP_SIZES, key=lambda size: abs(size - value))
             raise wrong_value(value, "is not a power of two from 16 to 256", f"the nearest that works is {nearest}")
@@ -175,14 +175,14 @@ class OptimizationConfiguration(Section):
 
     @field_validator("head_bits")
     @classmethod
-    def _width(cls, value: int) -> int:
+    def _check_head_bits(cls, value: int) -> int:
         if value not in HEAD_BITS:
             raise wrong_value(value, "is no width of stored integers", "use 8, or 4")
         return value
 
     @field_validator("remove_artifacts")
     @classmethod
-    def _leftovers_stay(cls, value: bool) -> bool:
+    def _check_remove_artifacts(cls, value: bool) -> bool:
         if not value:
             fault = "is not possible: optimizer, scheduler and RNG state are never exported with a model"
             raise wrong_value(value, fault, "set it to true, and keep the checkpoint itself to resume training")
@@ -253,7 +253,7 @@ class OutputConfiguration(Section):
 
     @field_validator("directory")
     @classmethod
-    def _local(cls, value: str) -> str:
+    def _check_directory(cls, value: str) -> str:
         if is_address(value):
             remedy = "name a local folder, and copy its contents to the address after the export"
             raise wrong_value(value, "is not a folder of this machine", remedy)
@@ -261,7 +261,7 @@ class OutputConfiguration(Section):
 
     @field_validator("naming_pattern")
     @classmethod
-    def _placeholders(cls, value: str) -> str:
+    def _check_naming_pattern(cls, value: str) -> str:
         check_pattern(value)
         return value
 
@@ -323,15 +323,15 @@ class Sections(Section):
     def levels(self, format_name: str) -> tuple[Level, ...]:
         """Return the quantization levels requested of a format: its own setting or the common one; empty if it has no levels."""
         unquantized = formats()[format_name].unquantized_level
-        return tuple(level for level in self._asked(format_name) if level != unquantized)
+        return tuple(level for level in self._requested_levels(format_name) if level != unquantized)
 
     def unquantized(self, format_name: str) -> bool:
         """Return whether a format is delivered unquantized: by its setting, or by another name in its levels."""
         section = self.formats[format_name]
         by_setting = not isinstance(section, LevelSettings) or section.unquantized
-        return by_setting or formats()[format_name].unquantized_level in self._asked(format_name)
+        return by_setting or formats()[format_name].unquantized_level in self._requested_levels(format_name)
 
-    def _asked(self, format_name: str) -> tuple[Level, ...]:
+    def _requested_levels(self, format_name: str) -> tuple[Level, ...]:
         section = self.formats[format_name]
         if not isinstance(section, LevelSettings):
             return ()

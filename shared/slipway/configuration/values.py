@@ -22,7 +22,7 @@ MOST_TEST_INPUTS, LARGEST_TEST_INPUTS = 1000, 128 << 10
 """Most test inputs in a configuration itself, and their bytes; they travel in every message about the export."""
 
 
-def _levels(value: Any) -> Any:
+def _check_levels(value: Any) -> Any:
     """Make one level or a list of levels a tuple without repetitions; ``none`` adds nothing."""
     if isinstance(value, str):
         value = (value,)
@@ -88,7 +88,7 @@ def _refuse_unknown(name: Any, known: tuple[str, ...], *, kind: str) -> None:
         raise wrong_value(name, f"is not a {kind}", did_you_mean(str(name), known))
 
 
-Levels = Annotated[tuple[Level, ...], BeforeValidator(_levels)]
+Levels = Annotated[tuple[Level, ...], BeforeValidator(_check_levels)]
 
 
 def is_none(path: str) -> bool:

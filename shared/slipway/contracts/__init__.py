@@ -1,1 +1,1 @@
-"""Contracts with what is installed beside this package and found by an entry point, so that nothing here imports a service."""
+"""Contracts with services that are installed beside this package and loaded by an entry point, so that nothing here imports them."""

@@ -39,7 +39,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorService:
-    """What the coordinator's package brings. A state is the path of a SQLite file; messages are those that clients receive.
+    """The functions of the coordinator's package. A state is the path of a SQLite file; messages are those that clients receive.
 
     Attributes:
         parser: Returns the parser of its command line, for a program of this name; it needs none of the coordinator's libraries.
@@ -72,13 +72,13 @@ def coordinator_service() -> CoordinatorService:
     try:
         service = installed_entry_points(GROUP)[NAME].load()
     except (KeyError, ImportError, AttributeError) as error:
-        raise _unknown(f": {type(error).__name__}: {error}") from error
+        raise _unknown_error(f": {type(error).__name__}: {error}") from error
     if not isinstance(service, CoordinatorService):
-        raise _unknown(f": {type(service).__name__} is none")
+        raise _unknown_error(f": {type(service).__name__} is none")
     return service
 
 
-def _unknown(why: str) -> ConfigurationError:
+def _unknown_error(why: str) -> ConfigurationError:
     return ConfigurationError(
         f"no distribution brings a {NAME} in the entry point group {GROUP}{why}",
         reason="SERVICE_UNKNOWN",

@@ -37,9 +37,9 @@ def install_line(extra: str, *, own_environment: str) -> str:
     return f"python3 -P -m venv {folder} && {command}, and export with {folder}/bin/slipway ({why})"
 
 
-def missing(extra: str) -> tuple[str, ...]:
+def missing_modules(extra: str) -> tuple[str, ...]:
     """Return the modules of an extra that are not installed, without importing them."""
-    return tuple(module for module in MODULES[extra] if not _installed(module))
+    return tuple(module for module in MODULES[extra] if not _is_installed(module))
 
 
 def require(*extras: str, what: str, install: str = "", otherwise: str = "") -> None:
@@ -54,17 +54,17 @@ def require(*extras: str, what: str, install: str = "", otherwise: str = "") -> 
     Raises:
         ServiceError: ``UNSUPPORTED``.
     """
-    lacking = list(dict.fromkeys(module for extra in extras for module in missing(extra)))
+    lacking = list(dict.fromkeys(module for extra in extras for module in missing_modules(extra)))
     if lacking:
-        raise _not_installed(lacking, what=what, install=install or ",".join(extras), otherwise=otherwise)
+        raise _not_installed_error(lacking, what=what, install=install or ",".join(extras), otherwise=otherwise)
 
 
-def not_installed(error: ModuleNotFoundError) -> ServiceError | None:
+def translate_import_error(error: ModuleNotFoundError) -> ServiceError | None:
     """Translate the failed import of a module of an extra; return None for any other module."""
     name = error.name or ""
     for extra, modules in MODULES.items():
         if name.partition(".")[0] in {module.partition(".")[0] for module in modules}:
-            return _not_installed([name], what="", install=extra, otherwise="")
+            return _not_installed_error([name], what="", install=extra, otherwise="")
     return None
 
 
@@ -77,7 +77,7 @@ def stage_extra(module: str) -> str:
     return package.removeprefix("slipway_") if package.startswith("slipway_") else WORKER
 
 
-def _not_installed(modules: list[str], *, what: str, install: str, otherwise: str) -> ServiceError:
+def _not_installed_error(modules: list[str], *, what: str, install: str, otherwise: str) -> ServiceError:
     first, others = modules[:2], len(modules) - 2
     shown = " and ".join(first) if others <= 0 else f"{', '.join(first)} and {others} more"
     verb = "is" if len(modules) == 1 else "are"
@@ -89,7 +89,7 @@ def _not_installed(modules: list[str], *, what: str, install: str, otherwise: st
     )
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # the package around it is not installed

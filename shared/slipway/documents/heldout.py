@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.counts import counted
-from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.purposes import Purpose, invalid_text_error
 from slipway.documents.reader import Document, document_files, read_file
 from slipway.documents.rendering import Renderer, Writer
 
@@ -44,7 +44,7 @@ class HeldOutText:
         return path
 
 
-def held_out(path: Path) -> HeldOutText:
+def read_held_out(path: Path) -> HeldOutText:
     """Read the documents of a folder or a file in order of name, up to MAX_CHARACTERS.
 
     Raises:
@@ -61,7 +61,7 @@ def held_out(path: Path) -> HeldOutText:
                 room -= document.size + len(_BETWEEN)
     if not any(document.messages or document.text.strip() for document in documents):
         remedy = "put text that the model was not trained on into .txt or .jsonl files there, or give no held-out text"
-        raise invalid(Purpose.HELD_OUT, f"{path.name!r} has no file with text", remedy)
+        raise invalid_text_error(Purpose.HELD_OUT, f"{path.name!r} has no file with text", remedy)
     return HeldOutText(tuple(documents), f"held-out text, {counted(len(names), 'file')}", tuple(names), held_out=True)
 
 
@@ -69,21 +69,21 @@ def read_written(path: Path) -> Iterator[Document]:
     """Yield the documents that :meth:`HeldOutText.write` wrote."""
     with path.open(encoding="utf-8") as file:
         for line in file:
-            found: dict[str, Any] = json.loads(line)
-            yield Document(found["where"], found["text"], tuple(found["messages"]))
+            record: dict[str, Any] = json.loads(line)
+            yield Document(record["where"], record["text"], tuple(record["messages"]))
 
 
-def rendered(documents: Iterable[Document], tokenizer: Any) -> str:
-    """Return documents as one text with conversations as the model reads them; None has no template.
+def render(documents: Iterable[Document], tokenizer: Any) -> str:
+    """Write documents as one text, with conversations as the model reads them; a tokenizer of None has no template.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the chat template refuses a conversation, or there is none.
     """
     with Renderer(tokenizer, Purpose.HELD_OUT) as renderer:
-        return joined(documents, renderer)
+        return join_documents(documents, renderer)
 
 
-def joined(documents: Iterable[Document], writer: Writer) -> str:
+def join_documents(documents: Iterable[Document], writer: Writer) -> str:
     """Return documents as one text, joined by blank lines."""
     return _BETWEEN.join(map(writer.text, documents))
 
@@ -97,7 +97,7 @@ def documentation() -> dict[str, str]:
     return topics
 
 
-def built_in() -> HeldOutText:
+def built_in_text() -> HeldOutText:
     """Return English from Python's documentation topics and code from its standard library: the same for a given Python."""
     topics = documentation()
     documents = [

@@ -33,7 +33,7 @@ _FAULTS: Mapping[Purpose, _Fault] = {
 }
 
 
-def invalid(purpose: Purpose, what: str, remedy: str = "", **about: object) -> ModelExportError:
+def invalid_text_error(purpose: Purpose, what: str, remedy: str = "", **about: object) -> ModelExportError:
     """Return the error of text that cannot be used."""
     fault = _FAULTS[purpose]
     return fault.error(f"{fault.subject}: {what}", reason=fault.reason, remedy=remedy or _REMEDY, about=about)

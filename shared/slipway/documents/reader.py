@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.purposes import Purpose, invalid_text_error
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import open_regular
 from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
@@ -68,7 +68,7 @@ def read_file(path: Path, name: str, purpose: Purpose, *, most: int) -> Iterator
     """Yield the documents of a file until their text has so many characters; cut a long text there.
 
     Args:
-        path: The file; what it holds follows from how its name ends.
+        path: The file; the ending of its name tells what it holds.
         name: Its name in errors.
         purpose: What the text is for, by which errors have their reason.
         most: Most characters.
@@ -87,10 +87,10 @@ def read_rows(path: Path, name: str, purpose: Purpose, *, columns: tuple[str, ..
     """Yield what a file holds, row by row, whether or not it is a document; a plain text is one row. Close it to end its process.
 
     Args:
-        path: The file; what it holds follows from how its name ends.
+        path: The file; the ending of its name tells what it holds.
         name: Its name in errors.
         purpose: What the text is for, by which errors have their reason.
-        columns: Names of the values that are read of a file that is decoded whole.
+        columns: Names of the values to read from a file that is decoded whole.
 
     Raises:
         ModelExportError: The file cannot be read, with the reason of the purpose.
@@ -98,64 +98,64 @@ def read_rows(path: Path, name: str, purpose: Purpose, *, columns: tuple[str, ..
     try:
         yield from _READERS[path.suffix.lower()](path, name, purpose, columns)
     except OSError as error:
-        raise invalid(purpose, f"{name} cannot be read ({error.strerror or error})", file=name) from error
+        raise invalid_text_error(purpose, f"{name} cannot be read ({error.strerror or error})", file=name) from error
 
 
-def _texts(path: Path, name: str, purpose: Purpose, _columns: tuple[str, ...]) -> Iterator[Row]:
+def _read_text(path: Path, name: str, purpose: Purpose, _columns: tuple[str, ...]) -> Iterator[Row]:
     with open_regular(path) as file:
         data = file.read(MOST_TEXT)
         whole = not file.read(1)
-    yield _decoded(data, name, purpose, whole=whole), name
+    yield _decode(data, name, purpose, whole=whole), name
 
 
-def _decoded(data: bytes, where: str, purpose: Purpose, *, whole: bool) -> str:
+def _decode(data: bytes, where: str, purpose: Purpose, *, whole: bool) -> str:
     end = len(data)
     if not whole:  # the cut may be inside a character
         end -= next((back for back in range(1, 5) if data[-back] & 0xC0 != 0x80), 0) if data else 0
     try:
         return data[:end].decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise invalid(purpose, f"{where} is not UTF-8 (byte {error.start})", file=where) from error
+        raise invalid_text_error(purpose, f"{where} is not UTF-8 (byte {error.start})", file=where) from error
 
 
-def _lines(path: Path, name: str, purpose: Purpose, _columns: tuple[str, ...]) -> Iterator[Row]:
+def _read_lines(path: Path, name: str, purpose: Purpose, _columns: tuple[str, ...]) -> Iterator[Row]:
     with open_regular(path) as file:
         for number, line in enumerate(_limited_lines(file, name, purpose), 1):
             if line.strip():
                 where = f"{name}, line {number}"
-                yield _parsed(line, where, purpose), where
+                yield _parse_line(line, where, purpose), where
 
 
 def _limited_lines(file: BinaryIO, name: str, purpose: Purpose) -> Iterator[bytes]:
     while line := file.readline(LARGEST_LINE + 1):
         if len(line) > LARGEST_LINE:
-            raise invalid(purpose, f"{name} has a line of more than {format_size(LARGEST_LINE)}", file=name)
+            raise invalid_text_error(purpose, f"{name} has a line of more than {format_size(LARGEST_LINE)}", file=name)
         yield line
 
 
-def _parsed(data: bytes, where: str, purpose: Purpose) -> Any:
+def _parse_line(data: bytes, where: str, purpose: Purpose) -> Any:
     try:
         return parse_json(data.removeprefix(b"\xef\xbb\xbf"), lenient=True)
     except ValueError as error:
-        raise invalid(purpose, f"{where} is not JSON ({error})", file=where) from error
+        raise invalid_text_error(purpose, f"{where} is not JSON ({error})", file=where) from error
 
 
-def _whole(path: Path, name: str, purpose: Purpose, columns: tuple[str, ...]) -> Iterator[Row]:
-    """Read a file that cannot be read in part: what it holds when it is decoded is known only then, so a process with limits does it."""
+def _read_whole(path: Path, name: str, purpose: Purpose, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Read a file that cannot be read in part, in a process with limits, because its decoded size is not known before."""
     parquet = path.suffix.lower() == ".parquet"
     if parquet and not find_spec("pyarrow"):
         remedy = "pip install pyarrow where the quantize and validate stages run, or save the data as .jsonl"
-        raise invalid(purpose, f"{name} is a Parquet file, and pyarrow is not installed", remedy, file=name)
+        raise invalid_text_error(purpose, f"{name} is a Parquet file, and pyarrow is not installed", remedy, file=name)
     imports = ("pyarrow.parquet", "pyarrow.compute") if parquet else ()
     with BoundedProcess(_READER, Bounds(seconds=60.0), imports=imports) as process:
         try:
             yield from process.items(str(path.absolute()), name, purpose.value, columns)
         except UnboundedWorkError as error:
-            raise invalid(
+            raise invalid_text_error(
                 purpose, f"to decode {name} {error}", "give a smaller sample of the data", file=name
             ) from error
         except RefusedWorkError as error:
-            raise invalid(purpose, f"{name} cannot be read ({error})", file=name) from error
+            raise invalid_text_error(purpose, f"{name} cannot be read ({error})", file=name) from error
 
 
 def document_of(row: Any, where: str, purpose: Purpose) -> Document:
@@ -174,8 +174,8 @@ def document_of(row: Any, where: str, purpose: Purpose) -> Document:
             return Document(where, text=f"{prompt}\n{completion}", messages=said)
         names = ", ".join(sorted(row)[:8]) or "nothing"
         fault = f'{where} has no "text", "messages", or "prompt" and "completion", but {names}'
-        raise invalid(purpose, fault, file=where)
-    raise invalid(purpose, f"{where} is not an object with a text or messages", file=where)
+        raise invalid_text_error(purpose, fault, file=where)
+    raise invalid_text_error(purpose, f"{where} is not an object with a text or messages", file=where)
 
 
 def _is_message(value: Any) -> bool:
@@ -183,10 +183,10 @@ def _is_message(value: Any) -> bool:
 
 
 _READERS: dict[str, Callable[[Path, str, Purpose, tuple[str, ...]], Iterator[Row]]] = {
-    ".txt": _texts,
-    ".jsonl": _lines,
-    ".json": _whole,
-    ".parquet": _whole,
+    ".txt": _read_text,
+    ".jsonl": _read_lines,
+    ".json": _read_whole,
+    ".parquet": _read_whole,
 }
 SUFFIXES = tuple(_READERS)
-"""How the names of files with text end."""
+"""Endings of the names of files with text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Self
 
-from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.purposes import Purpose, invalid_text_error
 from slipway.documents.reader import Document
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 
@@ -29,10 +29,10 @@ class Contents:
 
     def text(self, document: Document) -> str:
         """Return a text as it is, and the contents of messages line by line."""
-        return document.text or "\n".join(_said(message.get("content")) for message in document.messages)
+        return document.text or "\n".join(_content_text(message.get("content")) for message in document.messages)
 
 
-def _said(content: Any) -> str:
+def _content_text(content: Any) -> str:
     """Return the text of a message's content, which may be a list of parts."""
     if isinstance(content, str):
         return content
@@ -74,19 +74,17 @@ class Renderer:
         where = document.where
         if not self._has_template:
             remedy = "give the texts as the model saw them in training, or a chat template beside the tokenizer"
-            raise self._invalid(f"{where} is a conversation, and the model has no chat template", remedy, where)
+            raise self._error(f"{where} is a conversation, and the model has no chat template", remedy, where)
         try:
             return self._templates.text(self._tokenizer, document.messages)
         except EndlessTemplateError as error:
-            raise self._invalid(
-                f"{error} for {where}", "repair the chat template, or give plain texts", where
-            ) from error
+            raise self._error(f"{error} for {where}", "repair the chat template, or give plain texts", where) from error
         except TemplateError as error:
             remedy = "give conversations with the roles that the model's chat template takes"
-            raise self._invalid(f"the chat template refuses {where} ({error})", remedy, where) from error
+            raise self._error(f"the chat template refuses {where} ({error})", remedy, where) from error
 
-    def _invalid(self, what: str, remedy: str, where: str) -> Exception:
-        return invalid(self._purpose, what, remedy, file=where)
+    def _error(self, what: str, remedy: str, where: str) -> Exception:
+        return invalid_text_error(self._purpose, what, remedy, file=where)
 
 
 LENGTH = 4000
@@ -101,14 +99,14 @@ def passages(documents: Iterable[Document], writer: Writer) -> dict[str, str]:
     Raises:
         ModelExportError: As the writer.
     """
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for document in documents:
         text = writer.text(document)
         pieces: Iterable[str] = (text[:_LONGEST_CONVERSATION],) if writer.is_conversation(document) else _cut(text)
         for piece in pieces:
             if len(piece.strip()) >= _SHORTEST:
-                found.setdefault(piece, document.where)
-    return found
+                sources.setdefault(piece, document.where)
+    return sources
 
 
 def _cut(text: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ class Separation:
         kept: The passages that are apart, with their documents.
         left_out: Number of the others.
         documents: Documents of the others, in order.
-        overlap: Share of what is kept that the held-out text has, too.
+        overlap: Share of the kept text that the held-out text has too.
     """
 
     kept: Mapping[str, str]
@@ -38,7 +38,7 @@ class Separation:
     overlap: float
 
     def warning(self) -> str:
-        """Return what was left out, and of which documents; empty if nothing was."""
+        """Say what was left out, and from which documents; empty if nothing was."""
         if not self.left_out:
             return ""
         every, named = self.left_out + len(self.kept), ", ".join(map(printable, self.documents[:MOST_NAMED]))
@@ -50,7 +50,7 @@ class Separation:
 
 
 def separate(passages: Mapping[str, str], held_out: str) -> Separation:
-    """Tell passages that are in a held-out text, too, from the others. What frames most passages does not count.
+    """Separate the passages that are also in a held-out text from the others. A frame that most passages share does not count.
 
     Args:
         passages: Passages with their documents.
@@ -58,20 +58,20 @@ def separate(passages: Mapping[str, str], held_out: str) -> Separation:
     """
     every = [shingles(passage) for passage in passages]
     frames = frame(every)
-    judged, own = without(shingles(held_out), frames), [without(each, frames) for each in every]
-    apart = [share_found(each, judged) <= _MOST_OF_PASSAGE for each in own]
+    judged, own = remove_hashes(shingles(held_out), frames), [remove_hashes(each, frames) for each in every]
+    apart = [overlap_share(each, judged) <= _MOST_OF_PASSAGE for each in own]
     places = list(zip(passages.items(), apart, strict=True))
     kept = [each for each, keep in zip(own, apart, strict=True) if keep]
     return Separation(
         kept=dict(place for place, keep in places if keep),
         left_out=apart.count(False),
         documents=tuple(dict.fromkeys(where for (_, where), keep in places if not keep)),
-        overlap=share_found(np.unique(np.concatenate(kept)), judged) if kept else 0.0,
+        overlap=overlap_share(np.unique(np.concatenate(kept)), judged) if kept else 0.0,
     )
 
 
-def too_little_left(left_out: int, tokens: str) -> QuantizationError:
-    """Return the error of text for calibration of which too little is apart from the held-out text.
+def too_little_left_error(left_out: int, tokens: str) -> QuantizationError:
+    """Return the error of text for calibration with too little that is not in the held-out text.
 
     Args:
         left_out: Number of passages that are in both.
@@ -89,9 +89,9 @@ def too_little_left(left_out: int, tokens: str) -> QuantizationError:
 LENGTH = 64
 """Bytes of a shingle, a piece of text that two texts share: some ten English words, or twenty Chinese characters."""
 _SAMPLED_BITS = 3
-"""One shingle of eight is compared, chosen by its hash alone, so the same ones of both texts."""
+"""One shingle in eight is compared, chosen by its hash alone, so that the same ones are chosen in both texts."""
 _SHARING, _FEWEST_SHARING, _FEWEST_TEXTS = 0.05, 3, 8
-"""Share and number of texts from which on a shingle is a part of what frames them, and the number of texts that may have a frame."""
+"""A shingle belongs to the frame if at least this share and this number of the texts have it. Fewer texts than the last number have no frame."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 _PIECE = 1 << 20
@@ -102,33 +102,33 @@ Hashes = NDArray[np.uint64]
 def shingles(text: str) -> Hashes:
     """Return the sorted hashes of a text's sampled shingles, each once; upper case and the kind of white space do not count."""
     data = np.frombuffer(" ".join(text.casefold().split()).encode(errors="replace"), np.uint8)
-    found = [_hashes(data[start : start + _PIECE + LENGTH - 1]) for start in range(0, max(len(data), 1), _PIECE)]
-    return np.unique(np.concatenate(found))
+    hashes = [_hashes(data[start : start + _PIECE + LENGTH - 1]) for start in range(0, max(len(data), 1), _PIECE)]
+    return np.unique(np.concatenate(hashes))
 
 
-def share_found(of: Hashes, among: Hashes) -> float:
+def overlap_share(of: Hashes, among: Hashes) -> float:
     """Return the share of one text's shingles that another text has too; 0 for a text that is shorter than a shingle."""
-    return float(_among(of, among).mean()) if len(of) else 0.0
+    return float(_is_among(of, among).mean()) if len(of) else 0.0
 
 
 def frame(every: Sequence[Hashes]) -> Hashes:
     """Return the shingles that many of some texts share: a template, a system prompt, the frame of a question, a license.
 
-    What they share says nothing of whether one text is in another.
+    Such shingles do not show whether one text is in another.
     """
     if len(every) < _FEWEST_TEXTS:
         return np.empty(0, np.uint64)
-    found, counts = np.unique(np.concatenate(every), return_counts=True)
-    return found[counts >= max(_FEWEST_SHARING, int(_SHARING * len(every)))]
+    hashes, counts = np.unique(np.concatenate(every), return_counts=True)
+    return hashes[counts >= max(_FEWEST_SHARING, int(_SHARING * len(every)))]
 
 
-def without(hashes: Hashes, others: Hashes) -> Hashes:
+def remove_hashes(hashes: Hashes, others: Hashes) -> Hashes:
     """Return the shingles of a text that are not among others."""
-    return hashes[~_among(hashes, others)]
+    return hashes[~_is_among(hashes, others)]
 
 
-def _among(hashes: Hashes, others: Hashes) -> NDArray[np.bool_]:
-    """Return which hashes are among others, which are sorted: numpy's own function would sort them again for each passage."""
+def _is_among(hashes: Hashes, others: Hashes) -> NDArray[np.bool_]:
+    """Return which hashes are among others (sorted); numpy's own function would sort the others again for each passage."""
     if not len(others):
         return np.zeros(len(hashes), np.bool_)
     places = np.minimum(np.searchsorted(others, hashes), len(others) - 1)

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.purposes import Purpose, invalid_text_error
 from slipway.documents.reader import LARGEST_LINE, MOST_TEXT, Row
 from slipway.files.json_documents import read_json
 from slipway.files.regular_file import open_regular
@@ -23,48 +23,52 @@ _ROWS = 32
 
 
 def rows(path: str, name: str, purpose: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Yield each row of a file with its place. Of an object, only the named values are kept, or if it has none of them, its names.
+    """Yield each row of a file with its place. An object keeps only the named values, or its names if it has none of them.
 
     Raises:
         ModelExportError: The file cannot be used, with the reason of the purpose.
     """
     use = Purpose(purpose)
     read = (
-        _parquet(Path(path), name, use, columns) if path.lower().endswith(".parquet") else _list(Path(path), name, use)
+        _read_parquet(Path(path), name, use, columns)
+        if path.lower().endswith(".parquet")
+        else _read_list(Path(path), name, use)
     )
     try:
         for row, where in read:
-            yield _kept(row, where, use, columns), where
+            yield _keep_columns(row, where, use, columns), where
     except OSError as error:
-        raise invalid(use, f"{name} cannot be read ({error.strerror or error})", file=name) from error
+        raise invalid_text_error(use, f"{name} cannot be read ({error.strerror or error})", file=name) from error
 
 
-def _kept(row: Any, where: str, purpose: Purpose, columns: Sequence[str]) -> Any:
+def _keep_columns(row: Any, where: str, purpose: Purpose, columns: Sequence[str]) -> Any:
     if not isinstance(row, dict):
         return row[:MOST_TEXT] if isinstance(row, str) else None
     kept: dict[str, Any] = {key: row[key] for key in columns if key in row} or dict.fromkeys(sorted(row)[:8])
     text = kept.pop("text", None)
-    kept = _known_to_json(kept)
+    kept = _make_plain(kept)
     if len(json.dumps(kept)) > LARGEST_LINE:
-        raise invalid(purpose, f"{where} has more than {format_size(LARGEST_LINE)} beside its text", file=where)
+        raise invalid_text_error(
+            purpose, f"{where} has more than {format_size(LARGEST_LINE)} beside its text", file=where
+        )
     return kept | ({"text": text[:MOST_TEXT]} if isinstance(text, str) else {})
 
 
-def _known_to_json(values: Any) -> Any:
+def _make_plain(values: Any) -> Any:
     """Return values with text in place of what only Parquet has, such as bytes and times."""
     return json.loads(json.dumps(values, default=lambda value: f"<{type(value).__name__}>"))
 
 
-def _list(path: Path, name: str, purpose: Purpose) -> Iterator[Row]:
+def _read_list(path: Path, name: str, purpose: Purpose) -> Iterator[Row]:
     try:
-        found = read_json(path, largest=_LARGEST, lenient=True)
+        entries = read_json(path, largest=_LARGEST, lenient=True)
     except ValueError as error:
-        raise invalid(purpose, f"{name} is not JSON ({error})", file=name) from error
-    if isinstance(found, dict):
-        found = [found] if "messages" in found else next(filter(_is_rows, found.values()), None)
-    if not isinstance(found, list):
-        raise invalid(purpose, f"{name} holds no list of documents", file=name)
-    for number, row in enumerate(found, 1):
+        raise invalid_text_error(purpose, f"{name} is not JSON ({error})", file=name) from error
+    if isinstance(entries, dict):
+        entries = [entries] if "messages" in entries else next(filter(_is_rows, entries.values()), None)
+    if not isinstance(entries, list):
+        raise invalid_text_error(purpose, f"{name} holds no list of documents", file=name)
+    for number, row in enumerate(entries, 1):
         yield row, f"{name}, entry {number}"
 
 
@@ -72,7 +76,7 @@ def _is_rows(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
-def _parquet(path: Path, name: str, purpose: Purpose, wanted: Sequence[str]) -> Iterator[Row]:
+def _read_parquet(path: Path, name: str, purpose: Purpose, wanted: Sequence[str]) -> Iterator[Row]:
     from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     with open_regular(path) as file:
@@ -83,7 +87,7 @@ def _parquet(path: Path, name: str, purpose: Purpose, wanted: Sequence[str]) -> 
         table = parquet.ParquetFile(BytesIO(data))
         columns = [column for column in table.schema_arrow.names if column in wanted]
         _check_unpacked(table.metadata, columns, name)
-        # Texts that are stored once stay so until their size is known; the library cannot do that for those of messages.
+        # Keep texts that are stored once as they are until their size is known; the library cannot do that for texts of messages.
         flat = [name for name in columns if _is_text(table.schema_arrow.field(name).type)]
         table = parquet.ParquetFile(BytesIO(data), read_dictionary=flat)
         number = 0
@@ -95,16 +99,16 @@ def _parquet(path: Path, name: str, purpose: Purpose, wanted: Sequence[str]) -> 
     except (ArrowException, UnicodeDecodeError) as error:
         if isinstance(error, MemoryError):
             raise
-        raise invalid(purpose, f"{name} is not a Parquet file ({error})", file=name) from error
+        raise invalid_text_error(purpose, f"{name} is not a Parquet file ({error})", file=name) from error
 
 
 def _check_unpacked(metadata: Any, columns: Sequence[str], name: str) -> None:
-    """Refuse a Parquet file whose columns hold more than a document may when they are unpacked, by its own metadata."""
+    """Refuse a Parquet file if its metadata says that its columns, unpacked, are larger than a document may be."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     every = (group.column(number) for group in groups for number in range(group.num_columns))
     parts = [part for part in every if part.path_in_schema.partition(".")[0] in columns]
     if sum(part.total_uncompressed_size for part in parts) > _LARGEST:
-        raise _too_large(name)
+        raise _too_large_error(name)
     values = sum(part.num_values for part in parts)
     if values > _MOST_VALUES:
         raise OSError(errno.EFBIG, f"it holds {values:,} values, and at most {_MOST_VALUES:,} are read", name)
@@ -120,7 +124,7 @@ def _check_decoded(batch: Any, name: str) -> None:
         compute.sum(compute.take(compute.binary_length(each.dictionary), each.indices)).as_py() for each in texts
     ]
     if sum(length or 0 for length in lengths) > _LARGEST:
-        raise _too_large(name)
+        raise _too_large_error(name)
 
 
 def _is_text(kind: Any) -> bool:
@@ -129,5 +133,5 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _too_large(name: str) -> OSError:
+def _too_large_error(name: str) -> OSError:
     return OSError(errno.EFBIG, f"larger than {format_size(_LARGEST)} when it is unpacked", name)

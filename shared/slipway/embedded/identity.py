@@ -33,11 +33,11 @@ def export_identity(
 
 
 def _stages() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    stages: dict[str, Any] = {}
     for name in stage_names():
         try:
             stage = load_stage(name)
         except ConfigurationError:  # its extra is not installed; an export that needs it reports that
             continue
-        found[name] = [stage.version, stage.library_versions(), [str(provider) for provider in stage.providers()]]
-    return found
+        stages[name] = [stage.version, stage.library_versions(), [str(provider) for provider in stage.providers()]]
+    return stages

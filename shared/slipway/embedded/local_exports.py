@@ -44,10 +44,10 @@ def local_exports(settings: Settings, *, filter: str = "") -> list[LocalExport]:
         ServiceError: ``REQUEST_INVALID`` for a filter that is not understood.
     """
     coordinator_service().check_filter(filter)  # also where there is no export to filter
-    found = []
+    exports = []
     for state in sorted(settings.exports_path.glob("*/state.db")):
-        found += _of_state(state, filter=filter)
-    return sorted(found, key=lambda each: -each.message.create_time.ToNanoseconds() if each.message else 1)
+        exports += _read_state(state, filter=filter)
+    return sorted(exports, key=lambda each: -each.message.create_time.ToNanoseconds() if each.message else 1)
 
 
 def local_export(settings: Settings, name: str) -> LocalExport:
@@ -57,21 +57,21 @@ def local_export(settings: Settings, name: str) -> LocalExport:
         ServiceError: ``EXPORT_NOT_FOUND``, or ``STATE_SCHEMA`` if it cannot be read.
     """
     wanted = name.rpartition("/")[2]
-    found = next((each for each in local_exports(settings) if each.id == wanted), None)
-    if found is None:
+    export = next((each for each in local_exports(settings) if each.id == wanted), None)
+    if export is None:
         raise ServiceError(
             f"no export {wanted!r} on this machine",
             reason="EXPORT_NOT_FOUND",
             remedy="slipway list shows the existing exports; for an export of a coordinator, give --coordinator HOST:PORT",
             about={"export": wanted},
         )
-    if found.message is None:
+    if export.message is None:
         raise ServiceError(
-            found.problem or f"export {wanted} is just starting",
-            reason="STATE_SCHEMA" if found.problem else "EXPORT_NOT_FOUND",
-            about={"folder": found.folder},
+            export.problem or f"export {wanted} is just starting",
+            reason="STATE_SCHEMA" if export.problem else "EXPORT_NOT_FOUND",
+            about={"folder": export.folder},
         )
-    return found
+    return export
 
 
 @contextmanager
@@ -89,11 +89,11 @@ def succeeded_export(settings: Settings, export_id: str) -> Iterator[pb.Export |
         yield None
         return
     with coordinator_service().hold(state):
-        messages = [export.message for export in _of_state(state, filter="") if export.message is not None]
+        messages = [export.message for export in _read_state(state, filter="") if export.message is not None]
         yield next((each for each in messages if each.state == pb.EXPORT_STATE_SUCCEEDED), None)
 
 
-def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 - as above
+def _read_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 - as above
     folder, problem = state.parent, ""
     try:
         running = is_locked(state.with_name("state.db.lock"))
@@ -128,18 +128,20 @@ def digests_in_use(settings: Settings) -> frozenset[str]:
         ServiceError: ``STATE_SCHEMA`` if a state cannot be read, because the artifacts of its export are unknown then.
         OSError: A folder cannot be read.
     """
-    found: set[str] = set()
+    digests: set[str] = set()
     for state in _states(settings.exports_path):
         lock = state.with_name("state.db.lock")
         try:
             named = coordinator_service().digests(state, is_locked(lock))
         except ServiceError as error:
-            raise _unknown(state, error.message, error.remedy) from error
+            raise _unknown_artifacts_error(state, error.message, error.remedy) from error
         if named is None and not is_locked(lock):
             remedy = f"remove {state.parent}: no export can resume from it"
-            raise _unknown(state, f"{state} has no tables: it is damaged, or its process ended at its start", remedy)
-        found |= named or frozenset()
-    return frozenset(found)
+            raise _unknown_artifacts_error(
+                state, f"{state} has no tables: it is damaged, or its process ended at its start", remedy
+            )
+        digests |= named or frozenset()
+    return frozenset(digests)
 
 
 def _states(folder: Path) -> list[Path]:
@@ -159,7 +161,7 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _unknown(state: Path, why: str, remedy: str) -> ServiceError:
+def _unknown_artifacts_error(state: Path, why: str, remedy: str) -> ServiceError:
     return ServiceError(
         f"nothing was removed, because the artifacts of an export are unknown: {why}",
         reason="STATE_SCHEMA",

@@ -25,7 +25,7 @@ from slipway.errors import Failure, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_surroundings
 from slipway.execution.memory import own_peak
-from slipway.machine.libraries import lacking_library
+from slipway.machine.libraries import missing_library_error
 from slipway.observability.telemetry import is_traceparent
 from slipway.registry import load_stage
 from slipway.stage import Context, Progress
@@ -33,7 +33,7 @@ from slipway.stage_call import StageCall
 
 _PROGRESS_INTERVAL_SECONDS = 0.1
 _OBJECTS_BETWEEN_COLLECTIONS = 5_000
-"""Python's 700 costs a stage that imports torch and builds a graph a fifth of its time."""
+"""With Python's 700, a stage that imports torch and builds a graph spends a fifth of its time on collections."""
 
 
 class Events:
@@ -82,7 +82,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: cancelled.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     execution = Execution.parse(sys.stdin.buffer.readline())
-    _guard()
+    _end_with_parent()
     _yield_memory_first()
     logger = logging.getLogger("slipway.stage")
     logger.addHandler(EventHandler(events))
@@ -134,7 +134,7 @@ def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
     except BaseException as error:  # the boundary: a stage may raise anything
         if ctx.cancelled.is_set():
             return StageError(f"{name} was cancelled", reason="CANCELLED").failure()
-        lacking = lacking_library(stage, error) if stage is not None else None
+        lacking = missing_library_error(stage, error) if stage is not None else None
         failure = with_surroundings(failure_of(lacking or error, stage=name), scratch=ctx.workdir)
         ctx.log.debug("the attempt ended with %s", failure.reason, exc_info=error)
         return failure
@@ -150,7 +150,7 @@ def _check_outputs(stage: str, names: tuple[str, ...], outputs: dict[str, Path],
             raise StageError(f"{stage} returned {path} as {name!r}, which is not a folder below its work folder")
 
 
-def _guard() -> None:
+def _end_with_parent() -> None:
     """End this process and all it started when the parent closes standard input, on purpose or by dying.
 
     A separate process in the same group does this. A thread could wait for ever while native code holds the interpreter, and a
@@ -185,7 +185,7 @@ class Spans:
         self._stage = stage
         self._parent = traceparent
         self._started = started
-        self._identity = _below(traceparent)
+        self._identity = _child_span(traceparent)
         self._phase: tuple[str, float] | None = ("start", started)
         self._lock = threading.Lock()
 
@@ -209,7 +209,7 @@ class Spans:
 
     def _end_phase(self, now: float) -> None:
         if self._phase is not None:
-            self._write(self._phase[0], _below(self._identity), self._identity, self._phase[1], now)
+            self._write(self._phase[0], _child_span(self._identity), self._identity, self._phase[1], now)
 
     def _write(self, name: str, identity: str, parent: str, start: float, end: float, **more: Any) -> None:
         if identity:
@@ -219,7 +219,7 @@ class Spans:
             )
 
 
-def _below(traceparent: str) -> str:
+def _child_span(traceparent: str) -> str:
     if not is_traceparent(traceparent):
         return ""
     _, trace_id, _, flags = traceparent.split("-")

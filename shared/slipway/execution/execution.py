@@ -36,7 +36,7 @@ class Execution:
     @property
     def limits(self) -> Limits:
         """Return the limits of the call; one thread and 4 GiB where it leaves them open."""
-        return self.call.limits.filled(max_memory_bytes=4 << 30, threads=1)
+        return self.call.limits.with_defaults(max_memory_bytes=4 << 30, threads=1)
 
     def line(self) -> bytes:
         """Return the execution as one line of JSON for the child."""

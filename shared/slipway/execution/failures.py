@@ -26,16 +26,16 @@ def failure_of(error: BaseException, *, stage: str) -> Failure:
     """Return the failure for an exception inside a stage.
 
     Libraries report the same condition in many ways (``MemoryError``, ``RuntimeError: DefaultCPUAllocator: can't allocate
-    memory``, ``SafetensorError: No space left on device``), so texts are examined beside types.
+    memory``, ``SafetensorError: No space left on device``), so texts are examined as well as types.
     """
     if isinstance(error, ModelExportError):
         return error.failure()
     chain = with_causes(error)
     text = "; ".join(f"{type(link).__name__}: {link}" for link in chain)
     if is_out_of_memory(error):
-        return out_of_memory(stage, detail=text)
+        return out_of_memory_failure(stage, detail=text)
     if any(map(is_disk_full, chain)) or _DISK.search(text):
-        return disk_full(stage, detail=text)
+        return disk_full_failure(stage, detail=text)
     if isinstance(error, pydantic.ValidationError):
         return StageError(f"parameters of {stage} are not valid: {error}", reason="PARAMS_INVALID").failure()
     if isinstance(error, OSError) and error.filename:
@@ -58,7 +58,7 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
     """
     tail = f"; its last output: {output.strip()[-600:]}" if output.strip() else ""
     if says_out_of_memory(output) and (returncode > 0 or -returncode in _CRASHES):
-        return out_of_memory(stage, detail=output.strip()[-300:])
+        return out_of_memory_failure(stage, detail=output.strip()[-300:])
     if returncode >= 0:
         return StageError(f"the process of {stage} ended with exit code {returncode} and no result{tail}").failure()
     number = -returncode
@@ -66,31 +66,31 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
         signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     )  # real-time signals have no name
     if number == signal.SIGKILL and oom_killed:
-        return out_of_memory(stage, detail="the kernel killed its process")
+        return out_of_memory_failure(stage, detail="the kernel killed its process")
     if number in _CRASHES:
         limit = address_space_limit()
         if limit is not None:  # under a limit, the usual cause is a library that crashes because it gets no memory
             detail = f"{ended_by}, with its address space limited to {format_size(limit)} by ulimit -v{tail}"
-            return out_of_memory(stage, detail=detail)
+            return out_of_memory_failure(stage, detail=detail)
         message = f"native code ended the process of {stage} by {ended_by}{tail}"
         return StageError(message, reason="STAGE_CRASHED", about={"signal": ended_by}).failure()
     message = f"the process of {stage} was ended from outside by {ended_by}{tail}"
     return StageError(message, reason="STAGE_KILLED", about={"signal": ended_by}).failure()
 
 
-def out_of_memory(stage: str, *, detail: str) -> Failure:
+def out_of_memory_failure(stage: str, *, detail: str) -> Failure:
     """Return the failure of a stage that needed more memory than was available."""
     return StageError(f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=REMEDY).failure()
 
 
-def disk_full(stage: str, *, detail: str) -> Failure:
+def disk_full_failure(stage: str, *, detail: str) -> Failure:
     """Return the failure of a stage that found no disk space for its output."""
     remedy = "free space on the disk with the work folder (SLIPWAY_SCRATCH), or use a larger disk"
     return StageError(f"{stage} found no space left ({detail[:600]})", reason="DISK_FULL", remedy=remedy).failure()
 
 
 def with_named_places(failure: Failure, *, inputs: Mapping[str, Path], workdir: Path) -> Failure:
-    """Return a failure whose texts name ``base/config.json`` in place of the path where the task had it.
+    """Replace a task's paths in the texts of a failure by names such as ``base/config.json``.
 
     Args:
         failure: The failure.
@@ -102,7 +102,7 @@ def with_named_places(failure: Failure, *, inputs: Mapping[str, Path], workdir: 
         str(workdir): "the work folder",
     }
 
-    def named(text: str) -> str:
+    def replace_paths(text: str) -> str:
         # The longest first: one folder's path may begin with another's.
         for folder in sorted(names, key=len, reverse=True):
             text = text.replace(folder, names[folder])
@@ -110,9 +110,9 @@ def with_named_places(failure: Failure, *, inputs: Mapping[str, Path], workdir: 
 
     return replace(
         failure,
-        message=named(failure.message),
-        remedy=named(failure.remedy),
-        about={key: named(value) for key, value in failure.about.items()},
+        message=replace_paths(failure.message),
+        remedy=replace_paths(failure.remedy),
+        about={key: replace_paths(value) for key, value in failure.about.items()},
     )
 
 
@@ -127,17 +127,17 @@ def surroundings(**folders: Path) -> dict[str, int]:
     """
     group = ControlGroup().memory()
     total = machine_memory().total_bytes
-    found = {
+    resources = {
         "memory_available_bytes": available_memory(group),
         "memory_total_bytes": total if group is None else min(total, group.limit_bytes),
     }
     for name, folder in folders.items():
         try:
             there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path(os.sep))
-            found[f"{name}_free_bytes"] = shutil.disk_usage(there).free
+            resources[f"{name}_free_bytes"] = shutil.disk_usage(there).free
         except OSError:  # removed at the end of the attempt
             continue
-    return found
+    return resources
 
 
 def with_surroundings(failure: Failure, **folders: Path) -> Failure:

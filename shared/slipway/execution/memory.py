@@ -48,12 +48,12 @@ def _tree(pid: int) -> list[int]:
     if not Path("/proc/thread-self/children").exists():
         with contextlib.suppress(psutil.Error):
             return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    found = [pid]
-    for process in found:  # it grows meanwhile
+    processes = [pid]
+    for process in processes:  # it grows meanwhile
         with contextlib.suppress(OSError):  # a thread or the process has ended
             for children in Path(f"/proc/{process}/task").glob("*/children"):
-                found += map(int, children.read_text().split())
-    return found
+                processes += map(int, children.read_text().split())
+    return processes
 
 
 def own_peak() -> int:
@@ -68,10 +68,10 @@ def _proportional(pid: int, status: dict[str, int]) -> int:
 
 def _kibibytes(file: Path) -> dict[str, int]:
     """Read the lines ``Name:  123 kB`` of a file, as bytes by name; empty if it cannot be read."""
-    found = {}
+    sizes = {}
     with contextlib.suppress(OSError):
         for line in file.read_text().splitlines():
             name, _, rest = line.partition(":")
             if rest.endswith(" kB"):
-                found[name] = int(rest[:-3]) << 10
-    return found
+                sizes[name] = int(rest[:-3]) << 10
+    return sizes

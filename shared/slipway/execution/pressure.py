@@ -50,17 +50,17 @@ class Pressure:
         Args:
             memory: Memory of the stage's processes.
         """
-        self._own_limit(memory)
-        self._surroundings(memory)
-        self._disk()
+        self._check_own_limit(memory)
+        self._check_memory_around(memory)
+        self._check_disk()
 
-    def _own_limit(self, memory: TreeMemory) -> None:
+    def _check_own_limit(self, memory: TreeMemory) -> None:
         limit = self._max_memory_bytes
         if memory.anonymous >= limit * MEMORY_SHARE:
             share = f"{100 * memory.anonymous // limit} % of the {format_size(limit)} it should stay below"
             self._say("memory", f"uses {format_size(memory.anonymous)} of memory, {share}")
 
-    def _surroundings(self, memory: TreeMemory) -> None:
+    def _check_memory_around(self, memory: TreeMemory) -> None:
         group = self._group
         if group is not None:
             used = group.used_bytes()
@@ -79,12 +79,12 @@ class Pressure:
                 "machine_memory", f"may be killed for memory: {what}; it uses {format_size(memory.anonymous)} itself"
             )
 
-    def _disk(self) -> None:
+    def _check_disk(self) -> None:
         try:
             disk = shutil.disk_usage(self._workdir)
         except OSError:  # the folder was removed at the end of the attempt
             return
-        if nearly_full(disk.free, total=disk.total):
+        if is_nearly_full(disk.free, total=disk.total):
             what = f"{format_size(disk.free)} of {format_size(disk.total)} are left for its work folder"
             self._say("disk", f"runs out of disk space: {what}; free some, or use a larger disk")
 
@@ -96,6 +96,6 @@ class Pressure:
         self._warn(f"{self._stage} {what}")
 
 
-def nearly_full(free: int, *, total: int) -> bool:
+def is_nearly_full(free: int, *, total: int) -> bool:
     """Return whether a file system may be full before the next check; sizes in bytes."""
     return free <= min(total * DISK_SHARE, DISK_BYTES)

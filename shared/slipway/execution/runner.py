@@ -105,10 +105,10 @@ class TaskRunner:
             if call.stage == IMPORT:
                 return await self._import(call, project, on_progress=on_progress, on_log=on_log)
             key = action_key(stage, call.inputs, params, gpu_architecture=self._gpu_architecture)
-            found = await asyncio.to_thread(self._store.action, key)
-            metrics.CACHE.add(stage=call.stage, result="miss" if found is None else "hit")
-            if found is not None:
-                return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
+            recorded = await asyncio.to_thread(self._store.action, key)
+            metrics.CACHE.add(stage=call.stage, result="miss" if recorded is None else "hit")
+            if recorded is not None:
+                return TaskResult(outputs=recorded.outputs, facts=recorded.facts, reused=True)
             place = key if stage.resumable else MEMORY if stage.remembers else ""
             keeping = kept_folder(self.scratch, stage.name, place) if place else nullcontext()
             with keeping as kept, unfinished(self.scratch / stage.name) as folder:

@@ -25,7 +25,7 @@ from slipway.stage import Progress
 
 _SAMPLE_SECONDS = 0.5
 _SAMPLE_SHARE = 0.02
-"""Largest share of a core for samples of the memory: what processes of some GB share takes the kernel a good part of a second to count."""
+"""Largest share of a core for memory samples: for processes of some GB, the kernel needs a good part of a second to count shared memory."""
 _POLL_SECONDS = 0.02
 
 OnProgress = Callable[[Progress, int], None]
@@ -101,7 +101,10 @@ class _Child:
 
     async def outcome(self, descriptor: int) -> Outcome:
         """Follow the child to its end and return its outcome."""
-        tasks = [asyncio.create_task(work) for work in (self._events(descriptor), self._prints(), self._memory())]
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._read_events(descriptor), self._read_output(), self._sample_memory())
+        ]
         lifeline: asyncio.WriteTransport | None = None
         failure: Failure | None = None
         try:
@@ -109,9 +112,9 @@ class _Child:
             lifeline, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.input)
             lifeline.write(self._execution.line())
             async with asyncio.timeout(self._execution.limits.timeout_seconds or None):
-                await self._exit()
+                await self._wait_for_exit()
         except TimeoutError:
-            failure = with_surroundings(_timeout(self._execution), scratch=self._execution.workdir)
+            failure = with_surroundings(_timeout_failure(self._execution), scratch=self._execution.workdir)
         finally:
             await asyncio.shield(self._end())
             (lifeline or self._process.input).close()
@@ -133,18 +136,18 @@ class _Child:
         """End the child and its group without blocking the event loop."""
         self._process.terminate()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exit(), GRACE_SECONDS)
+            await asyncio.wait_for(self._wait_for_exit(), GRACE_SECONDS)
         self._process.kill()
-        await self._exit()
+        await self._wait_for_exit()
 
-    async def _exit(self) -> None:
+    async def _wait_for_exit(self) -> None:
         """Wait for the child itself; processes that it started may hold its output open for longer."""
         while self._process.alive:
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _events(self, descriptor: int) -> None:
+    async def _read_events(self, descriptor: int) -> None:
         """Read the child's events until it closes the pipe."""
-        async with _reading(os.fdopen(descriptor, "rb", buffering=0), limit=64 << 20) as stream:
+        async with _open_reader(os.fdopen(descriptor, "rb", buffering=0), limit=64 << 20) as stream:
             while line := await stream.readline():
                 if line.endswith(b"\n"):  # a killed child may leave half a line
                     self._take(json.loads(line))
@@ -166,9 +169,9 @@ class _Child:
             case "failure":
                 self._result = Outcome(failure=Failure.from_json(event["failure"]))
 
-    async def _prints(self) -> None:
+    async def _read_output(self) -> None:
         """Keep the last lines of the child's output, and log every line as a debug message."""
-        async with _reading(self._process.output, limit=64 << 10) as stream:
+        async with _open_reader(self._process.output, limit=64 << 10) as stream:
             while True:
                 try:
                     line = await stream.readline()
@@ -180,7 +183,7 @@ class _Child:
                 self._output.append(text)
                 self._on_log("debug", text)
 
-    async def _memory(self) -> None:
+    async def _sample_memory(self) -> None:
         """Sample the memory of the child and its descendants, and warn when a limit is near."""
         started = time.monotonic()
         while True:
@@ -197,7 +200,7 @@ class _Child:
 
 
 @contextlib.asynccontextmanager
-async def _reading(pipe: IO[bytes], *, limit: int) -> AsyncIterator[asyncio.StreamReader]:
+async def _open_reader(pipe: IO[bytes], *, limit: int) -> AsyncIterator[asyncio.StreamReader]:
     """Read a pipe in lines of at most ``limit`` bytes; close it with the context."""
     stream = asyncio.StreamReader(limit=limit)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -209,7 +212,7 @@ async def _reading(pipe: IO[bytes], *, limit: int) -> AsyncIterator[asyncio.Stre
         transport.close()
 
 
-def _timeout(execution: Execution) -> Failure:
+def _timeout_failure(execution: Execution) -> Failure:
     return StageError(
         f"{execution.call.stage} took longer than {execution.limits.timeout_seconds:g} s",
         reason="STAGE_TIMEOUT",

@@ -87,24 +87,24 @@ class Sources:
         Raises:
             ArtifactError: A link leads out of its folder, or a file is missing.
         """
-        found = {"base": files_by_name(self.base, model_files(self.base))}
+        files = {"base": files_by_name(self.base, model_files(self.base))}
         if self.checkpoint is not None:
-            found["adapter"] = files_by_name(self.checkpoint.path, travelling_files(self.checkpoint.path))
+            files["adapter"] = files_by_name(self.checkpoint.path, travelling_files(self.checkpoint.path))
         for name, checkpoint in by_source_name(self.more).items():
-            found[name] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
+            files[name] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
-            found["heldout"] = files_by_name(folder_of(self.heldout), text_files(self.heldout))
+            files["heldout"] = files_by_name(folder_of(self.heldout), text_files(self.heldout))
         if self.calibration is not None:
-            found[CALIBRATION] = files_by_name(folder_of(self.calibration), text_files(self.calibration))
+            files[CALIBRATION] = files_by_name(folder_of(self.calibration), text_files(self.calibration))
         if self.test_inputs is not None:
-            found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs, *self.sounds])
+            files[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs, *self.sounds])
         if self.own_text is not None:
-            found[OWN_TEXT] = files_by_name(self.own_text.parent, [self.own_text])
-        return found
+            files[OWN_TEXT] = files_by_name(self.own_text.parent, [self.own_text])
+        return files
 
     @property
     def model_name(self) -> str:
-        """Name of the fine-tuned model: the training run's folder; that of the model where there is no adapter."""
+        """Name of the fine-tuned model: the training run's folder, or without an adapter the model's own name."""
         if self.checkpoint is not None:
             return model_name(self.checkpoint.path)
         return plain_name(self.base, self.base_label)
@@ -124,16 +124,16 @@ class Sources:
 
     def labels(self) -> dict[str, str]:
         """Return the names of the sources for people, and the base model's size for the choice of a recovery profile."""
-        found = {
+        labels = {
             "base_model": self.base_label,
             "model_name": self.model_name,
             "model_bytes": str(sum(path.stat().st_size for path in self.files()["base"].values())),
         }
         if self.checkpoint is not None:
-            found |= checkpoint_labels(self.checkpoint)
+            labels |= checkpoint_labels(self.checkpoint)
         if self.base_match is not None:
-            found |= self.base_match.labels()
-        return clean_labels(found)
+            labels |= self.base_match.labels()
+        return clean_labels(labels)
 
 
 def find_sources(
@@ -158,10 +158,10 @@ def find_sources(
         QuantizationError: ``CALIBRATION_OVERLAP``: the text for calibration is the held-out text, or too little of it is apart.
     """
     try:
-        found = _find(configuration, folders, origins, here=here)
+        sources = _find(configuration, folders, origins, here=here)
     except ModelExportError as error:
-        raise folders.named(error) from error
-    return replace(found, warnings=tuple(printable(folders.show(warning)) for warning in found.warnings))
+        raise folders.name_sources(error) from error
+    return replace(sources, warnings=tuple(printable(folders.show(warning)) for warning in sources.warnings))
 
 
 def _find(
@@ -169,16 +169,18 @@ def _find(
 ) -> Sources:
     checkpoint = None
     if configuration.checkpoint.path:
-        with _named_by(_setting("checkpoint.path", origins)):
-            checkpoint = chosen_checkpoint(configuration, folders, configuration.checkpoint.path)
-    more = tuple(chosen_checkpoint(configuration, folders, path) for path in configuration.combination.adapters)
+        with _name_setting(_setting_and_origin("checkpoint.path", origins)):
+            checkpoint = choose_checkpoint(configuration, folders, configuration.checkpoint.path)
+    more = tuple(choose_checkpoint(configuration, folders, path) for path in configuration.combination.adapters)
     name = name_of_base(configuration, checkpoint, here=here)
     heldout = folders.find(configuration.validation.heldout) if configuration.validation.heldout else None
     if heldout is not None:
         check_texts(heldout, HELDOUT_KEY)
     by_adapter = f"base_model_name_or_path in {checkpoint.path / ADAPTER_CONFIG}" if checkpoint else ""
     instead = "" if configuration.base_model.name else "or name another with --base-model or base_model.name"
-    with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
+    with _name_setting(
+        _setting_and_origin("base_model.name", origins) if configuration.base_model.name else by_adapter, instead
+    ):
         base = resolve_base_model(str(folders.find(name)))
     kind = configuration.base_model.model_type
     check_kind(base, kind)
@@ -202,7 +204,7 @@ def _find(
     overlap = check_apart(configuration, folders, calibration=calibration, heldout=judged) if here else ()
     test_inputs, sounds = inputs_to_answer(configuration, folders)
     beside = checkpoint.path if checkpoint and folders.has_contents(checkpoint.path) else None
-    trained, config = _merged(base, checkpoint.path if checkpoint and not more else None, kind)
+    trained, config = _find_merged(base, checkpoint.path if checkpoint and not more else None, kind)
     return Sources(
         base=base,
         base_name=name,
@@ -217,7 +219,7 @@ def _find(
         config=config,
         warnings=(
             *(warning for each in adapters for warning in each.warnings),
-            *whole_models_left_out(adapters, base),
+            *whole_model_warnings(adapters, base),
             *trusted,
             *left_out,
             *overlap,
@@ -228,7 +230,7 @@ def _find(
     )
 
 
-def whole_models_left_out(adapters: Iterable[Checkpoint], base: Path | None) -> tuple[str, ...]:
+def whole_model_warnings(adapters: Iterable[Checkpoint], base: Path | None) -> tuple[str, ...]:
     """Return a warning for each adapter with the weights of a whole model beside it, which are left out unless they are the base's."""
     return tuple(
         f"{each.path} also holds the weights of a whole model ({printable(name)}), which are left out: the adapter is merged into "
@@ -241,7 +243,7 @@ def whole_models_left_out(adapters: Iterable[Checkpoint], base: Path | None) -> 
 def text_for_calibration(
     configuration: ExportConfiguration, folders: SourceFolders, checkpoint: Checkpoint | None, *, here: bool
 ) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the text for calibration, and warnings; an import is told only its address, and brings no other."""
+    """Return the text for calibration, and warnings; an import uses only text that the settings name."""
     named = configuration.optimization.calibration
     if here and not may_read_text(configuration):
         return None, ()
@@ -261,7 +263,7 @@ def inputs_to_answer(
     return file, find_sounds(file, here=folders.has_contents(file.parent))
 
 
-def chosen_checkpoint(configuration: ExportConfiguration, folders: SourceFolders, path: str) -> Checkpoint:
+def choose_checkpoint(configuration: ExportConfiguration, folders: SourceFolders, path: str) -> Checkpoint:
     """Return the checkpoint that the configuration chooses at a path, which may be a run."""
     wanted = configuration.checkpoint
     return find_checkpoint(folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select)
@@ -284,10 +286,10 @@ def name_of_base(configuration: ExportConfiguration, checkpoint: Checkpoint | No
     )
 
 
-def _merged(base: Path, adapter: Path | None, kind: str) -> tuple[TrainedModel | None, ModelConfig | None]:
+def _find_merged(base: Path, adapter: Path | None, kind: str) -> tuple[TrainedModel | None, ModelConfig | None]:
     """Return the class that the adapter was trained on and the merged model's configuration, each None if it is the base's.
 
-    Both are None without transformers: the merge finds out. It also does where the settings name the base's kind.
+    Both are None without transformers, because only the merge can tell then. The class is also None if the settings name the base's kind.
     """
     try:
         if kind:
@@ -298,13 +300,13 @@ def _merged(base: Path, adapter: Path | None, kind: str) -> tuple[TrainedModel |
     return trained, trained.config if trained else None
 
 
-def _setting(key: str, origins: Mapping[str, str]) -> str:
+def _setting_and_origin(key: str, origins: Mapping[str, str]) -> str:
     origin = origins.get(key, "")
     return f"{key} ({origin})" if origin and origin != "default" else key
 
 
 @contextlib.contextmanager
-def _named_by(where: str, instead: str = "") -> Iterator[None]:
+def _name_setting(where: str, instead: str = "") -> Iterator[None]:
     """Add to a not-found error the setting that named the missing thing, and a setting that can replace it."""
     try:
         yield
@@ -363,7 +365,7 @@ def clean_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def plain_name(base: Path, label: str) -> str:
-    """Name of a model that is exported as it is: its training run's, or the last part of what it is called."""
+    """Return the name of a model that is exported as it is: its training run's, or the last part of its label."""
     if base.name.startswith("checkpoint-"):
         return model_name(base)
     return label.partition("@")[0].rstrip("/").rpartition("/")[2] or base.name

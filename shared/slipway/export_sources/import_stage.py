@@ -21,7 +21,7 @@ from slipway.artifacts.store import ArtifactStore
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.export_sources.discovery import find_sources
-from slipway.export_sources.storing import adding_up
+from slipway.export_sources.storing import add_up
 from slipway.planning.references import by_source_name
 from slipway.registry import IMPORT
 from slipway.settings import Settings
@@ -77,8 +77,8 @@ def import_sources(params: ImportParams, settings: Settings, store: ArtifactStor
     with ImportFolders(
         settings, store, blobs_of(store), given=frozenset(params.brought), permit=permit, on_wait=ctx.check_cancelled
     ) as folders:
-        found = find_sources(configuration, folders, here=False)
-        every = found.files()
+        sources = find_sources(configuration, folders, here=False)
+        every = sources.files()
         files = {name: every[name] for name in sorted(params.imports)}
         sizes = {name: sum(path.stat().st_size for path in each.values()) for name, each in files.items()}
         if sum(sizes.values()) > settings.import_bytes:
@@ -88,19 +88,19 @@ def import_sources(params: ImportParams, settings: Settings, store: ArtifactStor
                 remedy="raise SLIPWAY_IMPORT_SIZE of the workers",
             )
         digests = {
-            name: folders.put(each, store, on_bytes=adding_up(partial(_progress, ctx, name), sizes[name]))
+            name: folders.put(each, store, on_bytes=add_up(partial(_progress, ctx, name), sizes[name]))
             for name, each in files.items()
         }
         urls = {name: folders.pinned(_folder(each)) for name, each in files.items()}
         ctx.record(
             digests=digests,
             urls=urls,
-            labels=found.labels(),
-            source_formats=dict(found.formats),
+            labels=sources.labels(),
+            source_formats=dict(sources.formats),
             imported_bytes=sum(sizes.values()),
             read_bytes=folders.read_bytes,
         )
-    for warning in found.warnings:
+    for warning in sources.warnings:
         ctx.warn(warning)
 
 

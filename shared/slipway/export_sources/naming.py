@@ -40,10 +40,10 @@ def sources_to_import(configuration: ExportConfiguration, given: Collection[str]
         given: Names of the uploaded sources.
     """
     named = source_settings(configuration)
-    found = {name: url for name, url in named.items() if name not in given and is_url(url)}
-    if "adapter" in found and "base" not in given and not named["base"]:
-        found["base"] = ""
-    return found
+    addresses = {name: url for name, url in named.items() if name not in given and is_url(url)}
+    if "adapter" in addresses and "base" not in given and not named["base"]:
+        addresses["base"] = ""
+    return addresses
 
 
 def title(labels: Mapping[str, str], *, more: Sequence[str] = ()) -> str:

@@ -30,16 +30,16 @@ def store_files(
     digests = {}
     for name, files in sources.items():
         total = sum(path.stat().st_size for path in files.values())
-        digests[name] = folders.put(files, store, on_bytes=adding_up(partial(on_bytes, name), total))
+        digests[name] = folders.put(files, store, on_bytes=add_up(partial(on_bytes, name), total))
     return digests
 
 
-def reading(name: str, done: int, total: int) -> str:
-    """Return the progress of storing a source, for people."""
+def describe_reading(name: str, done: int, total: int) -> str:
+    """Describe the progress of storing a source, for people."""
     return f"reading {name}: {done / max(total, 1):.0%} of {format_size(total)}"
 
 
-def adding_up(report: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+def add_up(report: Callable[[int, int], None], total: int) -> Callable[[int], None]:
     """Return a function that adds up byte counts and reports the sum of ``total``. Several threads may call it."""
     lock, done = threading.Lock(), 0
 

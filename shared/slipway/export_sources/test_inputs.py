@@ -33,15 +33,15 @@ def find_test_inputs(path: Path) -> Path:
     Raises:
         ConfigurationError: There is none, there are several, or it is too large.
     """
-    found = [path] if path.is_file() else files_of_test_inputs(path)
-    if len(found) != 1 or found[0].suffix not in ENDINGS:
-        names = quoted([each.name for each in found]) if path.is_dir() and found else "none"
-        raise _unusable(
+    files = [path] if path.is_file() else files_of_test_inputs(path)
+    if len(files) != 1 or files[0].suffix not in ENDINGS:
+        names = quoted([each.name for each in files]) if path.is_dir() and files else "none"
+        raise _unusable_error(
             f"{path} is not a file of the kinds {', '.join(ENDINGS)}, nor a folder with one of them: it has {names}"
         )
-    if found[0].stat().st_size > LARGEST:
-        raise _unusable(f"{found[0]} has {found[0].stat().st_size} bytes, {LARGEST} are allowed")
-    return found[0]
+    if files[0].stat().st_size > LARGEST:
+        raise _unusable_error(f"{files[0]} has {files[0].stat().st_size} bytes, {LARGEST} are allowed")
+    return files[0]
 
 
 def find_sounds(file: Path, *, here: bool) -> tuple[Path, ...]:
@@ -61,37 +61,37 @@ def find_sounds(file: Path, *, here: bool) -> tuple[Path, ...]:
     names = sorted({record[AUDIO] for record in _records(file) if isinstance(record.get(AUDIO), str)})
     for name in names:
         if not is_sound_name(name):
-            raise _unusable(
+            raise _unusable_error(
                 f"{quoted(name)} is not a {SOUND_ENDING} file below the folder of {file.name}",
                 "put sounds beside that file, and name them relative to it",
             )
-        found = file_in(folder, name)
-        size = found.stat().st_size if found is not None else 0
+        sound = file_in(folder, name)
+        size = sound.stat().st_size if sound is not None else 0
         if not 0 < size <= LARGEST_SOUND:
-            what = "does not exist" if found is None else f"has {size} bytes, 1 to {LARGEST_SOUND} are allowed"
-            raise _unusable(
+            what = "does not exist" if sound is None else f"has {size} bytes, 1 to {LARGEST_SOUND} are allowed"
+            raise _unusable_error(
                 f"the sound {quoted(name)} {what}", "name sounds relative to the file, each of at most 30 s"
             )
     return tuple(folder / name for name in names)
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file; the validation says what is wrong with others."""
+    """Yield the objects of a file; skip anything else, which the validation reports."""
     if file.suffix == ".txt":
         return
     try:
         data = read_regular(file, largest=LARGEST)
     except OSError as error:
-        raise _unusable(f"{file} cannot be read: {error}") from error
+        raise _unusable_error(f"{file} cannot be read: {error}") from error
     if f'"{AUDIO}"'.encode() not in data:
         return
     for part in [data] if file.suffix == ".json" else data.splitlines():
         try:
-            found = parse_json(part, most_values=LARGEST_LIST // 16)
+            value = parse_json(part, most_values=LARGEST_LIST // 16)
         except ValueError:
             continue
-        yield from (each for each in (found if isinstance(found, list) else [found]) if isinstance(each, dict))
+        yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict))
 
 
-def _unusable(what: str, remedy: str = "name such a file, or leave the setting out") -> ConfigurationError:
+def _unusable_error(what: str, remedy: str = "name such a file, or leave the setting out") -> ConfigurationError:
     return ConfigurationError(f"{KEY}: {what}", remedy=remedy, about={"key": KEY})

@@ -1,4 +1,4 @@
-"""Find the files of text that the user names, for calibration or held out, or the sample of its training data that a run brings."""
+"""Find the text files that the user names for calibration or as held-out text, or the sample of training data beside a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import SAMPLE_OF_RUN, depends_on_text, with_method
-from slipway.documents.heldout import held_out, joined
+from slipway.documents.heldout import join_documents, read_held_out
 from slipway.documents.purposes import Purpose
 from slipway.documents.reader import SUFFIXES, document_files, read_documents
 from slipway.documents.rendering import Contents, passages
@@ -17,7 +17,7 @@ from slipway.errors import ArtifactError, ConfigurationError, QuantizationError
 from slipway.export_sources.naming import source_settings
 from slipway.files.links import file_in
 from slipway.files.regular_file import sha256_of
-from slipway.planning.calibration import check_texts_apart, same_text
+from slipway.planning.calibration import check_texts_apart, same_text_error
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
 
@@ -62,18 +62,20 @@ def folder_of(path: Path) -> Path:
 
 
 def sample_of_run(checkpoint: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the sample of its training data that a checkpoint or its run brings, and warnings: one that is too large is left out."""
+    """Return the sample of training data beside a checkpoint or its run, and warnings; a sample that is too large is left out."""
     folders = [checkpoint, *([checkpoint.parent] if checkpoint.name.startswith("checkpoint-") else [])]
-    found = next((folder / SAMPLE_OF_RUN for folder in folders if (folder / SAMPLE_OF_RUN).is_file()), None)
-    size = found.stat().st_size if found else 0
+    sample = next((folder / SAMPLE_OF_RUN for folder in folders if (folder / SAMPLE_OF_RUN).is_file()), None)
+    size = sample.stat().st_size if sample else 0
     if size <= MOST_BYTES:
-        return found, ()
+        return sample, ()
     allowed = f"{format_size(size)}, and {format_size(MOST_BYTES)} are allowed"
-    return None, (f"{found} is not used for calibration: it has {allowed}; name a smaller sample in {CALIBRATION_KEY}",)
+    return None, (
+        f"{sample} is not used for calibration: it has {allowed}; name a smaller sample in {CALIBRATION_KEY}",
+    )
 
 
 LARGEST = 64 << 20
-"""Largest file, bytes: a few passages are read of it, and all of it is stored."""
+"""Largest file, bytes: only a few passages of it are read, but all of it is stored."""
 _STEMS = ("train", "training", "train_data", "training_data", "dataset", "data")
 _FOLDERS = ("", "data", "dataset")
 
@@ -93,15 +95,11 @@ def find_own_text(
     unproven = match is None or match.status is BaseMatchStatus.UNPROVEN
     if not (validation.enabled and validation.compare_outputs and unproven):
         return None
-    return next(filter(_is_usable, [*_of_calibration(calibration), *_beside(checkpoint)]), None)
+    texts = [] if calibration is None else document_files(calibration)  # every file of a folder may be enough
+    return next(filter(_is_usable, [*texts, *_dataset_places(checkpoint)]), None)
 
 
-def _of_calibration(path: Path | None) -> list[Path]:
-    """Return the files of the text for calibration: every file of a folder may be enough."""
-    return [] if path is None else document_files(path)
-
-
-def _beside(checkpoint: Path | None) -> list[Path]:
+def _dataset_places(checkpoint: Path | None) -> list[Path]:
     """Return the places of a dataset in the checkpoint and in its run, the likeliest first."""
     if checkpoint is None:
         return []
@@ -111,12 +109,12 @@ def _beside(checkpoint: Path | None) -> list[Path]:
 
 
 def _is_usable(path: Path) -> bool:
-    """Return whether a file can be stored and read. Nobody named it, so one that cannot, such as a link to elsewhere, ends nothing."""
+    """Return whether a file can be stored and read. The user did not name it, so an unusable one, such as a link to elsewhere, is skipped."""
     if path.suffix.lower() not in SUFFIXES:
         return False
     try:
-        found = file_in(path.parent, path.name)
-        return found is not None and 0 < found.stat().st_size <= LARGEST
+        file = file_in(path.parent, path.name)
+        return file is not None and 0 < file.stat().st_size <= LARGEST
     except (OSError, ArtifactError):
         return False
 
@@ -124,7 +122,7 @@ def _is_usable(path: Path) -> bool:
 def check_apart(
     configuration: ExportConfiguration, folders: SourceFolders, *, calibration: Path | None, heldout: Path | None
 ) -> tuple[str, ...]:
-    """Compare the text for calibration with the held-out text, by what both say; return a warning of what will be left out.
+    """Compare the contents of the text for calibration and the held-out text; return a warning of what will be left out.
 
     The stage that chooses the text compares again, with the model's tokenizer: here, only what certainly leaves too little is an error.
 
@@ -144,7 +142,7 @@ def check_apart(
         return ()
     try:
         if _is_contained(calibration, heldout):
-            raise same_text(calibration.name)
+            raise same_text_error(calibration.name)
         return _compare(calibration, heldout)
     except QuantizationError as error:
         if depends_on_text(with_method(configuration, has_text=True)):
@@ -158,26 +156,26 @@ def _is_contained(calibration: Path, heldout: Path) -> bool:
     try:
         sizes = {file.stat().st_size for file in given}
         judged = [file for file in text_files(heldout) if file.stat().st_size in sizes]
-        if not sizes <= {file.stat().st_size for file in judged}:  # no file is read for what its size shows
+        if not sizes <= {file.stat().st_size for file in judged}:  # sizes alone show that a file is not in it
             return False
         known = {sha256_of(file) for file in judged}
         return all(sha256_of(file) in known for file in given)
-    except OSError:  # reading it as text says what is wrong
+    except OSError:  # reading it as text reports the error
         return False
 
 
 def _compare(calibration: Path, heldout: Path) -> tuple[str, ...]:
     if not _can_read([*text_files(calibration), *text_files(heldout)]):
         return ()
-    from slipway.documents.separation import FEWEST_TOKENS, separate, too_little_left
+    from slipway.documents.separation import FEWEST_TOKENS, separate, too_little_left_error
 
     contents = Contents()
-    found = passages(read_documents(calibration, Purpose.CALIBRATION), contents)
-    parted = separate(found, joined(held_out(heldout).documents, contents))
+    texts = passages(read_documents(calibration, Purpose.CALIBRATION), contents)
+    parted = separate(texts, join_documents(read_held_out(heldout).documents, contents))
     # A token has at least one byte.
     left = sum(len(passage.encode()) for passage in parted.kept)
     if parted.left_out and left < FEWEST_TOKENS:
-        raise too_little_left(parted.left_out, f"{left:,} bytes" if left else "nothing")
+        raise too_little_left_error(parted.left_out, f"{left:,} bytes" if left else "nothing")
     return (parted.warning(),) if parted.left_out else ()
 
 

@@ -12,14 +12,14 @@ from slipway.errors import ModelExportError
 from slipway.export_sources.discovery import (
     base_label,
     checkpoint_labels,
-    chosen_checkpoint,
+    choose_checkpoint,
     clean_labels,
     files_by_name,
     inputs_to_answer,
     name_of_base,
     plain_name,
     text_for_calibration,
-    whole_models_left_out,
+    whole_model_warnings,
 )
 from slipway.export_sources.naming import source_settings
 from slipway.export_sources.text_files import (
@@ -38,7 +38,7 @@ from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
 
 
 @dataclass(frozen=True)
-class Brought:
+class Uploads:
     """Files to upload, by source and path inside the artifact; labels for people; warnings."""
 
     files: Mapping[str, Mapping[str, Path]]
@@ -46,7 +46,7 @@ class Brought:
     warnings: tuple[str, ...]
 
 
-def find_brought(configuration: ExportConfiguration, folders: SourceFolders, imports: Collection[str]) -> Brought:
+def find_uploads(configuration: ExportConfiguration, folders: SourceFolders, imports: Collection[str]) -> Uploads:
     """Find the sources that are not imported. The importing worker checks whether base and adapter belong together.
 
     Raises:
@@ -55,13 +55,13 @@ def find_brought(configuration: ExportConfiguration, folders: SourceFolders, imp
     try:
         return _find(configuration, folders, imports)
     except ModelExportError as error:
-        raise folders.named(error) from error
+        raise folders.name_sources(error) from error
 
 
-def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: Collection[str]) -> Brought:
+def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: Collection[str]) -> Uploads:
     settings = source_settings(configuration)
     checkpoints = {
-        name: chosen_checkpoint(configuration, folders, path)
+        name: choose_checkpoint(configuration, folders, path)
         for name, path in settings.items()
         if name.startswith("adapter") and name not in imports
     }
@@ -81,14 +81,14 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     if "heldout" in settings and "heldout" not in imports:
         heldout = check_texts(folders.find(settings["heldout"]), HELDOUT_KEY)
         files["heldout"] = files_by_name(folder_of(heldout), text_files(heldout))
-    data, notes = None, _imported_sample(configuration, imports)
+    data, notes = None, _unused_sample_warning(configuration, imports)
     if CALIBRATION not in imports:
         data, left_out = text_for_calibration(configuration, folders, checkpoints.get("adapter"), here=True)
         notes += left_out
     notes += check_apart(configuration, folders, calibration=data, heldout=heldout)
     if data is not None:
         files[CALIBRATION] = files_by_name(folder_of(data), text_files(data))
-    notes += whole_models_left_out(checkpoints.values(), base)
+    notes += whole_model_warnings(checkpoints.values(), base)
     chosen = checkpoints.get("adapter")
     local = chosen.path if chosen is not None and folders.has_contents(chosen.path) else None
     if chosen is not None and (own := find_own_text(configuration, local, data, None)) is not None:
@@ -98,11 +98,11 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
         if file is not None:
             files[TEST_INPUTS] = files_by_name(file.parent, [file, *sounds])
     warnings = (*(warning for each in checkpoints.values() for warning in each.warnings), *notes)
-    return Brought(files, clean_labels(labels), tuple(map(folders.show, warnings)))
+    return Uploads(files, clean_labels(labels), tuple(map(folders.show, warnings)))
 
 
-def _imported_sample(configuration: ExportConfiguration, imports: Collection[str]) -> tuple[str, ...]:
-    """Return a warning that a run's own sample is not used if a worker imports its checkpoint, which brings the adapter alone."""
+def _unused_sample_warning(configuration: ExportConfiguration, imports: Collection[str]) -> tuple[str, ...]:
+    """Warn that a run's own sample is not used if a worker imports its checkpoint, because the import brings only the adapter."""
     if "adapter" not in imports or configuration.optimization.calibration or not may_read_text(configuration):
         return ()
     instead = f"a {SAMPLE_OF_RUN} beside the imported checkpoint is not looked for; name it in {CALIBRATION_KEY}"

@@ -38,31 +38,31 @@ def read_checksums(folder: Path) -> dict[str, str]:
         ArtifactError: ``ARTIFACT_INVALID`` if there are none, or one names a file outside the folder; ``LINK_OUTSIDE``.
     """
     try:
-        return _listed(real_file(folder, MANIFEST))
+        return _read_list(real_file(folder, MANIFEST))
     except (OSError, UnicodeDecodeError, ArtifactError) as error:
         if isinstance(error, ArtifactError) and error.reason != "FILE_ERROR":
             raise
         raise ArtifactError(
             f"{folder} has no readable {MANIFEST}",
             reason="ARTIFACT_INVALID",
-            remedy=_where_they_are(folder),
+            remedy=_checksums_remedy(folder),
             about={"folder": folder},
         ) from error
 
 
-def _listed(file: Path) -> dict[str, str]:
+def _read_list(file: Path) -> dict[str, str]:
     with open_real(file) as opened:
         data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes", str(file))
     text = data.decode()
-    found = {}
+    digests = {}
     for line in text.removesuffix("\n").split("\n"):
         digest, name = line[:64], line[66:]
         if len(digest) != 64 or not name or ".." in Path(name).parts or Path(name).is_absolute():
             raise ArtifactError(f"{file}: {line[:_SHOWN]!r} is not a checksum line", reason="ARTIFACT_INVALID")
-        found[name] = digest
-    return found
+        digests[name] = digest
+    return digests
 
 
 def verify_directory(folder: Path) -> tuple[int, list[str]]:
@@ -91,7 +91,7 @@ def changed_files(folder: Path, expected: Mapping[str, str], *, since: int) -> l
     Args:
         folder: The folder.
         expected: Hexadecimal SHA-256 by file name.
-        since: Time of change (``st_ctime_ns``) up to which files are as they were.
+        since: Files that changed at or before this time (``st_ctime_ns``) are not read.
     """
     present = dict(all_files(folder))
     return [
@@ -110,7 +110,7 @@ def without_checksums(files: Mapping[str, Path]) -> dict[str, Path]:
         files: Real paths of a folder's files, by their path in it.
     """
     try:
-        listed = _listed(files[MANIFEST]) if MANIFEST in files else {}
+        listed = _read_list(files[MANIFEST]) if MANIFEST in files else {}
     except (OSError, UnicodeDecodeError, ArtifactError):
         listed = {}
     described = len(files) > 1 and set(listed) == set(files) - {MANIFEST}
@@ -118,7 +118,7 @@ def without_checksums(files: Mapping[str, Path]) -> dict[str, Path]:
     return {name: path for name, path in files.items() if name != MANIFEST or not described}
 
 
-def _where_they_are(folder: Path) -> str:
+def _checksums_remedy(folder: Path) -> str:
     above = Path(os.path.normpath(folder.absolute())).parent
     if (above / MANIFEST).is_file():
         return f"name {above}, whose checksums cover this folder too"

@@ -79,10 +79,10 @@ def parse_json(
     try:
         document = json.loads(
             data.decode("utf-8"),
-            parse_int=_integer,
-            parse_float=_finite if strict else None,
-            parse_constant=_no_number if strict else None,
-            object_pairs_hook=_unique if strict else None,
+            parse_int=_parse_integer,
+            parse_float=_parse_finite if strict else None,
+            parse_constant=_refuse_number if strict else None,
+            object_pairs_hook=_check_unique if strict else None,
         )
     except RecursionError:
         raise ValueError(f"it is nested more than {MOST_NESTED} deep") from None
@@ -99,30 +99,30 @@ def check_texts(document: Any) -> None:
     _check_values(document, texts=True)
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if len(text) > _MOST_DIGITS:
         raise ValueError(f"it holds a whole number of {len(text)} digits")
     return int(text)
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        return _no_number(text)
+        return _refuse_number(text)
     return value
 
 
-def _no_number(text: str) -> float:
+def _refuse_number(text: str) -> float:
     raise ValueError(f"it holds {text[:_MOST_DIGITS]}, which is not a finite number")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"it names {twice[:100]!r} twice")
-    return found
+    return result
 
 
 def _check_values(document: Any, *, texts: bool) -> None:

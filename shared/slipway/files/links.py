@@ -42,8 +42,8 @@ def file_in(folder: Path, name: str | Path) -> Path | None:
         real = Path(os.path.realpath(path))
     except ValueError:  # a NUL, or half of a surrogate pair
         return None
-    if not any(real.is_relative_to(place) for place in _allowed(folder)):
-        raise _leads_out(path, folder)
+    if not any(real.is_relative_to(place) for place in _allowed_folders(folder)):
+        raise _leads_out_error(path, folder)
     try:
         mode = real.lstat().st_mode
     except OSError as error:
@@ -53,7 +53,7 @@ def file_in(folder: Path, name: str | Path) -> Path | None:
     if stat.S_ISDIR(mode):
         return None
     if not stat.S_ISREG(mode):
-        raise not_regular(path)
+        raise not_regular_error(path)
     return real
 
 
@@ -63,10 +63,10 @@ def real_file(folder: Path, name: str | Path) -> Path:
     Raises:
         ArtifactError: As :func:`file_in`, and ``FILE_ERROR`` if it does not exist.
     """
-    found = file_in(folder, name)
-    if found is None:
+    path = file_in(folder, name)
+    if path is None:
         raise ArtifactError(f"{folder / name} does not exist", reason="FILE_ERROR", about={"file": folder / name})
-    return found
+    return path
 
 
 def files_in(folder: Path, names: Iterable[str | Path]) -> list[Path]:
@@ -85,12 +85,12 @@ def all_files(folder: Path) -> Iterator[tuple[str, Path]]:
         ArtifactError: As :func:`file_in`; ``ARTIFACT_INVALID`` also for a link to a folder or to nothing; ``FILE_ERROR`` for a folder
             that cannot be read.
     """
-    for path in sorted(_below(folder)):
+    for path in sorted(_walk_below(folder)):
         real = file_in(folder, path.relative_to(folder))
         if real is not None:
             yield path.relative_to(folder).as_posix(), real
         elif path.is_symlink() or not path.is_dir():
-            raise not_regular(path)
+            raise not_regular_error(path)
 
 
 def open_real(path: Path) -> BinaryIO:
@@ -114,7 +114,7 @@ def open_real(path: Path) -> BinaryIO:
             os.close(place)
 
     try:
-        return _regular(path, open(path, "rb", buffering=0, opener=opener))
+        return _require_regular(path, open(path, "rb", buffering=0, opener=opener))
     except OSError as error:
         if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
             raise
@@ -134,14 +134,14 @@ def open_unlinked(path: Path) -> BinaryIO:
         OSError: The file cannot be opened.
     """
     try:
-        return _regular(path, open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, _READ)))
+        return _require_regular(path, open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, _READ)))
     except OSError as error:
         if error.errno not in {errno.ELOOP, errno.ENXIO, errno.EISDIR}:
             raise
-        raise not_regular(path) from error
+        raise not_regular_error(path) from error
 
 
-def not_regular(path: Path) -> ArtifactError:
+def not_regular_error(path: Path) -> ArtifactError:
     """Return the error for a special file, or a link to a folder or to nothing."""
     return ArtifactError(
         f"{path} is a link to a folder or to nothing, or a special file, which artifacts do not hold",
@@ -151,14 +151,14 @@ def not_regular(path: Path) -> ArtifactError:
     )
 
 
-def _regular(path: Path, file: BinaryIO) -> BinaryIO:
+def _require_regular(path: Path, file: BinaryIO) -> BinaryIO:
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
-    raise not_regular(path)
+    raise not_regular_error(path)
 
 
-def _allowed(folder: Path) -> Iterator[Path]:
+def _allowed_folders(folder: Path) -> Iterator[Path]:
     """Yield the real folders that links in a folder may lead to."""
     root = Path(os.path.realpath(folder))
     yield root
@@ -168,7 +168,7 @@ def _allowed(folder: Path) -> Iterator[Path]:
             yield repository / "blobs"
 
 
-def _leads_out(path: Path, folder: Path) -> ArtifactError:
+def _leads_out_error(path: Path, folder: Path) -> ArtifactError:
     return ArtifactError(
         f"{path} is a link, or leads through one, to {os.path.realpath(path)}, outside of {folder}",
         reason="LINK_OUTSIDE",
@@ -177,7 +177,7 @@ def _leads_out(path: Path, folder: Path) -> ArtifactError:
     )
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _walk_below(folder: Path) -> Iterator[Path]:
     """Yield everything below a folder; unlike ``rglob``, fail for folders that cannot be read."""
 
     def refuse(error: OSError) -> None:

@@ -31,7 +31,7 @@ def open_regular(path: Path) -> BinaryIO:
         OSError: The file cannot be opened, or is not a regular file.
     """
     check_regular(path)  # before opening, because opening some devices has effects
-    return open(_checked(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)), "rb")
+    return open(_check_descriptor(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)), "rb")
 
 
 def sha256_of(path: Path) -> str:
@@ -53,11 +53,11 @@ def open_lock(path: Path) -> BinaryIO:
     with contextlib.suppress(FileNotFoundError):
         check_regular(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    return open(_checked(path, os.open(path, flags, 0o644)), "r+b", buffering=0)
+    return open(_check_descriptor(path, os.open(path, flags, 0o644)), "r+b", buffering=0)
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a name of something that a program may wait for when it opens it.
+    """Refuse anything but a regular file: a program may wait when it opens something else.
 
     Raises:
         OSError: It is not a regular file, or does not exist (``FileNotFoundError``).
@@ -86,7 +86,7 @@ def read_regular(path: Path, *, largest: int) -> bytes:
     return bytes(data)
 
 
-def _checked(path: Path, descriptor: int) -> int:
+def _check_descriptor(path: Path, descriptor: int) -> int:
     """Return the descriptor of a regular file; close any other."""
     try:
         _require_regular(path, os.fstat(descriptor).st_mode)

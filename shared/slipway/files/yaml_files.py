@@ -91,7 +91,7 @@ def read_document(path: Path, *, limits: Limits = WRITTEN_BY_HAND) -> yaml.Node 
     except UnicodeDecodeError as error:
         raise YamlError("it is not a text file") from error
     except yaml.YAMLError as error:
-        raise _fault(error) from error
+        raise _yaml_error(error) from error
 
 
 def load_document(path: Path, *, limits: Limits = WRITTEN_BY_HAND) -> Any:
@@ -116,7 +116,7 @@ def value_of(node: yaml.Node) -> Any:
         _check_names(node)
         return _Constructor().construct_document(node)
     except yaml.YAMLError as error:
-        raise _fault(error) from error
+        raise _yaml_error(error) from error
 
 
 def entries(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
@@ -127,13 +127,13 @@ def entries(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
     """
     try:
         own = [entry for entry in node.value if entry[0].tag != _MERGE]
-        return [*_merged(node, replaced={_identity(key) for key, _ in own}), *own]
+        return [*_merged_entries(node, replaced={_identity(key) for key, _ in own}), *own]
     except yaml.YAMLError as error:
-        raise _fault(error) from error
+        raise _yaml_error(error) from error
 
 
-def _merged(node: yaml.MappingNode, *, replaced: set[Any]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Yield the entries that a mapping merges, but those of ``replaced`` names; the first mapping with a name gives its value."""
+def _merged_entries(node: yaml.MappingNode, *, replaced: set[Any]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    """Yield the entries that a mapping merges, except those with ``replaced`` names; the first mapping with a name wins."""
     merges = [(key, value) for key, value in node.value if key.tag == _MERGE]
     if len(merges) > 1:
         raise ConstructorError(None, None, "'<<' is given twice", merges[1][0].start_mark)
@@ -145,13 +145,13 @@ def _merged(node: yaml.MappingNode, *, replaced: set[Any]) -> Iterator[tuple[yam
                 )
             _check_names(part)
             own = [entry for entry in part.value if entry[0].tag != _MERGE]
-            found = [*own, *_merged(part, replaced={_identity(key) for key, _ in own})]
-            yield from (entry for entry in found if _identity(entry[0]) not in replaced)
-            replaced |= {_identity(key) for key, _ in found}
+            inherited = [*own, *_merged_entries(part, replaced={_identity(key) for key, _ in own})]
+            yield from (entry for entry in inherited if _identity(entry[0]) not in replaced)
+            replaced |= {_identity(key) for key, _ in inherited}
 
 
 def _identity(key: yaml.Node) -> Any:
-    """Return what two equal names share; a list or table is equal to nothing."""
+    """Return a value that equal names share; a list or table equals nothing else."""
     return key.value if isinstance(key, yaml.ScalarNode) else id(key)
 
 
@@ -231,7 +231,7 @@ class _Constructor(SafeConstructor):
 
 
 def _check_names(root: yaml.Node) -> None:
-    """Refuse a name that a table has twice: one of its values would be lost without a word. Merged entries may be replaced."""
+    """Refuse a name that a table has twice: one of its values would be lost silently. Merged entries may be replaced."""
     nodes, checked = [root], set()
     while nodes:
         node = nodes.pop()
@@ -257,7 +257,7 @@ def _check(good: bool, problem: str, mark: yaml.Mark) -> None:
         raise _OverLimitError(problem=problem, problem_mark=mark)
 
 
-def _fault(error: yaml.YAMLError) -> YamlError:
+def _yaml_error(error: yaml.YAMLError) -> YamlError:
     mark = getattr(error, "problem_mark", None)
     kind = YamlLimitError if isinstance(error, _OverLimitError) else YamlError
     return kind(getattr(error, "problem", None) or str(error), line=mark.line + 1 if mark else 0)

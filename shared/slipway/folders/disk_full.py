@@ -18,7 +18,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def disk_full_is_typed(kind: type[ModelExportError], doing: str, *, at: Path, remedy: str = REMEDY) -> Iterator[None]:
+def translate_disk_full(kind: type[ModelExportError], doing: str, *, at: Path, remedy: str = REMEDY) -> Iterator[None]:
     """Translate the operating system's "no space left" into the error that users and recovery rules know.
 
     Args:

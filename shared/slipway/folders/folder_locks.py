@@ -18,7 +18,7 @@ def lock_folder(folder: Path) -> int | None:
             lock = _open(folder)
         except FileNotFoundError:  # removed meanwhile by its holder
             continue
-        if not _taken(lock):
+        if not _try_lock(lock):
             os.close(lock)
             return None
         if is_at(lock, folder):
@@ -26,7 +26,7 @@ def lock_folder(folder: Path) -> int | None:
         os.close(lock)
 
 
-def unheld(parent: Path, pattern: str) -> Iterator[Path]:
+def find_unheld(parent: Path, pattern: str) -> Iterator[Path]:
     """Yield the folders in ``parent`` that no process holds, sorted; each stays locked until the next one."""
     for folder in sorted(parent.glob(pattern)):
         try:
@@ -34,7 +34,7 @@ def unheld(parent: Path, pattern: str) -> Iterator[Path]:
         except OSError:  # gone, or not a folder we may open
             continue
         try:
-            if _taken(lock) and is_at(lock, folder):
+            if _try_lock(lock) and is_at(lock, folder):
                 yield folder
         finally:
             os.close(lock)
@@ -52,7 +52,7 @@ def _open(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
-def _taken(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

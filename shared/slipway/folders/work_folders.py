@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.folders.folder_locks import is_at, lock_folder, unheld
+from slipway.folders.folder_locks import find_unheld, is_at, lock_folder
 
 UNUSED_SECONDS = 3 * 86_400
 """After this time an interrupted attempt is not expected to be repeated."""
@@ -54,7 +54,7 @@ def remove_unused(scratch: Path, *, seconds: float, dry_run: bool = False) -> di
         dry_run: Only report them.
     """
     removed = {}
-    for folder in unheld(scratch, f".*{_KEPT}*"):
+    for folder in find_unheld(scratch, f".*{_KEPT}*"):
         if time.time() - folder.stat().st_mtime >= seconds or not any(folder.iterdir()):
             removed[folder.name] = _own_bytes(folder)
             if not dry_run:
@@ -79,7 +79,7 @@ def unfinished(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(target.parent)
-    folder, lock = _locked(target)
+    folder, lock = _make_locked(target)
     try:
         yield folder
     finally:
@@ -104,11 +104,11 @@ def publish(folder: Path, target: Path) -> None:
 
 def remove_abandoned(parent: Path) -> None:
     """Remove unfinished folders whose process is gone; a running process holds its folder's lock."""
-    for folder in unheld(parent, f".*{_UNFINISHED}*"):
+    for folder in find_unheld(parent, f".*{_UNFINISHED}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _locked(target: Path) -> tuple[Path, int]:
+def _make_locked(target: Path) -> tuple[Path, int]:
     """Return a new sibling and the descriptor that locks it."""
     while True:
         folder = target.parent / f".{target.name}{_UNFINISHED}{uuid.uuid4().hex[:8]}"

@@ -36,7 +36,7 @@ _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TAKEN = {*NOT_OUTPUTS, "validation", "enabled", *dir(BaseModel)} - {ADAPTER}
 """Names that a format cannot have: the inputs and the output of a validation, and the attributes of the section ``formats:``.
 
-An adapter is both where exports start and what they deliver."""
+The adapter's name is allowed: exports start from an adapter, and may deliver it."""
 
 
 @dataclass(frozen=True, slots=True, config=_CHECKED)
@@ -68,15 +68,15 @@ class Runtime:
         stored_dtype: Type of the weights if no file names one; empty if unknown.
         reads_text: Whether it reads text and conversations with a tokenizer and chat template of the output, which are compared with
             transformers' (``tokens_of`` and ``rendered`` of the model that ``load`` returns).
-        explain: ``module:attribute`` of a function ``explain(folder, model)`` that says in words how the weights of an output differ from the
-            merged model's, asked if its results do; with ``exact=False`` where the export delivers no merged model: then the model is the base,
-            of which the adapter's layers differ rightly. Empty for none.
+        explain: ``module:attribute`` of a function ``explain(folder, model)`` that describes how the weights of an output differ from the
+            merged model's; it is called if the output's results differ. If the export delivers no merged model, it is called with
+            ``exact=False`` and the base: then differences in the adapter's layers are right. Empty for none.
         stored: ``module:attribute`` of a function ``stored(folder, model, rows) -> StoredModel`` (``slipway.proof.stored_weights``) that
             reads the weights which an output stores, by the names that the model in ``model`` gives them; ``rows(name)`` is the number of output
-            features of one of its weights, 0 if it has none of this name. Empty where the validation reads them itself, or nothing does.
-        rounds: How the runtime rounds values while results are compared, by level; ``""`` stands for all other levels. What goes into a product:
+            features of one of its weights, 0 if it has none of this name. Empty if the validation reads them itself, or if nothing reads them.
+        rounds: How the runtime rounds values while results are compared, by level; ``""`` stands for all other levels. For the inputs of a product:
             ``float16``, ``bfloat16``, ``int8/N`` (blocks of N values), ``int8/row``, ``int8/tensor``, ``float8/row``, or ``static`` for ranges
-            that lie in the output. What operations compute: ``results/float16``, ``results/bfloat16``. A level without an entry rounds
+            that lie in the output. For the results of operations: ``results/float16``, ``results/bfloat16``. A level without an entry rounds
             nothing: it computes in float32.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
             ``inspection`` as :class:`slipway.model.activations.inspection.Inspection` writes it; empty for none.
@@ -97,7 +97,7 @@ class Runtime:
     inspect: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a pattern that no folder can be searched for.
+        """Refuse a pattern that cannot be searched for in a folder.
 
         Raises:
             ValueError: A pattern is empty or absolute.
@@ -182,8 +182,8 @@ class Format(Generic[S]):
         calibrated: Whether its quantizer takes the integers of a calibration (``optimization.method``).
         zero_points: Whether its runtimes take zero points beside weights of other bits; if not, its calibrated integers have none.
         quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
-        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that completes each output at a level, whose description is a
-            copy of the unquantized output's, and adds what that was asked to have beside its weights; empty for none.
+        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that completes each output at a level. The output begins
+            with a copy of the unquantized output's description; the function adds the files that were asked for beside the weights. Empty for none.
         usage: The usage example of the model card; None for none.
         media_types: Media types of its files by suffix (``.onnx``).
         fits: The targets that its outputs run well on, with the reason; ``slipway recommend`` chooses among them.

@@ -21,7 +21,7 @@ from slipway.texts import one_line
 GROUP = "slipway.formats"
 
 
-class _Found(NamedTuple):
+class _Candidate(NamedTuple):
     distribution: str
     format: Format[Any]
 
@@ -41,7 +41,7 @@ class RefusedFormat:
     fault: str
 
     def error(self) -> ConfigurationError:
-        """Return the error for whoever asks for the format."""
+        """Return the error for a request for the format."""
         return ConfigurationError(
             f"the installed format {self.name!r} of {self.distribution} cannot be used: {self.fault}",
             reason="FORMAT_INVALID",
@@ -53,16 +53,16 @@ class RefusedFormat:
 @cache
 def _installed() -> tuple[dict[str, Format[Any]], tuple[RefusedFormat, ...]]:
     """Load all installed formats; return the usable ones by name, and the others."""
-    loaded, refused = list[_Found](), list[RefusedFormat]()
+    loaded, refused = list[_Candidate](), list[RefusedFormat]()
     for entry in installed_entry_points(GROUP):
         distribution = entry.dist.name if entry.dist is not None else entry.module
         try:
-            loaded.append(_Found(distribution, _load(entry)))
+            loaded.append(_Candidate(distribution, _load(entry)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a third-party module may raise anything
-            refused.append(RefusedFormat(entry.name, distribution, _fault(error)))
+            refused.append(RefusedFormat(entry.name, distribution, _describe_fault(error)))
     own = [each for each in loaded if each.distribution == DISTRIBUTION]
-    others = _without_clashes([each for each in loaded if each.distribution != DISTRIBUTION], own, refused)
-    others = _without_clashes(others, others, refused)
+    others = _refuse_clashes([each for each in loaded if each.distribution != DISTRIBUTION], own, refused)
+    others = _refuse_clashes(others, others, refused)
     usable = {each.format.name: each.format for each in (*own, *others)}
     return dict(sorted(usable.items(), key=lambda item: (item[1].rank, item[0]))), tuple(refused)
 
@@ -73,14 +73,14 @@ def formats() -> dict[str, Format[Any]]:
     Raises:
         ConfigurationError: ``FORMAT_INVALID``: there is none.
     """
-    found, _ = _installed()
-    if not found:
+    usable, _ = _installed()
+    if not usable:
         raise ConfigurationError(
             "no format is installed: no distribution has a usable entry point in the group slipway.formats",
             reason="FORMAT_INVALID",
             remedy=f"install it again: {install_command(options='--force-reinstall')}",
         )
-    return found
+    return usable
 
 
 def refused_formats() -> tuple[RefusedFormat, ...]:
@@ -141,16 +141,16 @@ def runtime_of_output(name: str) -> Runtime | None:
 
 
 def runtimes_to_try() -> tuple[tuple[Format[Any], Runtime], ...]:
-    """Return each runtime with its format, in the order in which a folder of unknown name is compared with their files.
+    """Return each runtime with its format, in the order in which to compare a folder of unknown name with their files.
 
-    Variants go first, whose patterns are narrower; then the formats that are made of others.
+    Variants come first, because their patterns are narrower; then the formats that are made from others.
     """
     known = [(each, runtime) for each in reversed(formats().values()) for runtime in each.runtimes()]
     return tuple(sorted(known, key=lambda pair: pair[1] is pair[0].runtime))
 
 
 def is_adapter_alone(name: str) -> bool:
-    """Return whether the output with this name holds an adapter alone, which is no model without its base; a variant without a runtime of its own holds more."""
+    """Return whether an output holds only an adapter, which is no model without its base; a variant without its own runtime holds more."""
     _, level = split_output(name)
     known, runtime = format_of_output(name), runtime_of_output(name)
     return (
@@ -187,40 +187,42 @@ def translate_format_errors(each: Format[Any]) -> Iterator[None]:
 
 
 def _load(entry: EntryPoint) -> Format[Any]:
-    found = entry.load()
-    if not isinstance(found, Format):
+    loaded = entry.load()
+    if not isinstance(loaded, Format):
         raise TypeError(f"{entry.value} is not a Format")
-    if found.name != entry.name:
-        raise ValueError(f"its name is {found.name!r}")
-    if found.usage is not None and not found.usage.path.is_file():
-        raise FileNotFoundError(f"{'/'.join(found.usage.template)} does not exist")
-    return found
+    if loaded.name != entry.name:
+        raise ValueError(f"its name is {loaded.name!r}")
+    if loaded.usage is not None and not loaded.usage.path.is_file():
+        raise FileNotFoundError(f"{'/'.join(loaded.usage.template)} does not exist")
+    return loaded
 
 
-def _fault(error: BaseException) -> str:
-    """Say in one line why a format cannot be loaded."""
+def _describe_fault(error: BaseException) -> str:
+    """Describe in one line why a format cannot be loaded."""
     if isinstance(error, ValidationError):
-        found = error.errors(include_url=False)
-        return one_line("; ".join(": ".join((*map(str, each["loc"]), each["msg"])) for each in found))
+        errors = error.errors(include_url=False)
+        return one_line("; ".join(": ".join((*map(str, each["loc"]), each["msg"])) for each in errors))
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def _without_clashes(found: list[_Found], rivals: list[_Found], refused: list[RefusedFormat]) -> list[_Found]:
+def _refuse_clashes(
+    candidates: list[_Candidate], rivals: list[_Candidate], refused: list[RefusedFormat]
+) -> list[_Candidate]:
     """Return the formats that share neither name nor variable with a rival or with the common settings; refuse the others.
 
     Formats of other distributions that clash are all refused: choosing one would make other exports of the same configuration.
     """
-    faults = [(each, _clash(each, rivals)) for each in found]
+    faults = [(each, _find_clash(each, rivals)) for each in candidates]
     refused += [RefusedFormat(each.format.name, each.distribution, fault) for each, fault in faults if fault]
     return [each for each, fault in faults if not fault]
 
 
-def _clash(found: _Found, rivals: list[_Found]) -> str:
-    variables = found.format.all_variables()
+def _find_clash(candidate: _Candidate, rivals: list[_Candidate]) -> str:
+    variables = candidate.format.all_variables()
     for other in rivals:
-        if other is found:
+        if other is candidate:
             continue
-        if other.format.name == found.format.name:
+        if other.format.name == candidate.format.name:
             return f"{other.distribution} has a format of this name too"
         shared = sorted(set(variables) & set(other.format.all_variables()))
         if shared:

@@ -30,7 +30,7 @@ class PlannedTask:
         partial: Whether the task runs with the inputs whose tasks succeeded, instead of needing all of them.
         requirements: Requirements for workers.
         output: Name of the task's only output.
-        open: Parameters that neither the settings nor a profile chose: what worked for such a model before may decide them.
+        open: Parameters that neither the settings nor a profile chose: a precedent may decide them (:mod:`slipway.planning.precedents`).
         fallback: What happens instead if the task fails, for people; the tasks that use its output then run without it, and the
             export can succeed. Empty: they need it.
         reserve: Source of further inputs, by input name, that a rule of recovery may give the task. Tasks that make them for no other

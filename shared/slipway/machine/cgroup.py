@@ -51,17 +51,17 @@ class ControlGroup:
 
     def memory(self) -> MemoryGroup | None:
         """Return the group around this process with the lowest memory limit; None without a limit."""
-        found = []
+        groups = []
         for folder in self._folders("memory"):
             limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
             if limit is not None and limit < _NO_LIMIT:
-                found.append(MemoryGroup(folder, limit))
-        return min(found, key=lambda group: group.limit_bytes, default=None)
+                groups.append(MemoryGroup(folder, limit))
+        return min(groups, key=lambda group: group.limit_bytes, default=None)
 
     def cores(self) -> float | None:
         """Return the CPU quota in cores; None without a limit."""
-        found = [quota for folder in self._folders("cpu") if (quota := _cpu_quota(folder)) is not None]
-        return min(found, default=None)
+        quotas = [quota for folder in self._folders("cpu") if (quota := _cpu_quota(folder)) is not None]
+        return min(quotas, default=None)
 
     def memory_kills(self) -> int | None:
         """Return how many processes the kernel has killed for memory in the innermost group that counts them; None if none does."""
@@ -115,12 +115,12 @@ def usable_cores(group: ControlGroup | None = None) -> int:
 
 def _memberships(file: Path) -> dict[str, str]:
     """Return the path of this process's group by controller; version 2 has the empty name."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for line in _lines(file):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        found |= dict.fromkeys(controllers.split(","), path)
-    return found
+        paths |= dict.fromkeys(controllers.split(","), path)
+    return paths
 
 
 def _cpu_quota(folder: Path) -> float | None:

@@ -18,7 +18,7 @@ from slipway.formats.settings import every_choice
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
 from slipway.machine.gpu import first_gpu
-from slipway.machine.libraries import how_to_run, runnable, with_install_lines
+from slipway.machine.libraries import install_remedy, is_runnable, with_install_lines
 from slipway.machine.processor import processor_name
 from slipway.registry import load_stage, stage_names, stage_of
 from slipway.settings import Settings
@@ -95,7 +95,7 @@ def stage_health(name: str) -> StageHealth:
     except ModelExportError as error:
         return StageHealth(name, available=False, missing=f"{install_command(name)} ({error.message})")
     providers = stage.providers()
-    available, missing = runnable(stage, providers), how_to_run(stage, providers)
+    available, missing = is_runnable(stage, providers), install_remedy(stage, providers)
     return StageHealth(
         name, available=available, providers=with_install_lines(stage, providers, missing), missing=missing
     )
@@ -104,10 +104,10 @@ def stage_health(name: str) -> StageHealth:
 def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
     """Return the formats that these stages allow, and the installed formats that cannot be used."""
     by_name = {stage.name: stage for stage in stages}
-    found = [health for each in formats().values() for health in _outputs_health(each, by_name)]
+    outputs = [health for each in formats().values() for health in _outputs_health(each, by_name)]
     validation = stage_of(Role.VALIDATION)
     refused = [FormatHealth(each.name, available=False, detail=str(each.error())) for each in refused_formats()]
-    return (*found, _format_health(validation.main_output, [validation.name], by_name), *refused)
+    return (*outputs, _format_health(validation.main_output, [validation.name], by_name), *refused)
 
 
 def _outputs_health(each: Format[Any], by_name: Mapping[str, StageHealth]) -> Iterator[FormatHealth]:
@@ -131,7 +131,7 @@ def _outputs_health(each: Format[Any], by_name: Mapping[str, StageHealth]) -> It
 
 
 def _stages_before(tasks: Sequence[PlannedTask], output: str, *, model: str) -> list[str]:
-    """Return the stages of the task that delivers an output and of those whose outputs it uses, the first first; no task: the model itself."""
+    """Return the stages that make an output, in order; if no task delivers it, it is the merged model itself."""
     stages, wanted = list[str](), set[str]()
     for task in reversed(tasks):
         if task.format == output or task.reference in wanted:

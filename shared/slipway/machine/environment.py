@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def variable_set(name: str, value: str) -> Iterator[None]:
+def set_variable(name: str, value: str) -> Iterator[None]:
     """Set a variable of this process within a block, and restore it afterwards."""
     before = os.environ.get(name)
     os.environ[name] = value

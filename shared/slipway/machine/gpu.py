@@ -47,14 +47,14 @@ def first_gpu() -> Gpu | None:
         return None
     wanted = "" if visible is None else visible.split(",")[0].strip()
     try:
-        found = _slice(wanted)
-        which = found.gpu if found is not None else wanted
+        mig = _slice(wanted)
+        which = mig.gpu if mig is not None else wanted
         name, capability, total = _ask(*_QUERY, *((f"--id={which}",) if which else ())).splitlines()[0].rsplit(",", 2)
         # For a sliced GPU, the driver gives the whole GPU's memory, or none.
-        memory_bytes = int(float(total)) << 20 if found is None else found.memory_bytes
+        memory_bytes = int(float(total)) << 20 if mig is None else mig.memory_bytes
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    shown = name.strip() if found is None else f"{name.strip()} MIG {found.profile}"
+    shown = name.strip() if mig is None else f"{name.strip()} MIG {mig.profile}"
     return Gpu(shown, f"sm{capability.strip().replace('.', '')}", memory_bytes)
 
 

@@ -11,7 +11,7 @@ from slipway.machine.out_of_memory import with_causes
 from slipway.stage import Provider, Stage, library_provider
 
 
-def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
+def is_runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
     """Return whether a stage can run with these providers."""
     if not providers:
         return True
@@ -19,26 +19,26 @@ def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
     return any(available) if stage.alternatives else all(available)
 
 
-def lacking_library(stage: Stage[Any], error: BaseException) -> StageError | None:
+def missing_library_error(stage: Stage[Any], error: BaseException) -> StageError | None:
     """Return the ``UNSUPPORTED`` error of a stage that ended because one of its libraries is not installed; None for any other end.
 
     A stage may do without a library, so only its end shows which one it needs.
     """
     missing = next((link for link in with_causes(error) if isinstance(link, ModuleNotFoundError)), None)
     providers = stage.providers() if missing is not None else ()
-    if missing is None or runnable(stage, providers):
+    if missing is None or is_runnable(stage, providers):
         return None
     return StageError(
         f"{stage.name} cannot run here: {missing}",
         reason="UNSUPPORTED",
-        remedy=how_to_run(stage, providers),
+        remedy=install_remedy(stage, providers),
         about={"stage": stage.name, "module": missing.name or ""},
     )
 
 
-def how_to_run(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
+def install_remedy(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
     """Return what to install for a stage that cannot run with these providers; empty if it can."""
-    if runnable(stage, providers):
+    if is_runnable(stage, providers):
         return ""
     lacking = [provider for provider in providers if not provider.available]
     libraries = [provider.name for provider in lacking if provider == library_provider(provider.name)]

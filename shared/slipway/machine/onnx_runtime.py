@@ -42,12 +42,12 @@ class Opened:
 
     @property
     def provider(self) -> str:
-        """Return what has computed the latest call."""
+        """Return the provider that computed the latest call."""
         return CPU if self._failed else self.chosen
 
     @property
     def note(self) -> str:
-        """Return why it was not the GPU; empty if it was, or if nobody wants it."""
+        """Return why it was not the GPU; empty if it was, or if the GPU is not wanted."""
         return self._failed or self.why
 
     @property
@@ -69,7 +69,7 @@ class FallingBack:
     def __init__(self, session: Any, reopen: Callable[[], Any]) -> None:
         self._session, self._reopen, self.failed = session, reopen, ""
         if hasattr(session, "disable_fallback"):
-            session.disable_fallback()  # its own tells nobody, and takes only some of the calls
+            session.disable_fallback()  # its own is silent, and covers only some of the calls
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -82,11 +82,11 @@ class FallingBack:
         """Run the graph on values of ONNX Runtime."""
         return self._call(lambda session: session.run_with_ort_values(*args))
 
-    def io_binding(self) -> _Bound:
+    def io_binding(self) -> _Bindings:
         """Return places for inputs and outputs, which can be bound to the other session too."""
-        return _Bound(self._session.io_binding())
+        return _Bindings(self._session.io_binding())
 
-    def run_with_iobinding(self, bound: _Bound) -> None:
+    def run_with_iobinding(self, bound: _Bindings) -> None:
         """Run the graph with places for inputs and outputs."""
         self._call(lambda session: session.run_with_iobinding(bound.to(session)))
 
@@ -100,7 +100,7 @@ class FallingBack:
             return run(self._session)
 
 
-class _Bound:
+class _Bindings:
     """Bindings that are made again for another session."""
 
     def __init__(self, binding: Any) -> None:
@@ -125,7 +125,7 @@ class _Bound:
         getattr(self._binding, kind)(*args)
 
     def to(self, session: Any) -> Any:
-        """Return the bindings for a session: the first that asks has made them."""
+        """Return the bindings for a session; make them again for any session but the first."""
         if self._owner is None:
             self._owner = session
         if session is not self._owner:
@@ -174,9 +174,9 @@ def _open_on_gpu(make: Callable[[Sequence[Any]], Any]) -> Opened:
         session = make([(CUDA, _EXACT), CPU])
     except Exception as error:  # noqa: BLE001 - the errors of ONNX Runtime have no common class; the CPU decides what is a fault
         return Opened(None, "", f"CUDA does not load the graph: {one_line(str(error))[:300]}")
-    found = session.get_providers()
-    if CUDA in found:
-        return Opened(session, ", ".join(found))
+    providers = session.get_providers()
+    if CUDA in providers:
+        return Opened(session, ", ".join(providers))
     return Opened(
         None,
         "",
@@ -186,9 +186,9 @@ def _open_on_gpu(make: Callable[[Sequence[Any]], Any]) -> Opened:
 
 def runtime_provider() -> Provider:
     """Describe the installed build for ``slipway doctor`` from its files, without importing it."""
-    found = library_provider(CPU_BUILD)
-    if not found.available:
-        return found
+    build = library_provider(CPU_BUILD)
+    if not build.available:
+        return build
     both = all(installed_version(name, alike=False) for name in (CPU_BUILD, GPU_BUILD))
     has = _has_cuda()
     detail = "computes on CUDA and CPU" if has else "computes on CPU"
@@ -198,7 +198,7 @@ def runtime_provider() -> Provider:
         detail += f"; to use the GPU: {_REPLACE}"
     elif has and first_gpu() is None:
         detail += "; CUDA needs an NVIDIA GPU and its driver, and none is visible here"
-    return Provider(found.name, available=True, version=found.version, detail=detail)
+    return Provider(build.name, available=True, version=build.version, detail=detail)
 
 
 def _has_cuda() -> bool:

@@ -27,7 +27,7 @@ def thread_variables(threads: int, *, environment: Mapping[str, str]) -> dict[st
         threads: Threads of each library.
         environment: The process's other variables; a wait policy set there is kept.
     """
-    return {**dict.fromkeys(_COUNTS, str(threads)), **_absent(environment)}
+    return {**dict.fromkeys(_COUNTS, str(threads)), **_missing_variables(environment)}
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def sleeping_threads() -> Iterator[None]:
 
     For a process that computes itself. A runtime loaded before is not affected.
     """
-    added = _absent(os.environ)
+    added = _missing_variables(os.environ)
     os.environ.update(added)
     try:
         yield
@@ -63,5 +63,5 @@ def session_options(threads: int, *, mapped: bool = False) -> SessionOptions:
     return options
 
 
-def _absent(environment: Mapping[str, str]) -> dict[str, str]:
+def _missing_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in _SLEEPING.items() if name not in environment}

@@ -1,1 +1,1 @@
-"""Checkpoints, adapters and base models, found and checked without loading them."""
+"""Find and check checkpoints, adapters and base models without loading them."""

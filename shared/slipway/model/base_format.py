@@ -82,9 +82,9 @@ def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
     quantization = config.quantization
     bits = quantization.get("bits") or quantization.get("w_bit") or 4
     per_element = {"I32": 32 // bits if bits in (2, 4, 8) else 8, "U8": 2} if quantization else {}
-    found = []
+    sizes = []
     for tensor in read_weights(folder).values():
         count = tensor.numel * per_element.get(tensor.dtype, 1)
         packed = tensor.dtype in per_element or tensor.dtype in ("I8", *_FLOAT8)
-        found.append((count, 2 * count if packed else tensor.nbytes))
-    return found
+        sizes.append((count, 2 * count if packed else tensor.nbytes))
+    return sizes

@@ -13,7 +13,7 @@ from slipway.model import families
 from slipway.model.config.limits import model_excess
 from slipway.model.families import Family
 from slipway.model.model_files import CONFIG
-from slipway.model.sentences import as_used
+from slipway.model.sentences import drop_language_head
 from slipway.texts import printable
 
 
@@ -45,7 +45,7 @@ class ModelConfig(Mapping[str, Any]):
             if isinstance(settings, dict):
                 excess = model_excess(settings)
                 if not excess:
-                    return cls(as_used(settings, folder))
+                    return cls(drop_language_head(settings, folder))
                 what = f"{path} has {excess}"
             else:
                 what = f"{path} is not a JSON object"
@@ -62,7 +62,7 @@ class ModelConfig(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._settings)
 
-    def changed(self, settings: Mapping[str, Any]) -> Self:
+    def with_changes(self, settings: Mapping[str, Any]) -> Self:
         """Return the configuration with other values of some settings."""
         return type(self)({**self._settings, **settings})
 
@@ -161,17 +161,17 @@ class ModelConfig(Mapping[str, Any]):
                 remedy="leave base_model.model_type out",
                 about={"model_type": named},
             )
-        config = self.changed({"model_type": model_type})
+        config = self.with_changes({"model_type": model_type})
         bare = "" if self.get("architectures") else families.class_name(families.FEATURE_EXTRACTION, config)
-        return config.changed({"architectures": [bare]}) if bare else config
+        return config.with_changes({"architectures": [bare]}) if bare else config
 
     def why_no_text_graph(self, product: str) -> str:
-        """Return why a format that makes one graph, which takes a text, makes none of this model; empty if it does.
+        """Return why this model cannot be one graph that takes a text; empty if it can.
 
         Experts, and layers that keep a state, have no place in such a graph.
 
         Args:
-            product: Name of what the format makes, such as ``ExecuTorch program``.
+            product: Name of the graph in its format, such as ``ExecuTorch program``.
         """
         what = f"the model is of the kind {self.description}"
         if self.family not in families.TEXT_FAMILIES or self.takes_more_than_text:

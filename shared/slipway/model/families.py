@@ -1,4 +1,4 @@
-"""Say what a model is from its ``config.json``: which class of transformers loads it, what it takes and gives, how two of it compare.
+"""Tell the family of a model from its ``config.json``: its class in transformers, its inputs and outputs, and how two models compare.
 
 Everything that loads, runs or judges a model asks here, so no stage assumes a decoder. A model that no family fits has none: then
 a stage refuses, or reports *not run*, by name.
@@ -153,7 +153,7 @@ _ENDINGS = (
     (re.compile(r"^(?!.*(Heads?|Encoder|Decoder|For|With)).*Model$"), FEATURE_EXTRACTION),
 )
 _OTHER_SENSES = re.compile(r"audio|speech|voice|vision|transcribe|realtime|_asr|_tts|^sam")
-"""What the type of such a model may be called."""
+"""Matches types of models that take images or sound."""
 _SPEECH_TYPES = ("whisper", "speech_to_text")
 _TEXT_OF_MANY_TYPES = ("gemma3", "gemma3n", "gemma4", "gemma4_unified")
 """Decoders that take images and sound too, of a class that transformers also loads as a causal model."""
@@ -208,7 +208,7 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
         return None
     family = next((family for ending, family in _ENDINGS if ending.search(name)), None)
     if family is ENCODER_DECODER:
-        return _generating(config, model_type)
+        return _generating_family(config, model_type)
     if family is DECODER:
         return None if model_type in _OTHER_TYPES else DECODER
     # An encoder-decoder without a head gives what its decoder does.
@@ -235,8 +235,8 @@ def class_name(family: Family, config: Mapping[str, Any]) -> str | None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         return None
-    found = auto_model(family)._model_mapping.get(transformers.CONFIG_MAPPING[kind], None)
-    first = found[0] if isinstance(found, tuple | list) else found
+    classes = auto_model(family)._model_mapping.get(transformers.CONFIG_MAPPING[kind], None)
+    first = classes[0] if isinstance(classes, tuple | list) else classes
     return first.__name__ if first is not None else None
 
 
@@ -257,7 +257,7 @@ def mixes_experts(config: Mapping[str, Any]) -> bool:
     return any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS)
 
 
-def _generating(config: Mapping[str, Any], model_type: str | None) -> Family | None:
+def _generating_family(config: Mapping[str, Any], model_type: str | None) -> Family | None:
     """Return the family of a model that transformers calls ForConditionalGeneration."""
     if not config.get("is_encoder_decoder"):
         return DECODER if model_type in _TEXT_OF_MANY_TYPES else None
@@ -277,5 +277,5 @@ def _family_of_type(config: Mapping[str, Any], model_type: object) -> Family | N
         return None
     if config.get("is_encoder_decoder"):
         known = model_type in (*_SPEECH_TYPES, *_SEQUENCE_TO_SEQUENCE_TYPES)
-        return _generating(config, model_type) if known else None
+        return _generating_family(config, model_type) if known else None
     return DECODER if model_type in _DECODER_TYPES else None

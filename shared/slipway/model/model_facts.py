@@ -22,7 +22,7 @@ _LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions", "m
 _UNBOUNDED = 1 << 20
 _UNPACKED = ("F64", "F32", "F16", "BF16")
 _SMALLEST_BITS = 2
-"""Of a weight that is stored packed."""
+"""Fewest bits of a value in a packed weight."""
 
 
 class CannotBuildError(Exception):
@@ -148,10 +148,10 @@ def check_loadable(folder: Path, model_class: Any, *, config: Mapping[str, Any] 
     try:
         ModelConfig.read(folder)  # transformers would read it without a limit
         auto = transformers.AutoConfig
-        found = configuration_of(config) if config else auto.from_pretrained(folder, trust_remote_code=False)
+        settings = configuration_of(config) if config else auto.from_pretrained(folder, trust_remote_code=False)
         make = getattr(model_class, "from_config", None) or model_class._from_config
         with torch.device("meta"):
-            model = make(found)
+            model = make(settings)
     except Exception as error:  # as in model_facts
         said = str(error).strip() or type(error).__name__
         raise CannotBuildError(said.splitlines()[0][:300]) from error
@@ -165,34 +165,34 @@ def check_loadable(folder: Path, model_class: Any, *, config: Mapping[str, Any] 
 def most_tokens(model: PreTrainedModel) -> int:
     """Return the most tokens that a model takes; RoBERTa and its kin count positions from behind the padding token."""
     config = model.config.get_text_config()
-    found = (getattr(config, name, None) for name in _LENGTHS)
-    longest = min((size for size in found if isinstance(size, int) and size > 0), default=_UNBOUNDED)
+    lengths = (getattr(config, name, None) for name in _LENGTHS)
+    longest = min((size for size in lengths if isinstance(size, int) and size > 0), default=_UNBOUNDED)
     learned = next((each for name, each in model.named_modules() if name.endswith("position_embeddings")), None)
     offset = getattr(learned, "padding_idx", None)
     return longest if offset is None else longest - int(offset) - 1
 
 
 def _most_values(tensor: TensorInfo) -> int:
-    """Values that a stored tensor may hold: more than it has elements, where it is packed."""
+    """Return the most values that a stored tensor may hold: more than it has elements if it is packed."""
     return tensor.numel if tensor.dtype in _UNPACKED else 8 * tensor.nbytes // _SMALLEST_BITS
 
 
 def named_class(name: str) -> Any:
     """Return transformers' class of a model by its name; None if it has none.
 
-    Its own base class is none: an instance of that would note what it takes itself for, and all classes of this process would inherit it.
+    Its base class does not count: an instance would store its own properties on that class, and all classes of this process would inherit them.
     """
     import transformers
 
-    found = getattr(transformers, name, None)
-    return found if getattr(found, "config_class", None) is not None else None
+    model_class = getattr(transformers, name, None)
+    return model_class if getattr(model_class, "config_class", None) is not None else None
 
 
 def _class_of(config: PretrainedConfig) -> Any:
     if not config.architectures:
         raise ValueError("its config.json names no class (architectures)")
     name = config.architectures[0]
-    found = named_class(name)
-    if found is None:
+    model_class = named_class(name)
+    if model_class is None:
         raise ValueError(f"transformers has no class of a model named {name}")
-    return found
+    return model_class

@@ -90,10 +90,10 @@ def has_chat_template(folder: Path) -> bool:
 def chat_templates(folder: Path) -> dict[str, bytes]:
     """Return a tokenizer's chat templates by the names of their files, also those that older ones keep in ``tokenizer_config.json``.
 
-    Of two of one name, the file counts. A template among the settings without a usable name, or that is no text, is left out.
+    A file wins over a template of the same name in the settings. A template in the settings without a usable name or text is left out.
     """
     files = ((path.relative_to(folder).as_posix(), path) for path in tokenizer_files(folder))
-    return _templates_among_settings(folder) | {
+    return _read_templates_in_settings(folder) | {
         name: path.read_bytes() for name, path in files if is_chat_template(name)
     }
 
@@ -103,21 +103,21 @@ def is_chat_template(name: str) -> bool:
     return name in CHAT_TEMPLATES or name.startswith(f"{CHAT_TEMPLATE_FOLDER}/")
 
 
-def _templates_among_settings(folder: Path) -> dict[str, bytes]:
+def _read_templates_in_settings(folder: Path) -> dict[str, bytes]:
     try:
         template = read_json_object(folder / "tokenizer_config.json", lenient=True).get("chat_template")
     except (OSError, ValueError):
         return {}
     named = template if isinstance(template, list) else [{"name": "default", "template": template}]
-    found: dict[str, bytes] = {}
+    templates: dict[str, bytes] = {}
     for one in named:
         name, text = (one.get("name"), one.get("template")) if isinstance(one, dict) else (None, None)
         if not isinstance(text, str) or not isinstance(name, str) or not _TEMPLATE_NAME.fullmatch(name):
             continue
         file = CHAT_TEMPLATES[0] if name == "default" else f"{CHAT_TEMPLATE_FOLDER}/{name}.jinja"
         with contextlib.suppress(UnicodeEncodeError):
-            found[file] = text.encode()
-    return found
+            templates[file] = text.encode()
+    return templates
 
 
 def companion_files(folder: Path) -> list[Path]:

@@ -64,7 +64,7 @@ _ANY_FORM = (_WHOLE, _END, _PATTERN, _PART, _LAYER, _ANYWHERE)
 
 
 def adapter_refusal(what: str, key: str) -> Exception:
-    """Describe what is wrong with the expressions of an adapter."""
+    """Return the error for wrong expressions of an adapter."""
     return CheckpointValidationError(
         f"the adapter's patterns cannot be used: {what}",
         reason="ADAPTER_CONFIG_INVALID",
@@ -79,9 +79,9 @@ def check_patterns(
     """Check that the expressions of ``adapter_config.json`` are valid and quick to match against these names.
 
     Args:
-        config: The configuration; of another file, its expressions by option.
+        config: The configuration, or the expressions of another file by option.
         names: Names of modules or parameters.
-        refusal: Makes the error from what is wrong and the option that is.
+        refusal: Makes the error from the fault and the name of its option.
 
     Raises:
         CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``, or what ``refusal`` gives.
@@ -93,14 +93,14 @@ def check_patterns(
     ]
     if not tried:
         return
-    found = sorted(set(names))
-    matches = sum(len(_FORMS.get(key, _ANY_FORM)) for key, _ in tried) * len(found)
-    if matches > MOST_MATCHES or (len(tried) > KEPT_COMPILED and len(tried) * len(found) > MOST_COMPILED):
-        raise refusal(f"{len(tried)} expressions for {len(found)} modules are too many to match", "")
+    modules = sorted(set(names))
+    matches = sum(len(_FORMS.get(key, _ANY_FORM)) for key, _ in tried) * len(modules)
+    if matches > MOST_MATCHES or (len(tried) > KEPT_COMPILED and len(tried) * len(modules) > MOST_COMPILED):
+        raise refusal(f"{len(tried)} expressions for {len(modules)} modules are too many to match", "")
     for key, text in tried:
         if len(text) > LONGEST:
             raise refusal(f"{key} has an expression of {len(text)} characters, at most {LONGEST} are matched", key)
-    _try(tried, found, refusal)
+    _test_expressions(tried, modules, refusal)
 
 
 def names_in(model: Any) -> Iterator[str]:
@@ -131,7 +131,7 @@ def _all_texts(value: Any) -> Iterator[str]:
                 yield from _all_texts(part)
 
 
-def _try(texts: list[tuple[str, str]], names: list[str], refusal: Callable[[str, str], Exception]) -> None:
+def _test_expressions(texts: list[tuple[str, str]], names: list[str], refusal: Callable[[str, str], Exception]) -> None:
     expressions = [
         [place, method, form.replace("{}", text), key in _FORMS]
         for place, (key, text) in enumerate(texts)

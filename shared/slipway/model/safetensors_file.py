@@ -69,7 +69,7 @@ class SafetensorsFile:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def corrupt(path: Path, what: str, **about: object) -> CheckpointValidationError:
+def corrupt_error(path: Path, what: str, **about: object) -> CheckpointValidationError:
     """Return the error for a damaged file; it names the file and the fault."""
     return CheckpointValidationError(
         f"{path} is not a valid safetensors file: {what}",
@@ -93,9 +93,9 @@ def read_safetensors(path: Path) -> SafetensorsFile:
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or size < 8 + length:
                 needed = 8 + length if len(prefix) == 8 else 8
-                raise corrupt(path, f"it has {size} bytes but its header alone needs {needed} (truncated)")
+                raise corrupt_error(path, f"it has {size} bytes but its header alone needs {needed} (truncated)")
             if not 2 <= length <= MAX_HEADER_BYTES:
-                raise corrupt(path, f"its header length is {length}, outside 2…{MAX_HEADER_BYTES}")
+                raise corrupt_error(path, f"its header length is {length}, outside 2…{MAX_HEADER_BYTES}")
             raw = stream.read(length)
     except OSError as error:
         raise CheckpointValidationError(
@@ -104,7 +104,7 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     header = _parse(path, raw)
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise corrupt(path, f"{METADATA} is not a map of strings")
+        raise corrupt_error(path, f"{METADATA} is not a map of strings")
     tensors = [_tensor(path, name, entry, 8 + length) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end, tensor.name))
     _check_contiguous(path, tensors, first=8 + length, size=size)
@@ -113,13 +113,13 @@ def read_safetensors(path: Path) -> SafetensorsFile:
 
 def _parse(path: Path, raw: bytes) -> dict[str, Any]:
     if raw.count(b'"data_offsets"') > MOST_TENSORS:
-        raise corrupt(path, f"its header names more than {MOST_TENSORS} tensors")
+        raise corrupt_error(path, f"its header names more than {MOST_TENSORS} tensors")
     try:
         header = parse_json(raw, most_values=_VALUES_PER_TENSOR * MOST_TENSORS)
     except ValueError as error:
-        raise corrupt(path, f"its header is not JSON of tensors ({error})") from error
+        raise corrupt_error(path, f"its header is not JSON of tensors ({error})") from error
     if not isinstance(header, dict):
-        raise corrupt(path, f"its header is a JSON {type(header).__name__}, not an object")
+        raise corrupt_error(path, f"its header is a JSON {type(header).__name__}, not an object")
     return header
 
 
@@ -129,22 +129,22 @@ def _is_size(value: object) -> bool:
 
 def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     if len(name) > _LONGEST_NAME:
-        raise corrupt(path, f"it has a tensor with a name of {len(name)} characters, {name[:100]!r}…")
+        raise corrupt_error(path, f"it has a tensor with a name of {len(name)} characters, {name[:100]!r}…")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise corrupt(path, f"the entry of tensor {name!r} is not {{dtype, shape, data_offsets}}", tensor=name)
+        raise corrupt_error(path, f"the entry of tensor {name!r} is not {{dtype, shape, data_offsets}}", tensor=name)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise corrupt(path, f"tensor {name!r} has the unknown data type {reprlib.repr(dtype)}", tensor=name)
+        raise corrupt_error(path, f"tensor {name!r} has the unknown data type {reprlib.repr(dtype)}", tensor=name)
     count = _elements(shape)
     if count is None:
-        raise corrupt(path, f"tensor {name!r} has the impossible shape {reprlib.repr(shape)}", tensor=name)
+        raise corrupt_error(path, f"tensor {name!r} has the impossible shape {reprlib.repr(shape)}", tensor=name)
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise corrupt(path, f"tensor {name!r} has impossible offsets {reprlib.repr(offsets)}", tensor=name)
+        raise corrupt_error(path, f"tensor {name!r} has impossible offsets {reprlib.repr(offsets)}", tensor=name)
     start, end = offsets
     bits = count * DTYPES[dtype].bits
     if bits != (end - start) * 8:
         what = f"tensor {name!r} {dtype} {tuple(shape)} takes {-(-bits // 8)} bytes but its offsets {start}…{end} hold "
-        raise corrupt(path, what + str(end - start), tensor=name)
+        raise corrupt_error(path, what + str(end - start), tensor=name)
     return TensorInfo(name, dtype, tuple(shape), path, data + start, data + end)
 
 
@@ -168,13 +168,13 @@ def _check_contiguous(path: Path, tensors: list[TensorInfo], *, first: int, size
     for tensor in tensors:
         if tensor.end > size:
             what = f"tensor {tensor.name!r} ends at byte {tensor.end} of a file of {size} (truncated)"
-            raise corrupt(path, what, tensor=tensor.name)
+            raise corrupt_error(path, what, tensor=tensor.name)
         if tensor.start != position:
             kind = "overlaps the one before it" if tensor.start < position else "leaves a gap before it"
-            raise corrupt(path, f"tensor {tensor.name!r} {kind}", tensor=tensor.name)
+            raise corrupt_error(path, f"tensor {tensor.name!r} {kind}", tensor=tensor.name)
         position = tensor.end
     if position != size:
-        raise corrupt(path, f"{size - position} bytes follow its last tensor")
+        raise corrupt_error(path, f"{size - position} bytes follow its last tensor")
 
 
 def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
@@ -195,13 +195,13 @@ def read_weights(folder: Path, *, stem: str = "model") -> dict[str, TensorInfo]:
     for shard in sorted(set(weight_map.values())):
         for name, tensor in read_safetensors(folder / shard).tensors.items():
             if name in tensors:
-                raise corrupt(folder / shard, f"tensor {name!r} is in {tensors[name].file.name} too", tensor=name)
+                raise corrupt_error(folder / shard, f"tensor {name!r} is in {tensors[name].file.name} too", tensor=name)
             tensors[name] = tensor
         if len(tensors) > MOST_TENSORS_OF_A_MODEL:
-            raise corrupt(folder / shard, f"with it the model has more than {MOST_TENSORS_OF_A_MODEL} tensors")
+            raise corrupt_error(folder / shard, f"with it the model has more than {MOST_TENSORS_OF_A_MODEL} tensors")
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.name != shard:
-            raise _invalid(folder, f"the index says that {shard} holds {name!r}, but it does not", tensor=name)
+            raise _invalid_error(folder, f"the index says that {shard} holds {name!r}, but it does not", tensor=name)
     return tensors
 
 
@@ -216,24 +216,24 @@ def read_index(path: Path) -> dict[str, str]:
         index = read_json(path, largest=LARGEST_LIST)
     except FileNotFoundError as error:
         stem = path.name.removesuffix(INDEX_SUFFIX)
-        raise _invalid(folder, f"it has neither {stem}.safetensors nor {path.name}") from error
+        raise _invalid_error(folder, f"it has neither {stem}.safetensors nor {path.name}") from error
     except OSError as error:
-        raise _invalid(folder, f"{path.name} cannot be read ({error.strerror})") from error
+        raise _invalid_error(folder, f"{path.name} cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise _invalid(folder, f"{path.name} is not readable JSON ({error})") from error
+        raise _invalid_error(folder, f"{path.name} is not readable JSON ({error})") from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise _invalid(folder, f"{path.name} has no weight_map of tensor names to files")
+        raise _invalid_error(folder, f"{path.name} has no weight_map of tensor names to files")
     tensors = Counter(weight_map.values())
     for shard in sorted(tensors):
         if Path(shard).name != shard or shard in {"", ".", ".."}:
-            raise _invalid(folder, f"{path.name} names {shard!r}, which is not a file beside it", shard=shard)
+            raise _invalid_error(folder, f"{path.name} names {shard!r}, which is not a file beside it", shard=shard)
         if file_in(folder, shard) is None:
-            raise _invalid(folder, f"shard {shard} ({counted(tensors[shard], 'tensor')}) is missing", shard=shard)
+            raise _invalid_error(folder, f"shard {shard} ({counted(tensors[shard], 'tensor')}) is missing", shard=shard)
     return weight_map
 
 
-def _invalid(folder: Path, what: str, **about: object) -> CheckpointValidationError:
+def _invalid_error(folder: Path, what: str, **about: object) -> CheckpointValidationError:
     return CheckpointValidationError(
         f"{folder} is not a complete model: {what}",
         reason="BASE_MODEL_INVALID",

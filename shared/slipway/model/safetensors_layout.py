@@ -71,14 +71,14 @@ def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) 
         max_shard_bytes: Limit per file.
     """
     sized = [(sum(tensor.nbytes for tensor in group), group) for group in groups]
-    shards = _filled(sized, max_shard_bytes)
+    shards = _fill_shards(sized, max_shard_bytes)
     count = len(shards)
     if count == 1:
         return [plan_file("model.safetensors", shards[0])]
     low, high = sum(size for size, _ in sized) // count, max_shard_bytes
     while high - low > max(high // 100, 1):
         middle = (low + high) // 2
-        smaller = _filled(sized, middle)
+        smaller = _fill_shards(sized, middle)
         if len(smaller) == count:
             shards, high = smaller, middle
         else:
@@ -89,7 +89,7 @@ def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) 
     ]
 
 
-def _filled(sized: Iterable[tuple[int, Sequence[TensorSpec]]], limit: int) -> list[list[TensorSpec]]:
+def _fill_shards(sized: Iterable[tuple[int, Sequence[TensorSpec]]], limit: int) -> list[list[TensorSpec]]:
     """Distribute groups over files, each filled up to the limit."""
     shards: list[list[TensorSpec]] = [[]]
     filled = 0

@@ -45,9 +45,9 @@ def sentence_files(folder: Path) -> list[Path]:
     if file_in(folder, MODULES) is None:
         return []
     places = [f"{path}/{name}" for _, path in _places(folder) for name in _MODULE_FILES]
-    found = [folder / name for name in (MODULES, *_SETTINGS, *places) if file_in(folder, name) is not None]
+    files = [folder / name for name in (MODULES, *_SETTINGS, *places) if file_in(folder, name) is not None]
     # A pickle beside the same weights as safetensors is not read, so it does not travel.
-    return [path for path in found if path.name != MODULE_PICKLE or path.with_name(MODULE_WEIGHTS) not in found]
+    return [path for path in files if path.name != MODULE_PICKLE or path.with_name(MODULE_WEIGHTS) not in files]
 
 
 def pickled_modules(folder: Path) -> list[Path]:
@@ -108,7 +108,7 @@ def read_pooling(*folders: Path | None) -> Pooling | None:
     return Pooling(_modes(_settings(folder, modules[1][1])), normalized=len(kinds) == 3)
 
 
-def as_used(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+def drop_language_head(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the configuration of a model with the class that is used: that of a sentence encoder has no language head.
 
     sentence-transformers loads the base model of whatever class ``config.json`` names (``MPNetForMaskedLM``, ``Qwen3ForCausalLM``), and

@@ -1,4 +1,4 @@
-"""Tell which class an adapter was trained on, where the base is stored without the head that the training added, or with one too many.
+"""Tell which class an adapter was trained on, if the base lacks the head that the training added, or has a head that it did not use.
 
 A causal model that is loaded as a sequence classifier gets a new head, and peft saves that head with the adapter. The base's folder
 stays as it is, so the class follows from the adapter's ``task_type`` and the base's
@@ -84,16 +84,16 @@ def trained_model(base: ModelFolder, adapter: Path) -> TrainedModel | None:
         return None
     name = class_name(family, config)
     if name is None:
-        raise _no_class(family, config, "transformers has no such class for this model")
+        raise _no_class_error(family, config, "transformers has no such class for this model")
     own = {key: value for key, value in config.items() if key not in _SOURCE}
     plain = ModelConfig({**own, "architectures": [name]})
     if plain.family is not family:
-        raise _no_class(family, config, f"a {name} takes more than text")
+        raise _no_class_error(family, config, f"a {name} takes more than text")
     if family is FEATURE_EXTRACTION:
         return TrainedModel(plain, name, family, config.description, labels=0, named=True)
     count = _ENDS_OF_AN_ANSWER
     if family.counts_labels:
-        count = _count(plain, _saved_tensors(adapter), family, name=name, base=config.description)
+        count = _count_labels(plain, _saved_tensors(adapter), family, name=name, base=config.description)
     trained, named = with_labels(plain, count, family, base=base.path, adapter=adapter)
     return TrainedModel(ModelConfig(trained), name, family, config.description, count, named)
 
@@ -110,10 +110,10 @@ def _trained_family(config: ModelConfig, settings: Mapping[str, Any], adapter: P
 
 
 def _family_of_class(config: Mapping[str, Any], settings: Mapping[str, Any], adapter: Path) -> Family | None:
-    """Return the family with a head that was trained without the name of a task, as sentence-transformers trains a cross-encoder; None if nothing says.
+    """Return the family of a head whose adapter names no task, such as that of sentence-transformers' cross-encoders; None if it is unknown.
 
-    The name of the trained class says it, in the adapter's settings or in a ``config.json`` beside it; so does a head with one row, which tells no
-    tokens apart.
+    The name of the trained class tells it, in the adapter's settings or in a ``config.json`` beside it. A head with one row tells it too: it
+    cannot tell tokens apart.
     """
     mapping = settings.get("auto_mapping")
     class_of = {"architectures": [mapping.get("base_model_class")]} if isinstance(mapping, Mapping) else {}
@@ -126,7 +126,7 @@ def _family_of_class(config: Mapping[str, Any], settings: Mapping[str, Any], ada
     return SEQUENCE_CLASSIFIER if any(len(info.shape) == 2 and info.shape[0] == 1 for info in heads) else None
 
 
-def missing_head(tensor: str, *, name: str, base: str) -> ModelMergeError:
+def missing_head_error(tensor: str, *, name: str, base: str) -> ModelMergeError:
     """Return the refusal of an adapter without a part of the head that was trained.
 
     Args:
@@ -151,31 +151,31 @@ def _saved_tensors(adapter: Path) -> dict[str, TensorInfo]:
     return {_SAVED.sub("", _WRAPPERS.sub("", name)): info for name, info in tensors.items()}
 
 
-def _count(config: ModelConfig, saved: Mapping[str, TensorInfo], family: Family, *, name: str, base: str) -> int:
+def _count_labels(config: ModelConfig, saved: Mapping[str, TensorInfo], family: Family, *, name: str, base: str) -> int:
     """Return the number of labels: the rows of the saved parameters whose shape depends on it in this class."""
     unnamed = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
     try:
         two, three = (model_facts_of(unnamed | {"num_labels": labels}).shapes for labels in (2, 3))
     except CannotBuildError as error:
-        raise _no_class(family, config, f"transformers cannot build a {name} of it ({error})") from error
+        raise _no_class_error(family, config, f"transformers cannot build a {name} of it ({error})") from error
     counting = sorted((parameter for parameter in two if two[parameter] != three[parameter]), reverse=True)
-    found = next((saved[parameter] for parameter in counting if parameter in saved), None)
-    if found is None:
+    head = next((saved[parameter] for parameter in counting if parameter in saved), None)
+    if head is None:
         if not counting:
-            raise _no_class(family, config, f"no weight of a {name} shows the number of labels")
-        raise missing_head(counting[0], name=name, base=base)
-    count = found.shape[0] if found.shape else 0
+            raise _no_class_error(family, config, f"no weight of a {name} shows the number of labels")
+        raise missing_head_error(counting[0], name=name, base=base)
+    count = head.shape[0] if head.shape else 0
     if not 1 <= count <= MOST_PARTS:
         raise ModelMergeError(
-            f"adapter tensor {found.name!r} has shape {found.shape}, which is no head of 1 to {MOST_PARTS} labels",
+            f"adapter tensor {head.name!r} has shape {head.shape}, which is no head of 1 to {MOST_PARTS} labels",
             reason="ADAPTER_CONFIG_INVALID",
             remedy="copy the checkpoint again, or use another one",
-            about={"tensor": found.name},
+            about={"tensor": head.name},
         )
     return count
 
 
-def _no_class(family: Family, config: ModelConfig, why: str) -> ModelMergeError:
+def _no_class_error(family: Family, config: ModelConfig, why: str) -> ModelMergeError:
     return ModelMergeError(
         f"the adapter was trained on a {family.name}, and the base is a {config.description}: {why}",
         reason="FAMILY_UNSUPPORTED",
@@ -202,19 +202,19 @@ def with_labels(
         adapter: Folder of the checkpoint.
     """
     beside = _read(adapter / CONFIG)
-    found = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "problem_type")}
+    settings = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "problem_type")}
     named = next(filter(None, (_names(one, count) for one in (beside, config))), None)
     if family.counts_labels:
         labels = named or [f"LABEL_{number}" for number in range(count)]
-        found["id2label"] = {str(number): label for number, label in enumerate(labels)}
-        found["label2id"] = {label: number for number, label in enumerate(labels)}
+        settings["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        settings["label2id"] = {label: number for number, label in enumerate(labels)}
     if family is SEQUENCE_CLASSIFIER:
         problem = beside.get("problem_type")
-        found["problem_type"] = problem if problem in PROBLEMS else PROBLEMS[count > 1]
+        settings["problem_type"] = problem if problem in PROBLEMS else PROBLEMS[count > 1]
     padding = _padding(beside, config, base=base, adapter=adapter)
     if padding is not None:
-        found["pad_token_id"] = padding
-    return found, named is not None or not family.counts_labels
+        settings["pad_token_id"] = padding
+    return settings, named is not None or not family.counts_labels
 
 
 def _names(config: Mapping[str, Any], count: int) -> list[str] | None:
@@ -222,8 +222,8 @@ def _names(config: Mapping[str, Any], count: int) -> list[str] | None:
     names = config.get("id2label")
     if not isinstance(names, dict) or len(names) != count:
         return None
-    found = [name for number in range(count) if isinstance(name := names.get(str(number)), str)]
-    return found if len(set(found)) == count else None
+    labels = [name for number in range(count) if isinstance(name := names.get(str(number)), str)]
+    return labels if len(set(labels)) == count else None
 
 
 def _padding(beside: Mapping[str, Any], config: Mapping[str, Any], *, base: Path, adapter: Path) -> int | None:

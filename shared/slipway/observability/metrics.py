@@ -43,7 +43,7 @@ class Counter(Metric):
     def add(self, amount: float = 1.0, **labels: str) -> None:
         """Add to the counter."""
         if _served is not None:
-            _labelled(_served.families[self.name], labels).inc(amount)
+            _with_labels(_served.families[self.name], labels).inc(amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Histogram(Metric):
     def observe(self, value: float, **labels: str) -> None:
         """Record one value."""
         if _served is not None:
-            _labelled(_served.families[self.name], labels).observe(value)
+            _with_labels(_served.families[self.name], labels).observe(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def serving(address: str) -> Iterator[int]:
         return
     from prometheus_client import start_http_server
 
-    host, port = _parts(address)
+    host, port = _split_address(address)
     served = _Served(_registry())
     for metric in METRICS:
         family = _family(metric, served.registry)
@@ -215,7 +215,7 @@ def serving(address: str) -> Iterator[int]:
     try:
         server, thread = start_http_server(port, host, registry=served.registry)
     except OSError as error:
-        raise _unusable(address, str(error)) from error
+        raise _address_error(address, str(error)) from error
     _served = served
     try:
         yield int(server.server_port)
@@ -261,19 +261,19 @@ def _family(metric: Metric, registry: CollectorRegistry) -> Any:
             return None
 
 
-def _labelled(family: Any, labels: Mapping[str, str]) -> Any:
+def _with_labels(family: Any, labels: Mapping[str, str]) -> Any:
     return family.labels(**labels) if labels else family
 
 
-def _parts(address: str) -> tuple[str, int]:
+def _split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     number = number_of(port, most=65535)
     if not host or number is None:
-        raise _unusable(address, "it is not HOST:PORT")
+        raise _address_error(address, "it is not HOST:PORT")
     return host.strip("[]"), number
 
 
-def _unusable(address: str, problem: str) -> ServiceError:
+def _address_error(address: str, problem: str) -> ServiceError:
     return ServiceError(
         f"metrics cannot be served at {address}: {problem}",
         reason="REQUEST_INVALID",

@@ -4,7 +4,7 @@ A span's parent is a W3C ``traceparent`` text, so it passes through plans, lease
 calls cost nothing.
 
 There are two kinds of spans. :func:`span` surrounds a block and is lost if the process dies in it. :func:`record` writes a finished
-span from facts; with an id derived from its subject (:func:`derived`) it can be written again after a crash as the same span.
+span from facts; with an id derived from its subject (:func:`derive_span`) it can be written again after a crash as the same span.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[N
             "service.name": service,
             "service.version": own_version(),
             "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
-            **_given_attributes(os.environ),
+            **_environment_attributes(os.environ),
         }
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -127,7 +127,7 @@ def span(
         name,
         context=_context(parent),
         kind=trace.SpanKind[kind.upper()],
-        attributes=_redacted(attributes or {}),
+        attributes=_redact_attributes(attributes or {}),
         links=linked,
         record_exception=False,
         set_status_on_exception=False,
@@ -149,7 +149,7 @@ class Span:
     def set(self, **attributes: Any) -> None:
         """Add facts that became known later."""
         if self._span is not None:
-            self._span.set_attributes(_redacted(attributes))
+            self._span.set_attributes(_redact_attributes(attributes))
 
     def fail(self, reason: str, message: str) -> None:
         """Mark the span as failed without raising."""
@@ -210,7 +210,7 @@ def record(
     context, above = _span_context(identity), _span_context(parent)
     if context is None or not context.is_valid or not context.trace_flags.sampled:
         return
-    facts = _redacted(attributes or {})
+    facts = _redact_attributes(attributes or {})
     status = trace.Status(trace.StatusCode.UNSET)
     if failure is not None:
         facts["slipway.reason"], status = failure[0], trace.Status(trace.StatusCode.ERROR, redact(failure[1]))
@@ -241,7 +241,7 @@ def is_traceparent(text: str) -> bool:
     return _TRACEPARENT.fullmatch(text) is not None
 
 
-def derived(traceparent: str, *about: object) -> str:
+def derive_span(traceparent: str, *about: object) -> str:
     """Return a span of the same trace with an id derived from its subject; empty without a trace."""
     if not is_traceparent(traceparent):
         return ""
@@ -275,8 +275,8 @@ def current_trace_id() -> str:
     return current_traceparent()[3:35]
 
 
-def _given_attributes(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes in ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME``, of which the second comes first."""
+def _environment_attributes(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes in ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME``; the second wins."""
     pairs = (pair.partition("=") for pair in environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
     given = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
     name = environment.get("OTEL_SERVICE_NAME", "").strip()
@@ -301,7 +301,7 @@ def _exporter(settings: Settings) -> SpanExporter:
     return OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=insecure, timeout=_FLUSH_MILLISECONDS / 1000)
 
 
-def _redacted(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _redact_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts of a span without secrets in their texts, or in texts of their lists."""
 
     def clean(value: Any) -> Any:

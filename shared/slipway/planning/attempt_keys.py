@@ -28,16 +28,16 @@ class AttemptKey(str):
         Raises:
             ServiceError: ``REQUEST_INVALID``.
         """
-        found = _KEY.fullmatch(text)
-        attempt = None if found is None else number_of(found[3], most=10**9)
-        if found is None or attempt is None:
+        match = _KEY.fullmatch(text)
+        attempt = None if match is None else number_of(match[3], most=10**9)
+        if match is None or attempt is None:
             raise ServiceError(
                 f"task is {quoted(text)}",
                 reason="REQUEST_INVALID",
                 remedy="write EXPORT:TASK:ATTEMPT",
                 about={"field": "task"},
             )
-        return cls.of(found[1], found[2], attempt)
+        return cls.of(match[1], match[2], attempt)
 
     @property
     def export(self) -> str:

@@ -47,10 +47,10 @@ def check_texts_apart(configuration: ExportConfiguration, sources: Mapping[str, 
     """
     text, judged = sources.get(SOURCE), sources.get(HELDOUT) if configuration.validation.enabled else None
     if text and text == judged and depends_on_text(with_method(configuration, has_text=True)):
-        raise same_text(text)
+        raise same_text_error(text)
 
 
-def same_text(name: str) -> QuantizationError:
+def same_text_error(name: str) -> QuantizationError:
     """Return the error of one text that is both text for calibration and held-out text."""
     return QuantizationError(
         f"optimization.calibration and validation.heldout are the same text ({name}): a level that was fitted to the held-out text "

@@ -17,15 +17,15 @@ def defer_weights(tasks: Sequence[PlannedTask]) -> list[PlannedTask]:
     """
     whole: set[str] = set()
     while True:
-        planned = _deferred(tasks, whole)
+        planned = _plan_deferral(tasks, whole)
         clashing = _join_inputs(tasks, planned)
         if not clashing:
             return list(planned.values())
         whole.add(clashing)
 
 
-def _deferred(tasks: Sequence[PlannedTask], whole: Collection[str]) -> dict[str, PlannedTask]:
-    """Return the tasks by id, with the parameter of those that leave out weights; the tasks ``whole`` do not."""
+def _plan_deferral(tasks: Sequence[PlannedTask], whole: Collection[str]) -> dict[str, PlannedTask]:
+    """Return the tasks by id, with ``weights: deferred`` for those that can leave out weights and are not in ``whole``."""
     planned = {task.id: task for task in tasks}
     for task in reversed(tasks):  # whether a task reads its input without weights may depend on its own output
         readers = [

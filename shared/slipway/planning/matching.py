@@ -70,6 +70,6 @@ class Placement(NamedTuple):
         if any(needs.memory_bytes for needs in asked):
             parts.append(f"{format_size(worker.memory_bytes)} of memory for a task")
         for name in sorted({name for needs in asked for name in needs.libraries}):
-            found = worker.libraries.get(name)
-            parts.append(f"{name} {found}" if found else f"no {name}")
+            version = worker.libraries.get(name)
+            parts.append(f"{name} {version}" if version else f"no {name}")
         return ", ".join(parts)

@@ -64,12 +64,12 @@ def plan(
     configuration = with_method(configuration, has_text=CALIBRATION in source_names)
     trunk: list[PlannedTask] = []
     if plain:
-        adapter, merged = "", _as_it_is(configuration)
+        adapter, merged = "", _plan_unchanged(configuration)
         base = merged.reference if source_formats.get("base") or configuration.base_model.model_type else "source:base"
     else:
-        adapter = _adapter(trunk, configuration, more)
-        base = _base(trunk, configuration, source_formats.get("base", ""))
-        merged = _merge(configuration, base=base, adapter=adapter)
+        adapter = _plan_adapter(trunk, configuration, more)
+        base = _plan_base(trunk, configuration, source_formats.get("base", ""))
+        merged = _plan_merge(configuration, base=base, adapter=adapter)
     asked = [each for each, _ in configuration.formats.enabled() if each.calibrated]
     calibrated = {
         symmetric: calibrations(configuration, source_names, model=merged.reference, symmetric=symmetric)
@@ -99,12 +99,12 @@ def plan(
         # Otherwise the comparison within the export to ONNX, which needs the weights, is the only proof of a graph.
         tasks = defer_weights(tasks)
     if configuration.validation.enabled:
-        tasks += _validation(configuration, source_names, base=base, adapter=adapter, tasks=tasks)
+        tasks += _plan_validation(configuration, source_names, base=base, adapter=adapter, tasks=tasks)
     return tuple(tasks)
 
 
 def _is_read(task: PlannedTask, others: Sequence[PlannedTask]) -> bool:
-    """Return whether another task uses a task's output, or may."""
+    """Return whether another task uses a task's output, or may use it in reserve."""
     return any(task.reference in (*other.inputs.values(), *other.reserve.values()) for other in others)
 
 
@@ -157,7 +157,7 @@ def _task(role: Role, **fields: Any) -> PlannedTask:
     return PlannedTask(stage.name, stage.name, output=stage.main_output, **fields)
 
 
-def _adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more: tuple[str, ...]) -> str:
+def _plan_adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more: tuple[str, ...]) -> str:
     """Return the reference to the adapter that merge and validation use; plan its combination if there are several."""
     if not more:
         return "source:adapter"
@@ -177,9 +177,9 @@ def _adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more:
     return task.reference
 
 
-def _base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_as: str) -> str:
+def _plan_base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_as: str) -> str:
     """Return the reference to the base that merge and validation use; plan its preparation if it is needed."""
-    merge_onto, kind = configuration.base_model.merge_onto, _kind(configuration)
+    merge_onto, kind = configuration.base_model.merge_onto, _kind_parameter(configuration)
     if not stored_as and not kind and merge_onto == "original":
         return "source:base"
     task = _task(Role.PREPARATION, params={"merge_onto": merge_onto, **kind}, inputs={"base": "source:base"})
@@ -187,13 +187,15 @@ def _base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_a
     return task.reference
 
 
-def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
+def _plan_unchanged(configuration: ExportConfiguration) -> PlannedTask:
     """Plan the model of an export without an adapter: the preparation makes a clean folder of plain weights of any base."""
-    params = {"save_tokenizer": _needs_tokenizer(configuration), **_kind(configuration)}
-    return _task(Role.PREPARATION, params=params, inputs={"base": "source:base"}, format=_delivered(configuration))
+    params = {"save_tokenizer": _needs_tokenizer(configuration), **_kind_parameter(configuration)}
+    return _task(
+        Role.PREPARATION, params=params, inputs={"base": "source:base"}, format=_delivered_format(configuration)
+    )
 
 
-def _kind(configuration: ExportConfiguration) -> dict[str, str]:
+def _kind_parameter(configuration: ExportConfiguration) -> dict[str, str]:
     """Return the parameter with the base's kind, where the settings name it."""
     kind = configuration.base_model.model_type
     return {"model_type": kind} if kind else {}
@@ -207,13 +209,13 @@ def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
     return any(needed)
 
 
-def _delivered(configuration: ExportConfiguration) -> str:
+def _delivered_format(configuration: ExportConfiguration) -> str:
     """Return the format whose unquantized output is the merged model itself; empty if it is not enabled."""
     asked = configuration.formats.enabled()
     return next((each.name for each, _ in asked if each.is_model and configuration.unquantized(each.name)), "")
 
 
-def _merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> PlannedTask:
+def _plan_merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> PlannedTask:
     return _task(
         Role.MERGE,
         params={
@@ -223,7 +225,7 @@ def _merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> Pl
             "verify": "spot",
         },
         inputs={"base": base, "adapter": adapter},
-        format=_delivered(configuration),
+        format=_delivered_format(configuration),
     )
 
 
@@ -279,7 +281,7 @@ def format_tasks(
         wanted = {each.output_name(name) for name in names} | (set() if each.is_model else {each.name})
         tasks = tuple(each.plan(request))
         for task in tasks:
-            fault = _fault(task, known, ids, wanted)
+            fault = _find_fault(task, known, ids, wanted)
             if fault:
                 raise ConfigurationError(
                     f"the format {each.name} plans a task {task.id!r} that {fault}",
@@ -291,16 +293,16 @@ def format_tasks(
             ids.add(task.id)
     if configuration.unquantized(each.name):
         return tasks
-    return _without_unread([replace(task, format="") if task.format == each.name else task for task in tasks])
+    return _drop_unread([replace(task, format="") if task.format == each.name else task for task in tasks])
 
 
-def _without_unread(tasks: list[PlannedTask]) -> list[PlannedTask]:
+def _drop_unread(tasks: list[PlannedTask]) -> list[PlannedTask]:
     """Drop tasks of a format that deliver nothing and that no other task reads, such as an unquantized output of which no level is made."""
     kept = [task for task in tasks if task.format or _is_read(task, tasks)]
-    return kept if len(kept) == len(tasks) else _without_unread(kept)
+    return kept if len(kept) == len(tasks) else _drop_unread(kept)
 
 
-def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) -> str:
+def _find_fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) -> str:
     strangers = sorted({*task.inputs.values(), *task.reserve.values()} - known)
     if strangers:
         return f"uses {strangers[0]!r}, which no earlier task makes"
@@ -309,13 +311,13 @@ def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) 
     return f"delivers {task.format!r}, which was not requested" if task.format and task.format not in wanted else ""
 
 
-def _rooms(configuration: ExportConfiguration) -> list[int]:
-    """Return the most tokens that outputs take, of formats whose settings fix them."""
-    found = (each.longest_text(section) for each, section in configuration.formats.enabled())
-    return [most for most in found if most]
+def _longest_texts(configuration: ExportConfiguration) -> list[int]:
+    """Return the most tokens that outputs take, for each format whose settings limit them."""
+    lengths = (each.longest_text(section) for each, section in configuration.formats.enabled())
+    return [most for most in lengths if most]
 
 
-def _validation(
+def _plan_validation(
     configuration: ExportConfiguration,
     source_names: Collection[str],
     *,
@@ -332,7 +334,7 @@ def _validation(
     samples = {
         "effort": validation.effort,
         "test_samples": validation.test_samples,
-        **({"longest_text": min(rooms)} if (rooms := _rooms(configuration)) else {}),
+        **({"longest_text": min(rooms)} if (rooms := _longest_texts(configuration)) else {}),
         **({"continuation_tokens": tokens} if (tokens := validation.continued_tokens) else {}),
         **({"test_inputs": inline} if inline else {}),
     }

@@ -28,7 +28,7 @@ _MOST_TEXT, _MOST_WARNINGS = 300, 8
 
 @dataclass(frozen=True, slots=True)
 class Precedent:
-    """What worked.
+    """Parameters that worked.
 
     Attributes:
         params: The open parameters of the attempt that succeeded.
@@ -42,16 +42,16 @@ class Precedent:
 
     def to_result(self) -> ActionResult:
         """Return the entry of the action cache."""
-        found = {"params": dict(self.params), "because": self.because, "warnings": list(self.warnings)}
-        return ActionResult(outputs={}, facts={PRECEDENT: found})
+        entry = {"params": dict(self.params), "because": self.because, "warnings": list(self.warnings)}
+        return ActionResult(outputs={}, facts={PRECEDENT: entry})
 
     @classmethod
     def of_result(cls, result: ActionResult | None, task: PlannedTask) -> Self | None:
         """Return the precedent in an entry of the action cache for a task; None for a damaged one, and for one that changes nothing."""
-        found = result.facts.get(PRECEDENT) if result is not None else None
-        if not isinstance(found, dict):
+        entry = result.facts.get(PRECEDENT) if result is not None else None
+        if not isinstance(entry, dict):
             return None
-        params, because, warnings = found.get("params"), found.get("because"), found.get("warnings")
+        params, because, warnings = entry.get("params"), entry.get("because"), entry.get("warnings")
         if not isinstance(params, dict) or not isinstance(because, str) or not isinstance(warnings, list):
             return None
         changed = {name: value for name, value in params.items() if task.params.get(name) != value}
@@ -63,12 +63,8 @@ class Precedent:
     @property
     def note(self) -> str:
         """Describe it for people."""
-        said = ", ".join(f"{name} {_shown(value)}" for name, value in self.params.items())
+        said = ", ".join(f"{name} {str(value).lower() or 'none'}" for name, value in self.params.items())
         return f"began with what worked: {said}, because {self.because}"
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() or "none"
 
 
 def _fits(task: PlannedTask, changed: Mapping[str, Any]) -> bool:

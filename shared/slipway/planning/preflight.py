@@ -122,18 +122,18 @@ def preflight(
     size = model_size(base)
     # Only a merge of plain LoRA can leave its weights out; another task decides by its parameters alone.
     written = adapter is not None and not is_plain_lora(adapter)
-    made = {task.id: task_bytes(_stored(task) if written else task, size, sections) for task in tasks}
+    made = {task.id: task_bytes(_with_stored_weights(task) if written else task, size, sections) for task in tasks}
     memory = memory_bytes(tasks, size)
-    findings = [*_unwritable("SLIPWAY_HOME", home), *_unwritable("output", output)]
+    findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
     findings += [
         *_advice(tasks),
         *_descriptions(tasks, base, config),
         *_refusals(tasks, base, config),
-        *_examined(tasks, adapter),
-        *_disk(tasks, made, base=base, home=home, output=output),
+        *_examine_adapter(tasks, adapter),
+        *_check_disk(tasks, made, base=base, home=home, output=output),
     ]
     if here:
-        findings += [_memory(memory), *_stages(tasks)]
+        findings += [_check_memory(memory), *_stages(tasks)]
     return Preflight(
         findings=tuple(findings), disk_needed_bytes=sum(made.values()), task_bytes=made, memory_needed_bytes=memory
     )
@@ -163,7 +163,7 @@ def task_bytes(task: PlannedTask, size: ModelSize, sections: Mapping[str, Format
     return stage.output_bytes(task.params, size) if stage is not None else 0
 
 
-def _stored(task: PlannedTask) -> PlannedTask:
+def _with_stored_weights(task: PlannedTask) -> PlannedTask:
     """Return a merge that writes its weights even if it was to leave them out."""
     if not plays(task.stage, Role.MERGE) or "weights" not in task.params:
         return task
@@ -189,21 +189,21 @@ def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
 
 def _descriptions(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | None) -> list[Finding]:
     """Return what the stages say about their parameters with this model; parameters that a stage will refuse are an error."""
-    config, found = _configuration(base, config), list[Finding]()
+    config, findings = _read_configuration(base, config), list[Finding]()
     for task in tasks if config else ():
         stage = known_stage(task.stage)
         try:
             said = stage.describes(task.params, config) if stage else None
         except ModelExportError as error:
-            found.append(
+            findings.append(
                 Finding(f"stage: {task.stage}", Verdict.ERROR, error.message, error.remedy, reason=error.reason)
             )
             continue
-        found += [Finding(said[0], Verdict.OK, said[1])] if said else []
-    return found
+        findings += [Finding(said[0], Verdict.OK, said[1])] if said else []
+    return findings
 
 
-def _configuration(base: Path, config: ModelConfig | None) -> ModelConfig:
+def _read_configuration(base: Path, config: ModelConfig | None) -> ModelConfig:
     if config is not None:
         return config
     return (
@@ -213,7 +213,7 @@ def _configuration(base: Path, config: ModelConfig | None) -> ModelConfig:
 
 def _refusals(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | None) -> list[Finding]:
     """Return a warning for each stage that does not support this family of models, or not with these parameters, and will not run."""
-    config = _configuration(base, config)
+    config = _read_configuration(base, config)
     refused = dict.fromkeys(
         (task.stage, why, task.fallback)
         for task in sorted(tasks, key=lambda task: task.stage)
@@ -228,9 +228,9 @@ def _refusals(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | No
     ]
 
 
-def _examined(tasks: Sequence[PlannedTask], adapter: Path | None) -> list[Finding]:
-    """Return what the stages say about the adapter that they will be given; one that a stage will refuse is an error."""
-    found: dict[Finding, None] = {}
+def _examine_adapter(tasks: Sequence[PlannedTask], adapter: Path | None) -> list[Finding]:
+    """Return the stages' warnings about the adapter; an adapter that a stage will refuse is an error."""
+    findings: dict[Finding, None] = {}
     for task in tasks if adapter is not None else ():
         stage = known_stage(task.stage)
         if stage is None or adapter is None or f"source:{ADAPTER}" not in task.inputs.values():
@@ -239,26 +239,28 @@ def _examined(tasks: Sequence[PlannedTask], adapter: Path | None) -> list[Findin
         try:
             said = stage.examines(task.params, adapter)
         except ModelExportError as error:
-            found[Finding(check, Verdict.ERROR, error.message, error.remedy, reason=error.reason)] = None
+            findings[Finding(check, Verdict.ERROR, error.message, error.remedy, reason=error.reason)] = None
         else:
-            found |= {Finding(check, Verdict.WARNING, message): None for message in said}
-    return list(found)
+            findings |= {Finding(check, Verdict.WARNING, message): None for message in said}
+    return list(findings)
 
 
-def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path) -> list[Finding]:
-    home, output = _existing(home), _existing(output)
+def _check_disk(
+    tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path
+) -> list[Finding]:
+    home, output = _existing_folder(home), _existing_folder(output)
     stored = sum(made.values())
     if base.stat().st_dev != home.stat().st_dev:  # otherwise the store links or clones the files
         stored += sum(path.stat().st_size for path in base.iterdir() if path.is_file())
     delivered = [task for task in tasks if task.format]
     if home.stat().st_dev != output.stat().st_dev:
         apart = sum(made[task.id] for task in delivered)
-        return [_space("disk: SLIPWAY_HOME", stored, home), _space("disk: output", apart, output)]
+        return [_check_space("disk: SLIPWAY_HOME", stored, home), _check_space("disk: output", apart, output)]
     stored += sum(made[task.id] for task in delivered)  # a copy, unless the file system clones
-    return [_space("disk: SLIPWAY_HOME", stored, home)]
+    return [_check_space("disk: SLIPWAY_HOME", stored, home)]
 
 
-def _unwritable(name: str, folder: Path) -> list[Finding]:
+def _find_unwritable(name: str, folder: Path) -> list[Finding]:
     """Find a folder that cannot be created or written, now and not after hours of work."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
@@ -271,7 +273,7 @@ def _unwritable(name: str, folder: Path) -> list[Finding]:
     return [Finding(f"write: {name}", Verdict.ERROR, message, remedy, "FILE_ERROR")]
 
 
-def _space(check: str, needed: int, folder: Path) -> Finding:
+def _check_space(check: str, needed: int, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     message = f"at most {format_size(needed)} needed, {format_size(free)} free at {folder}"
     if needed <= free:
@@ -279,7 +281,7 @@ def _space(check: str, needed: int, folder: Path) -> Finding:
     return Finding(check, Verdict.WARNING, message, "free space, run slipway cache gc, or choose another folder")
 
 
-def _memory(needed: int) -> Finding:
+def _check_memory(needed: int) -> Finding:
     available = available_memory(ControlGroup().memory())
     message = f"about {format_size(needed)} needed, {format_size(available)} available"
     if needed <= available:
@@ -290,14 +292,14 @@ def _memory(needed: int) -> Finding:
 
 def _stages(tasks: Sequence[PlannedTask]) -> list[Finding]:
     """Return a finding for each stage; one that cannot run is an error if no output could be made without it."""
-    found = {name: stage_health(name) for name in sorted({task.stage for task in tasks})}
+    by_name = {name: stage_health(name) for name in sorted({task.stage for task in tasks})}
     lost: set[str] = set()
     for task in tasks:
-        if not found[task.stage].available or lost & set(producers(task.inputs)):
+        if not by_name[task.stage].available or lost & set(producers(task.inputs)):
             lost.add(task.id)
     outputs = [task for task in tasks if format_of_output(task.format) is not None]
     needed = bool(outputs) and all(task.id in lost for task in outputs)
-    return [_stage(health, needed=needed and _delivers(health.name, tasks)) for health in found.values()]
+    return [_stage(health, needed=needed and _delivers(health.name, tasks)) for health in by_name.values()]
 
 
 def _delivers(stage: str, tasks: Sequence[PlannedTask]) -> bool:
@@ -320,5 +322,5 @@ def _stage(health: StageHealth, *, needed: bool) -> Finding:
     return Finding(check, Verdict.WARNING, message, health.missing)
 
 
-def _existing(folder: Path) -> Path:
+def _existing_folder(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.is_dir())

@@ -47,15 +47,15 @@ def parse_reference(text: str) -> Source | Output:
     Raises:
         ServiceError: ``REQUEST_INVALID``.
     """
-    found = _REFERENCE.fullmatch(text)
-    if found is None:
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
         raise ServiceError(
             f"an input refers to {quoted(text)}",
             reason="REQUEST_INVALID",
             remedy="write source:NAME or task:ID/OUTPUT",
             about={"field": "inputs"},
         )
-    return Source(found["source"]) if found["source"] else Output(found["task"], found["output"])
+    return Source(match["source"]) if match["source"] else Output(match["task"], match["output"])
 
 
 def producers(inputs: Mapping[str, str]) -> tuple[str, ...]:
@@ -64,8 +64,8 @@ def producers(inputs: Mapping[str, str]) -> tuple[str, ...]:
     Raises:
         ServiceError: ``REQUEST_INVALID``, as for :func:`parse_reference`.
     """
-    found = (parse_reference(text) for text in inputs.values())
-    return tuple(dict.fromkeys(each.task for each in found if isinstance(each, Output)))
+    references = (parse_reference(text) for text in inputs.values())
+    return tuple(dict.fromkeys(each.task for each in references if isinstance(each, Output)))
 
 
 def by_source_name(adapters: Iterable[T]) -> dict[str, T]:

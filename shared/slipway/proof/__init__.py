@@ -1,1 +1,1 @@
-"""Does an output compute what it should? What runtimes of formats implement for it, and how results are compared."""
+"""Prove that an output computes what it should: the interface of runtimes, and the comparison of results."""

@@ -54,17 +54,17 @@ def cases(*, cached: bool, one_row: bool, positions: int, thresholds: tuple[int,
     """Yield the calls that a model of these sizes can take."""
     limit = min(positions, longest)
     beyond = [each + BEYOND for each in thresholds]
-    found = [
+    candidates = [
         *(_DECODER if cached else _TEXT),
         *(Case(f"a text beyond {size - BEYOND} tokens", 1, size) for size in beyond),
         *(Case(f"one token beyond {size - BEYOND} tokens", 1, 1, size - 1) for size in beyond if cached),
     ]
-    for case in found:
+    for case in candidates:
         if case.past + case.sequence <= limit and (case.batch == 1 or not one_row):
             yield case
 
 
-def unproven(*, positions: int, thresholds: tuple[int, ...], longest: int) -> int:
+def first_unproven_length(*, positions: int, thresholds: tuple[int, ...], longest: int) -> int:
     """Return the first number of tokens beyond which the model computes otherwise and no call is compared; 0 if there is none."""
     beyond = [each for each in thresholds if each < positions and each + BEYOND > min(positions, longest)]
     return beyond[0] if beyond else 0

@@ -51,7 +51,7 @@ class NamedConstants:
         self._rows = rows
         self._constants: dict[str, Constant] = {}
         for name in names:
-            self._note(name)
+            self._add(name)
         self.names = frozenset(self._constants)
 
     def __getitem__(self, weight: str) -> Constant:
@@ -73,12 +73,12 @@ class NamedConstants:
         at = joined.index(weight)
         return Part(whole, sum(sizes[:at]), sum(sizes[: at + 1]))
 
-    def _note(self, name: str) -> None:
-        found = _NAME.fullmatch(name)
-        if found is None or not found["weight"].endswith(".weight"):
+    def _add(self, name: str) -> None:
+        match = _NAME.fullmatch(name)
+        if match is None or not match["weight"].endswith(".weight"):
             return
-        bits, turned, weight = int(found["bits"] or 0), bool(found["turned"]), found["weight"]
-        channels = bool(found["channels"])
+        bits, turned, weight = int(match["bits"] or 0), bool(match["turned"]), match["weight"]
+        channels = bool(match["channels"])
         joined = _JOINED.fullmatch(weight)
         if joined is None:
             self._constants.setdefault(weight, Constant(name, turned, bits, channels))

@@ -1,4 +1,4 @@
-"""How far results are from those that are wanted, and how far the arithmetic of a type may take them."""
+"""Measure how far results are from the wanted ones, and limit that by the arithmetic of a type."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def difference(found: Array, wanted: Array, *, overflow: bool = False) -> Differ
 
 def largest(differences: Iterable[Difference]) -> Difference:
     """Return the largest difference, on the largest scale."""
-    found = list(differences)
+    items = list(differences)
     return Difference(
-        max((each.largest for each in found), default=0.0), max((each.scale for each in found), default=1.0)
+        max((each.largest for each in items), default=0.0), max((each.scale for each in items), default=1.0)
     )

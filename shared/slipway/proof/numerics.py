@@ -127,7 +127,7 @@ class LogitComparer:
         self._values += difference.size
 
     def end_block(self, other: Block, own: Block) -> None:
-        """Say that the block of the last parts is complete.
+        """End the block of the last parts.
 
         KL(p ‖ q) = Σ p (log p - log q) = Σ p (z_p - z_q) - log Σ exp z_p + log Σ exp z_q, in nats.
         Source: Kullback & Leibler, "On Information and Sufficiency", 1951. A result just below zero, from rounding, becomes 0.
@@ -141,7 +141,7 @@ class LogitComparer:
         self._tokens += len(kl)
 
     def end_window(self) -> None:
-        """Say that the window of the last blocks is complete."""
+        """End the window of the last blocks."""
         self._kl.append(np.concatenate(self._parts))
         self._parts = []
 
@@ -193,8 +193,8 @@ def _quantile(values: Floats, percent: int) -> float | None:
 def negative_log_likelihood(logits: Logits, labels: Ints) -> Floats:
     """Compute -log p(label) of each label, in nats. logits: (P, V), of which the first L are used; labels: (L,) -> (L,)."""
     with np.errstate(invalid="ignore", over="ignore"):
-        found = [_losses(logits[rows], labels[rows]) for rows in blocks(len(labels), logits.shape[-1])]
-    return np.concatenate(found) if found else np.zeros(0)
+        losses = [_losses(logits[rows], labels[rows]) for rows in blocks(len(labels), logits.shape[-1])]
+    return np.concatenate(losses) if losses else np.zeros(0)
 
 
 def _losses(logits: Logits, labels: Ints) -> Floats:
@@ -236,25 +236,25 @@ class StrengthMeter:
     def __init__(self, *, centred: bool) -> None:
         self._centred = centred
         self._along = self._square = 0.0
-        self._sums: list[Floats] = []  # of the found and the wanted effect of each position, by part
+        self._sums: list[Floats] = []  # of the output's and the adapter's effect at each position, by part
         self._width = 0
 
     def add(self, base: Floats, reference: Floats, own: Floats) -> None:
         """Add some values of some positions in float64. base, reference, own: (T, v)."""
-        effect, found = reference - base, own - base
+        effect, own_effect = reference - base, own - base
         # By einsum and not by a product of BLAS, whose threads would spin for a sum that takes microseconds.
-        self._along += float(np.einsum("tv,tv->", found, effect))
+        self._along += float(np.einsum("tv,tv->", own_effect, effect))
         self._square += float(np.einsum("tv,tv->", effect, effect))
         if self._centred:
-            self._sums.append(np.stack([found.sum(axis=-1), effect.sum(axis=-1)]))
+            self._sums.append(np.stack([own_effect.sum(axis=-1), effect.sum(axis=-1)]))
             self._width += effect.shape[-1]
 
     def end_block(self) -> None:
-        """Say that all values of these positions are added. Σ (f - mean f)(e - mean e) = Σ f e - V mean f mean e."""
+        """End the block of these positions, whose values are all added. Σ (f - mean f)(e - mean e) = Σ f e - V mean f mean e."""
         if not self._sums:
             return
-        found, effect = np.sum(self._sums, axis=0)
-        self._along -= float((found * effect).sum()) / self._width
+        own_effect, effect = np.sum(self._sums, axis=0)
+        self._along -= float((own_effect * effect).sum()) / self._width
         self._square -= float((effect * effect).sum()) / self._width
         self._sums, self._width = [], 0
 

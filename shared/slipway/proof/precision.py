@@ -1,4 +1,4 @@
-"""In which data type a folder's weights are stored, from its headers and JSON files only."""
+"""Tell the data type of a folder's stored weights, from its headers and JSON files only."""
 
 from __future__ import annotations
 

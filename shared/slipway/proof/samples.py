@@ -47,5 +47,5 @@ class Samples:
     @classmethod
     def read(cls, folder: Path) -> Samples:
         """Read samples written by :meth:`write`."""
-        found = {each.name: folder / f"{each.name}.npy" for each in fields(cls)}
-        return cls(**{name: np.load(path) for name, path in found.items() if name == "tokens" or path.is_file()})
+        paths = {each.name: folder / f"{each.name}.npy" for each in fields(cls)}
+        return cls(**{name: np.load(path) for name, path in paths.items() if name == "tokens" or path.is_file()})

@@ -34,7 +34,7 @@ class Rows:
         zeros: Code of zero of each; None for 0. float32 (R, K)
         limits: Smallest and largest code.
         levels: If the codes lie at uneven distances, as short floats do: all that there are, upwards; None for whole numbers. float32 (M,)
-        grid: Function that returns the rows with their codes, for a reader that finds them at a cost; None if there is none.
+        grid: Function that returns the rows with their codes, if a reader computes the codes only on request; None otherwise.
     """
 
     values: Tensor
@@ -46,7 +46,7 @@ class Rows:
     grid: Callable[[], Rows] | None = None
 
     def changed_from(self, values: Tensor) -> int:
-        """Count what is stored that differs from other values (R, K) on the same grid."""
+        """Count the stored entries that differ from other values (R, K) on the same grid."""
         other = values.to(self.stored.dtype) if self.scales is None else self.codes_of(values, self.scales)
         return int(torch.count_nonzero(other != self.stored))
 
@@ -58,24 +58,24 @@ class Rows:
         if self.grid is not None:
             return self.grid().nearest(values)
         if self.scales is None:
-            found = values.to(self.stored.dtype).float()
-            return torch.where(found.isfinite(), found, values)
+            rounded = values.to(self.stored.dtype).float()
+            return torch.where(rounded.isfinite(), rounded, values)
         places = self._places(values, self.scales)
         codes = self._nearest_codes(places)
-        found = (codes if self.zeros is None else codes - self.zeros) * self.scales
+        rounded = (codes if self.zeros is None else codes - self.zeros) * self.scales
         low, high = self._ends()
         known = (places > low) & (places < high) & (self.scales.abs() > _LEAST)
-        return torch.where(known, found, values)
+        return torch.where(known, rounded, values)
 
     def codes_of(self, values: Tensor, scales: Tensor) -> Tensor:
         """Return the codes of other values (R, K) on a grid of these scales."""
-        found = self._nearest_codes(self._places(values, scales))
-        return found if self.levels is not None else found.clamp(*self.limits).to(self.stored.dtype)
+        codes = self._nearest_codes(self._places(values, scales))
+        return codes if self.levels is not None else codes.clamp(*self.limits).to(self.stored.dtype)
 
     def _places(self, values: Tensor, scales: Tensor) -> Tensor:
         """Return where values lie among the codes, float32 (R, K)."""
-        found = values * torch.where(scales.abs() > _LEAST, 1 / scales, torch.zeros(()))
-        return found if self.zeros is None else found + self.zeros
+        places = values * torch.where(scales.abs() > _LEAST, 1 / scales, torch.zeros(()))
+        return places if self.zeros is None else places + self.zeros
 
     def _nearest_codes(self, places: Tensor) -> Tensor:
         if self.levels is None:
@@ -130,8 +130,8 @@ class Dense:
 
     def take(self, rows: slice) -> Rows:
         """Read some rows."""
-        found = self.values[rows].contiguous()  # a graph may store it transposed
-        return Rows(values=found.float(), stored=found)
+        stored = self.values[rows].contiguous()  # a graph may store it transposed
+        return Rows(values=stored.float(), stored=stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class Smoothed:
-    """A weight whose input features were multiplied, seen without that.
+    """A weight whose input features were multiplied by factors; reading undoes that.
 
     Attributes:
         weight: The stored weight.
@@ -187,8 +187,10 @@ class Smoothed:
 
     def take(self, rows: slice) -> Rows:
         """Read some rows."""
-        found, by = self.weight.take(rows), self.inverse.float()[None, :]
-        return replace(found, values=found.values * by, scales=None if found.scales is None else found.scales * by)
+        smoothed, by = self.weight.take(rows), self.inverse.float()[None, :]
+        return replace(
+            smoothed, values=smoothed.values * by, scales=None if smoothed.scales is None else smoothed.scales * by
+        )
 
 
 @dataclass(frozen=True)
@@ -268,9 +270,9 @@ class Names:
         if wanted in self._names:
             return wanted
         for end in _ends(wanted):
-            found = self._ends.get(end, [])
-            if len(found) == 1 and (found[0] == end or end == wanted):
-                return found[0]
+            names = self._ends.get(end, [])
+            if len(names) == 1 and (names[0] == end or end == wanted):
+                return names[0]
         return None
 
 
@@ -283,12 +285,12 @@ def _ends(name: str) -> list[str]:
 
 def count_non_finite(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the tensors that hold NaN or infinity, with how many. Reads all of each, a piece at a time."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, tensor in tensors.items():
         flat = tensor.reshape(-1)
         for start in range(0, flat.numel(), 1 << 24):
             piece = flat[start : start + (1 << 24)]
             low, high = torch.aminmax(piece)  # both are NaN if one value is; much faster than a test of each
             if not bool(torch.isfinite(low) & torch.isfinite(high)):
-                found[name] = found.get(name, 0) + int((~torch.isfinite(piece)).sum())
-    return found
+                counts[name] = counts.get(name, 0) + int((~torch.isfinite(piece)).sum())
+    return counts

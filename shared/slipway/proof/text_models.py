@@ -1,4 +1,4 @@
-"""Models of text of which a runtime only has to say how one call is computed.
+"""Base classes of text models, to which a runtime only adds how one call is computed.
 
 Axes as in :mod:`slipway.proof.runtime`.
 """
@@ -81,9 +81,9 @@ class RowDecoder(LanguageModel):
                 raise NotRunnable(
                     f"its KV cache has room for {self.length} tokens, and the samples have {total}: set max_length of the export to that or more"
                 )
-            found, state = self.extend(state, start, tokens)
-            logits = np.zeros((len(ids), found.shape[-1]), dtype=np.float32)
-            logits[real] = found
+            row_logits, state = self.extend(state, start, tokens)
+            logits = np.zeros((len(ids), row_logits.shape[-1]), dtype=np.float32)
+            logits[real] = row_logits
             results.append(logits)
             past.append((total, state))
         return np.stack(results), past

@@ -52,7 +52,7 @@ class TransformersModel:
         self.architecture = type(plain).__name__
         self.native_dtype = str(plain.dtype).removeprefix("torch.")
         limits = (getattr(plain.config, name, None) for name in LIMITS_OF_LENGTH)
-        limit = next((found for found in limits if found), 1 << 30)
+        limit = next((length for length in limits if length), 1 << 30)
         # A decoder with a classifier finds the last token by its padding token, and refuses a batch without one.
         alone = family.comparison is Comparison.CLASSES and token_of(plain.config, "pad_token_id") is None
         self.bounds = Bounds(batch=1 if alone else 1 << 30, sequence=limit, past=limit)

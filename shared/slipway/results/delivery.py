@@ -58,7 +58,7 @@ def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Call
     """
     formats = delivered_formats(export)
     check_target(target, export_id(export))
-    if _whole(target, lineage(export), formats, store=store):
+    if _is_complete(target, lineage(export), formats, store=store):
         return False
     with _translate_output_errors(target), unfinished(target) as folder:
         for name, digest in formats.items():
@@ -67,7 +67,7 @@ def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Call
         describe(folder)
         document = json.dumps(lineage(export), indent=2, sort_keys=True)
         (folder / LINEAGE).write_text(document + "\n", encoding="utf-8")
-        write_checksums(folder, known=_known(formats, store))
+        write_checksums(folder, known=_known_digests(formats, store))
         publish(folder, target)
     return True
 
@@ -91,7 +91,7 @@ def check_target(target: Path, identity: str) -> None:
         )
     if not os.path.lexists(target) or (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
         return
-    if target.is_dir() and not target.is_symlink() and _lineage_of(target).get("export_id") == identity:
+    if target.is_dir() and not target.is_symlink() and _read_lineage(target).get("export_id") == identity:
         return
     raise ArtifactError(
         f"{target} already holds something else",
@@ -122,7 +122,7 @@ def lineage(export: pb.Export) -> dict[str, Any]:
                 "params": dict_of(task.attempts[-1].params if task.attempts else task.params),
                 "inputs": {name: known.get(source, source) for name, source in sorted(task.inputs.items())},
                 "outputs": dict(sorted(task.outputs.items())),
-                **{name: found for name in _SHOWN_FACTS if isinstance(found := facts.get(name), dict)},
+                **{name: value for name in _SHOWN_FACTS if isinstance(value := facts.get(name), dict)},
             }
             for task in done
             for facts in (dict_of(task.facts),)
@@ -133,15 +133,15 @@ def lineage(export: pb.Export) -> dict[str, Any]:
 
 def tool_versions(stages: list[str]) -> dict[str, Any]:
     """Return the installed versions of Slipway, Python and the libraries of some stages."""
-    found: dict[str, Any] = {"slipway": own_version(), "python": platform.python_version()}
+    versions: dict[str, Any] = {"slipway": own_version(), "python": platform.python_version()}
     for name in stages:
         with contextlib.suppress(ConfigurationError):  # it ran on another machine, and is not installed here
             stage = load_stage(name)
-            found[name] = {"version": stage.version, **stage.library_versions()}
-    return found
+            versions[name] = {"version": stage.version, **stage.library_versions()}
+    return versions
 
 
-def _lineage_of(folder: Path) -> dict[str, Any]:
+def _read_lineage(folder: Path) -> dict[str, Any]:
     try:
         document = read_json(folder / LINEAGE)
     except (OSError, ValueError):
@@ -149,15 +149,14 @@ def _lineage_of(folder: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str], *, store: Artifacts) -> bool:
+def _is_complete(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str], *, store: Artifacts) -> bool:
     """Return whether an earlier delivery has the same outputs, and every file is as it was delivered.
 
-    A file that changed after the list of checksums was written is read again; the time of its last change says so, which nothing but the
-    system sets.
+    A file is read again if its change time, which only the system sets, is later than the list of checksums.
     """
-    if _lineage_of(target).get("outputs") != expected["outputs"]:
+    if _read_lineage(target).get("outputs") != expected["outputs"]:
         return False
-    known = {name: digest.removeprefix("sha256:") for name, digest in _known(formats, store).items()}
+    known = {name: digest.removeprefix("sha256:") for name, digest in _known_digests(formats, store).items()}
     try:
         listed = read_checksums(target)
         written = (target / MANIFEST).stat().st_ctime_ns
@@ -197,9 +196,9 @@ def _detach_from_store(folder: Path) -> None:
     """
     names: dict[int, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-            names.setdefault(found.st_ino, []).append(path)
+        info = path.lstat()
+        if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
+            names.setdefault(info.st_ino, []).append(path)
     for paths in names.values():
         _detach(paths)
 
@@ -208,8 +207,8 @@ def _detach(paths: Sequence[Path]) -> None:
     """Replace all names of one file in a folder; a large file is copied once for all of them."""
     copy: Path | None = None
     with open_unlinked(paths[0]) as file:
-        found = os.fstat(file.fileno())
-        large = found.st_size > SMALL_BYTES and not found.st_mode & _WRITABLE
+        info = os.fstat(file.fileno())
+        large = info.st_size > SMALL_BYTES and not info.st_mode & _WRITABLE
         for path in paths:
             new, mode = path.with_name(f".{path.name}.new"), 0o644
             try:
@@ -227,7 +226,7 @@ def _detach(paths: Sequence[Path]) -> None:
             copy = path
 
 
-def _known(formats: Mapping[str, str], store: Artifacts) -> dict[str, str]:
+def _known_digests(formats: Mapping[str, str], store: Artifacts) -> dict[str, str]:
     """Return the digests of the artifacts' files by path; the store verified them when it fetched the files."""
     return {
         f"{name}/{file.path}": file.digest for name, digest in formats.items() for file in store.manifest(digest).files

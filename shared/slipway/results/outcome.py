@@ -28,7 +28,7 @@ from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
 from slipway.stage import Role
 from slipway.texts import one_line
-from slipway.validation.findings import OutputValidation, ValidationReport, failed_validation
+from slipway.validation.findings import OutputValidation, ValidationReport, failure_prefix
 from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -125,7 +125,7 @@ def export_result(
 
 def export_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
     """Return the failure of an ended export; None if it succeeded. A failed validation is a failure too, and takes precedence."""
-    return _deciding(export, _validation_failure(export, validation))
+    return _deciding_failure(export, _validation_failure(export, validation))
 
 
 def _is_kept(export: pb.Export, name: str, *, failed_checks: Any) -> bool:
@@ -152,23 +152,23 @@ def recorded_failure(export: pb.Export) -> Failure | None:
                 str(said.get("explanation") or "it differs from the reference"),
                 str(said.get("remedy", "")),
             )
-    return _deciding(export, _failed_outputs(failed))
+    return _deciding_failure(export, _outputs_failure(failed))
 
 
-def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
+def _deciding_failure(export: pb.Export, validation: Failure | None) -> Failure | None:
     unsuccessful = export.HasField("error") or export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
-    ended = _ended(export) if unsuccessful else None
-    found = [failure for failure in (ended, validation) if failure is not None]
-    failure = Failure.deciding(found)
-    beside = [other for other in found if other is not failure]
+    ended = _ending_failure(export) if unsuccessful else None
+    failures = [failure for failure in (ended, validation) if failure is not None]
+    failure = Failure.deciding(failures)
+    beside = [other for other in failures if other is not failure]
     if failure is None or not beside:
         return failure
     other = f"in addition, {beside[0].reason}: {beside[0].message}"
     return replace(failure, message=with_remedy(failure.message, other))
 
 
-def _ended(export: pb.Export) -> Failure:
-    """Return the failure that ended an export. One that was cancelled has none of its own unless a task failed before."""
+def _ending_failure(export: pb.Export) -> Failure:
+    """Return the failure that ended an export: ``CANCELLED`` for a cancelled one, unless a task failed before."""
     if export.state == pb.EXPORT_STATE_CANCELLED and not export.HasField("error"):
         return StageError("the export was cancelled", reason="CANCELLED").failure()
     return failure_of_status(export.error)
@@ -176,24 +176,24 @@ def _ended(export: pb.Export) -> Failure:
 
 def _validation_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
     failed = {}
-    for output in _unexcused(export, validation):
+    for output in _unexcused_outputs(export, validation):
         checks = "; ".join(str(check) for check in output.failed_checks[:3])
         failed[output.name] = (output.explanation or checks or output.status_reason, output.remedy)
-    return _failed_outputs(failed)
+    return _outputs_failure(failed)
 
 
-def _unexcused(export: pb.Export, validation: ValidationReport | None) -> list[OutputValidation]:
+def _unexcused_outputs(export: pb.Export, validation: ValidationReport | None) -> list[OutputValidation]:
     """Return the outputs that failed and are not kept."""
     failed = [validation.output(name) for name in validation.failed_outputs] if validation else []
     return [each for each in failed if not _is_kept(export, each.name, failed_checks=len(each.failed_checks))]
 
 
-def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
+def _outputs_failure(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
     """Return one failure for all outputs that failed validation, a line for each, given the fault and the remedy of each."""
     if not failed:
         return None
     remedies = dict.fromkeys(one_line(remedy) for _, remedy in failed.values() if remedy)
-    lines = [f"{failed_validation(name)}{one_line(what)}" for name, (what, _) in failed.items()]
+    lines = [f"{failure_prefix(name)}{one_line(what)}" for name, (what, _) in failed.items()]
     heading = [f"{counted(len(lines), 'output')} failed validation"] if len(lines) > 1 else []
     return ValidationError(
         "\n".join([*heading, *lines]),
@@ -204,7 +204,7 @@ def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
 
 def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
     """Return the formats of an ended export that were not made, in the plan's order."""
-    found = {}
+    formats = {}
     for name, task in requested_formats(export).items():
         if task.state in _NOT_MADE:
             failed = _failed_task(export, task)
@@ -215,13 +215,13 @@ def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
                 state = pb.TaskState.Name(failed.state).removeprefix("TASK_STATE_").lower()
                 how = f"was not run: {message}" if unknown else "failed" if state == "failed" else f"was {state}"
                 message = f"{failed.id}, which it needs, {how}"
-            found[name] = FailedFormat(
+            formats[name] = FailedFormat(
                 task=task.id,
                 state="not_run" if unknown else _NOT_MADE[task.state],
                 reason=failure.reason if failure else "",
                 error_message=message,
             )
-    return found
+    return formats
 
 
 def _failed_task(export: pb.Export, task: pb.Task) -> pb.Task:
@@ -247,7 +247,7 @@ def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
     merged = next((digest for task in made for digest in task.outputs.values()), "")
     if not merged or not store.exists(merged):
         return None
-    facts = dict_of(made[0].facts)  # of a model whose weights were left out, its artifact is only the description
+    facts = dict_of(made[0].facts)  # if the weights were left out, the artifact holds only their description
     left_out = facts.get("output_bytes", 0) if facts.get("weights") == "deferred" else 0
     return store.manifest(merged).size_bytes + (int(left_out) if isinstance(left_out, int | float) else 0)
 
@@ -310,24 +310,25 @@ def _reduction(size: int | None, original: int | None) -> float | None:
 
 def _warnings(export: pb.Export, warnings: Sequence[str], validation: ValidationReport | None) -> tuple[str, ...]:
     """Return all warnings, each once, without those about failed outputs that are already the export's error."""
-    failed = _unexcused(export, validation) if export.state == pb.EXPORT_STATE_SUCCEEDED else []
-    said = tuple(failed_validation(output.name) for output in failed)
-    found = (*warnings, *export.warnings, *_stage_warnings(export))
-    return _folded(
-        [warning for warning in found if not any(text in warning for text in said)], {task.id for task in export.tasks}
+    failed = _unexcused_outputs(export, validation) if export.state == pb.EXPORT_STATE_SUCCEEDED else []
+    said = tuple(failure_prefix(output.name) for output in failed)
+    candidates = (*warnings, *export.warnings, *_stage_warnings(export))
+    return _fold_warnings(
+        [warning for warning in candidates if not any(text in warning for text in said)],
+        {task.id for task in export.tasks},
     )
 
 
 def _stage_warnings(export: pb.Export) -> list[str]:
     """Return the warnings that stages recorded with their results, each with its task; the export has them without the task."""
-    found = []
+    lines = []
     for task in export.tasks:
         warnings = dict_of(task.facts).get("warnings", [])
-        found += [f"{task.id}: {warning}" for warning in warnings] if isinstance(warnings, list) else []
-    return found
+        lines += [f"{task.id}: {warning}" for warning in warnings] if isinstance(warnings, list) else []
+    return lines
 
 
-def _folded(warnings: Sequence[str], tasks: Collection[str]) -> tuple[str, ...]:
+def _fold_warnings(warnings: Sequence[str], tasks: Collection[str]) -> tuple[str, ...]:
     """Return each warning once, in the order of first mention, preceded by all tasks that gave it."""
     by_message: dict[str, list[str]] = {}
     for warning in warnings:
@@ -337,7 +338,7 @@ def _folded(warnings: Sequence[str], tasks: Collection[str]) -> tuple[str, ...]:
         known = by_message.setdefault(message, [])
         if task and task not in known:
             known.append(task)
-    return tuple(f"{', '.join(found)}: {message}" if found else message for message, found in by_message.items())
+    return tuple(f"{', '.join(names)}: {message}" if names else message for message, names in by_message.items())
 
 
 def _attempt(task: pb.Task, attempt: pb.Attempt) -> AttemptResult:

@@ -11,7 +11,7 @@ from slipway.base_match import BaseMatch
 from slipway.planning.references import VALIDATION
 from slipway.rpc.statuses import failure_of_status
 from slipway.sizes import format_size
-from slipway.validation.findings import REJECTED, TOO_COARSE, failed_validation, passed_with_warning
+from slipway.validation.findings import REJECTED, TOO_COARSE, failure_prefix, warning_prefix
 from slipway_protos.v1 import export_pb2 as pb
 
 
@@ -193,7 +193,7 @@ def requested_format(task: pb.Task) -> str:
 
 def replacements(export: pb.Export) -> dict[str, str]:
     """Return, for each format that was made again, what was asked for, what was tried, and why."""
-    found = {}
+    texts = {}
     for task in export.tasks:
         rejected = [attempt for attempt in task.attempts if _is_rejected(attempt)]
         if task.format == VALIDATION or not rejected:
@@ -204,10 +204,10 @@ def replacements(export: pb.Export) -> dict[str, str]:
         tried = [f"{attempt.note} ({attempt.rule})" for attempt in task.attempts[1:] if attempt.note]
         delivered = f"delivered as {output}" if output != asked else "delivered under the same name"
         outcome = delivered if task.state == pb.TASK_STATE_SUCCEEDED else "not delivered"
-        said = first.message.removeprefix(failed_validation(asked)).removeprefix(passed_with_warning(asked))
+        said = first.message.removeprefix(failure_prefix(asked)).removeprefix(warning_prefix(asked))
         judged = "failed validation" if first.reason == REJECTED else "passed with a warning"
-        found[output] = f"{asked} {judged} ({said}) and was made again: {'; '.join(tried)}; {outcome}"
-    return found
+        texts[output] = f"{asked} {judged} ({said}) and was made again: {'; '.join(tried)}; {outcome}"
+    return texts
 
 
 def _is_rejected(attempt: pb.Attempt) -> bool:

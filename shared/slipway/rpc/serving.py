@@ -57,7 +57,7 @@ def unary(method: Unary[S, Request, Response]) -> Unary[S, Request, Response]:
         except ModelExportError as error:
             await abort(context, error.failure())
         except Exception as error:  # noqa: BLE001 - the boundary: the caller always gets a typed error
-            await abort(context, _unforeseen(method.__name__, error))
+            await abort(context, _unforeseen_failure(method.__name__, error))
 
     return call
 
@@ -75,7 +75,7 @@ def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]
         except ModelExportError as error:
             await abort(context, error.failure())
         except Exception as error:  # noqa: BLE001 - as above
-            await abort(context, _unforeseen(method.__name__, error))
+            await abort(context, _unforeseen_failure(method.__name__, error))
 
     return call
 
@@ -87,7 +87,7 @@ async def abort(context: grpc.aio.ServicerContext, failure: Failure) -> NoReturn
     raise AssertionError("abort returned")
 
 
-def _unforeseen(method: str, error: Exception) -> Failure:
+def _unforeseen_failure(method: str, error: Exception) -> Failure:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     log.exception(f"{method} failed")
@@ -114,7 +114,7 @@ def listen(server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCre
             return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
-        raise cannot_listen(address, str(error)) from error
+        raise listen_error(address, str(error)) from error
 
 
 def check_port(address: str) -> None:
@@ -125,10 +125,10 @@ def check_port(address: str) -> None:
     """
     port = "" if address.startswith("unix:") else address.rpartition(":")[2]
     if port.isdigit() and number_of(port, most=65535) is None:
-        raise cannot_listen(address, "the highest port is 65535")
+        raise listen_error(address, "the highest port is 65535")
 
 
-def cannot_listen(address: str, why: str) -> ServiceError:
+def listen_error(address: str, why: str) -> ServiceError:
     """Return the error for an address that cannot be bound."""
     return ServiceError(
         f"cannot listen on {address}: {why}",

@@ -1,4 +1,4 @@
-"""Convert calls of stages, and what a running stage says, to their messages and back."""
+"""Convert calls of stages to messages and back, and log lines and progress to messages."""
 
 from __future__ import annotations
 

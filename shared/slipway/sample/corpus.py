@@ -60,8 +60,8 @@ def documentation() -> Corpus:
     Raises:
         ModelExportError: reason ``FILE_ERROR`` if this Python was installed without ``pydoc_data``.
     """
-    found = topics()
-    texts = [found[name] for name in sorted(found)]
+    by_name = topics()
+    texts = [by_name[name] for name in sorted(by_name)]
     heldout = texts[::_HELDOUT_TOPIC_STEP]
     training = [text for index, text in enumerate(texts) if index % _HELDOUT_TOPIC_STEP]
     return Corpus(training=tuple(training), heldout=tuple(heldout))
@@ -74,7 +74,7 @@ def topics() -> Mapping[str, str]:
         ModelExportError: reason ``FILE_ERROR`` if this Python was installed without ``pydoc_data``.
     """
     try:
-        from pydoc_data.topics import topics as found
+        from pydoc_data.topics import topics as texts
     except ImportError as error:
         raise ModelExportError(
             "this Python has no pydoc_data.topics, the text that the sample learns",
@@ -82,7 +82,7 @@ def topics() -> Mapping[str, str]:
             remedy="install the complete standard library (Debian: libpython3-stdlib)",
             about={"file": "pydoc_data/topics.py"},
         ) from error
-    return found
+    return texts
 
 
 def python_sources(folder: Path | None = None) -> Corpus:

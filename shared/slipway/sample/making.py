@@ -10,7 +10,7 @@ from pathlib import Path
 from slipway.configuration.calibration import SAMPLE_OF_RUN
 from slipway.formats.registry import formats
 from slipway.sample.corpus import documentation, python_sources
-from slipway.sample.publishing import CONFIGURATION, HELDOUT, SampleSummary, made_once, write_text
+from slipway.sample.publishing import CONFIGURATION, HELDOUT, SampleSummary, make_once, write_text
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import BASE, RUN, Measured, train
 from slipway.stage import Progress
@@ -73,7 +73,7 @@ def make_sample(
         return measured
 
     pieces = (BASE, RUN, HELDOUT, CONFIGURATION)
-    return made_once(directory, make, pieces=pieces, seed=seed, recipe=asdict(chosen))
+    return make_once(directory, make, pieces=pieces, seed=seed, recipe=asdict(chosen))
 
 
 def _lines(texts: Iterable[str]) -> str:

@@ -42,7 +42,7 @@ class SampleSummary(BaseModel):
     measured: Measured
 
 
-def made_once(
+def make_once(
     directory: Path, make: Callable[[Path], Measured], *, pieces: Sequence[str], seed: int, recipe: Settings
 ) -> SampleSummary:
     """Make a sample in ``directory``; one of the same seed, recipe and libraries is kept.
@@ -58,7 +58,7 @@ def made_once(
         ModelExportError: ``OUTPUT_EXISTS`` if ``directory`` has other files of these names; ``FILE_ERROR`` or ``DISK_FULL`` if it
             cannot be written.
     """
-    kept = _made_before(directory, pieces=pieces, seed=seed, recipe=recipe)
+    kept = _find_existing(directory, pieces=pieces, seed=seed, recipe=recipe)
     if kept is not None:
         return kept
     _refuse_to_overwrite(directory, pieces)
@@ -87,7 +87,7 @@ def write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _made_before(directory: Path, *, pieces: Sequence[str], seed: int, recipe: Settings) -> SampleSummary | None:
+def _find_existing(directory: Path, *, pieces: Sequence[str], seed: int, recipe: Settings) -> SampleSummary | None:
     """Return the existing sample if it is complete and equal to the one that would be made."""
     try:
         summary = SampleSummary.model_validate_json(read_regular(directory / SUMMARY, largest=LARGEST))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from slipway.machine.cgroup import usable_cores
-from slipway.machine.environment import variable_set
+from slipway.machine.environment import set_variable
 from slipway.machine.threads import sleeping_threads
 from slipway.sample.adapter import train_adapter
 from slipway.sample.base import perplexity, token_stream, train_base, train_tokenizer
@@ -69,7 +69,7 @@ def train(
         on_progress: Called after every step.
     """
 
-    def measured(model: Qwen3ForCausalLM, texts: tuple[str, ...]) -> float:
+    def measure(model: Qwen3ForCausalLM, texts: tuple[str, ...]) -> float:
         stream = token_stream(tokenizer, texts)
         return perplexity(model, stream, sequence=recipe.sequence, windows=_MEASURED_WINDOWS)
 
@@ -88,7 +88,7 @@ def train(
         base.save_pretrained(folder / BASE)
         tokenizer.save_pretrained(folder / BASE)
         parameters = base.num_parameters()
-        on_english, before = measured(base, english.heldout), measured(base, python.heldout)
+        on_english, before = measure(base, english.heldout), measure(base, python.heldout)
         adapted = train_adapter(
             base,
             tokenizer,
@@ -99,7 +99,7 @@ def train(
             seed=seed,
             on_step=steps("adapter", recipe.adapter_steps),
         )
-        after = measured(adapted, python.heldout)
+        after = measure(adapted, python.heldout)
     return Measured(
         parameters=parameters,
         base_documentation_perplexity=on_english,
@@ -153,7 +153,7 @@ def quiet_and_offline() -> Iterator[None]:
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with variable_set("HF_HUB_OFFLINE", "1"):
+        with set_variable("HF_HUB_OFFLINE", "1"):
             yield
     finally:
         if bars:

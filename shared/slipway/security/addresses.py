@@ -1,4 +1,4 @@
-"""Which addresses stay on this machine."""
+"""Tell which addresses stay on this machine."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import grpc
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.security.access.tokens import is_token
 from slipway.security.addresses import is_private
-from slipway.security.reloading import Reloaded, described
+from slipway.security.reloading import Reloaded, describe_path
 from slipway.security.tls import channel_credentials, load
 from slipway.settings.security import Security
 from slipway.texts import quoted
@@ -109,7 +109,7 @@ class BlockingChannel:
         """
         with self._lock:
             if self._closed:
-                raise _was_closed(self.identity.address)
+                raise _closed_error(self.identity.address)
             generation = self.identity.generation
             if generation != self._generation:
                 self._generation, self._channel = generation, self._open()
@@ -128,7 +128,7 @@ class BlockingChannel:
             yield
         except ValueError as error:
             if self._closed:
-                raise _was_closed(self.identity.address) from error
+                raise _closed_error(self.identity.address) from error
             raise
 
     def _open(self) -> grpc.Channel:
@@ -152,7 +152,7 @@ class AsyncChannel:
             ServiceError: reason ``CANCELLED`` after :meth:`close`.
         """
         if self._closed:
-            raise _was_closed(self.identity.address)
+            raise _closed_error(self.identity.address)
         generation = self.identity.generation
         if self._channel is None or generation != self._generation:
             old, self._channel = self._channel, self._open()
@@ -171,7 +171,7 @@ class AsyncChannel:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self._closed and not (task and task.cancelling()):
-                raise _was_closed(self.identity.address) from error
+                raise _closed_error(self.identity.address) from error
             raise
 
     async def close(self) -> None:
@@ -194,7 +194,7 @@ class AsyncChannel:
         return self.identity.open(grpc.aio.insecure_channel, grpc.aio.secure_channel)
 
 
-def _was_closed(address: str) -> ServiceError:
+def _closed_error(address: str) -> ServiceError:
     return ServiceError(f"the client of {address} was closed", reason="CANCELLED", remedy="make a new one")
 
 
@@ -204,7 +204,7 @@ def _token_source(security: Security) -> Any:
     if path is None:
         token = security.token.get_secret_value().strip()
         if token and not is_token(token):
-            raise _bad_token("SLIPWAY_TOKEN")
+            raise _token_error("SLIPWAY_TOKEN")
         return lambda: token
     return Reloaded([path], lambda: _read_token(path)).current
 
@@ -213,15 +213,15 @@ def _read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise _bad_token(described(path, "token_file"), f"cannot be read: {error.strerror}") from None
+        raise _token_error(describe_path(path, "token_file"), f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise _bad_token(str(path)) from None
+        raise _token_error(str(path)) from None
     if not is_token(token):
-        raise _bad_token(str(path))
+        raise _token_error(str(path))
     return token
 
 
-def _bad_token(where: str, what: str = "holds no token") -> ConfigurationError:
+def _token_error(where: str, what: str = "holds no token") -> ConfigurationError:
     return ConfigurationError(
         f"{where} {what}",
         reason="ACCESS_INVALID",

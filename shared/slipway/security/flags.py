@@ -53,6 +53,6 @@ def examples(*lines: str) -> str:
     return "\n".join(["Examples:", *(f"  $ {line}" for line in lines)])
 
 
-def given(arguments: argparse.Namespace, security: Security) -> Security:
+def with_flags(arguments: argparse.Namespace, security: Security) -> Security:
     """Return the settings of the environment, replaced by given flags."""
-    return security.replacing(**{name: getattr(arguments, name, None) for name in (*_FLAGS, "token_file")})
+    return security.with_files(**{name: getattr(arguments, name, None) for name in (*_FLAGS, "token_file")})

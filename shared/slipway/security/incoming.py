@@ -1,7 +1,7 @@
-"""Requests on their way in: how many a server takes in at a time, so that it always has the memory for them.
+"""Limit the requests that a server receives at a time, so that it always has the memory for them.
 
-gRPC keeps what has arrived of a message until all of it is there. A client that begins many large ones and ends none would
-fill any memory, so a message is asked for only when there is a place for it; until then it waits at the client. A large message
+gRPC keeps the received part of a message until all of it has arrived. A client that begins many large messages and ends none would
+fill any memory, so the server requests a message only when it has a place for it; until then it waits at the client. A large message
 keeps its place while its call is handled. Workers' reports have places of their own, so that clients never delay leases.
 """
 
@@ -18,7 +18,7 @@ from google.protobuf.descriptor import Descriptor
 
 from slipway.errors import ServiceError
 from slipway.rpc.statuses import RETRY_AFTER
-from slipway.security.limits import Limits, Places, exceeded
+from slipway.security.limits import Limits, Places, limit_error
 from slipway.security.turns import Turns
 
 Room = Callable[[], contextlib.AbstractAsyncContextManager[Any]]
@@ -166,18 +166,18 @@ def check_fields(data: bytes, method: str) -> None:
         return
     described = _request_of(method)
     if described is not None and _has_more_fields(data, described):
-        raise exceeded(f"the request has more than {MOST_FIELDS} fields", field="")
+        raise limit_error(f"the request has more than {MOST_FIELDS} fields", field="")
 
 
 @cache
 def _request_of(method: str) -> Descriptor | None:
     try:
-        found: Descriptor = (
+        message: Descriptor = (
             descriptor_pool.Default().FindMethodByName(method.removeprefix("/").replace("/", ".")).input_type
         )
     except KeyError:
         return None
-    return found
+    return message
 
 
 @cache

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
 from slipway.observability import metrics
 from slipway.rpc.call_ends import STATUS_KEY, call_status
-from slipway.security.access.audit import AUDITED, Attempt, audited
+from slipway.security.access.audit import AUDITED, Attempt, audit_attempt
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.access.principals import OWNER, WORKERS, Principal
 from slipway.security.access.rules import RULES, Rule
@@ -67,33 +67,33 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return cast("grpc.RpcMethodHandler", None)  # UNIMPLEMENTED
-        # Each method is one of streams to gRPC, which then takes in only the messages that are asked for, here and by the checks: nobody
-        # unknown has the server keep or parse anything.
+        # To gRPC every method is one of streams, so it receives only the messages that the checks request. So the server keeps and
+        # parses nothing of unknown callers.
         if handler.response_streaming:
-            answering: Any = self._streaming(handler_call_details, handler)
+            answering: Any = self._handle_stream(handler_call_details, handler)
             return grpc.stream_stream_rpc_method_handler(answering, response_serializer=handler.response_serializer)
-        answering = self._answering(handler_call_details, handler)
+        answering = self._handle_unary(handler_call_details, handler)
         return grpc.stream_unary_rpc_method_handler(answering, response_serializer=handler.response_serializer)
 
-    def _answering(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
+    def _handle_unary(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
         behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def call(stream: AsyncIterator[bytes], context: Context) -> Any:
-            with self._audited(details, handler, context) as attempt:
+            with self._audit(details, handler, context) as attempt:
                 try:
                     rule, principal = self._identify(details, context)
-                    room = self._room(rule, principal, context)
+                    room = self._choose_room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
-                        requests = self._requests(rule, principal, stream, room, _parser(details, handler))
-                        async with self._counted(principal, context):
+                        requests = self._read_requests(rule, principal, stream, room, _make_parser(details, handler))
+                        async with self._count_stream(principal, context):
                             return await behaviour(requests, context)
                     async with contextlib.AsyncExitStack() as place:
-                        attempt.data = await _only_message(stream, room, rule, keeping=place)
+                        attempt.data = await _read_only_message(stream, room, rule, keeping=place)
                         _authorize(rule, principal, details)
-                        attempt.request = await _parsed(rule, attempt.data, _parser(details, handler))
+                        attempt.request = await _parse_request(rule, attempt.data, _make_parser(details, handler))
                         self._check(rule, principal, attempt.request)
-                        async with _in_time(f"{details.method} took longer", rule.seconds):
+                        async with _limit_time(f"{details.method} took longer", rule.seconds):
                             attempt.response = await behaviour(attempt.request, context)
                 except ModelExportError as error:
                     await _abort(context, error)
@@ -101,67 +101,71 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
+    def _handle_stream(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
         behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
         async def call(stream: AsyncIterator[bytes], context: Context) -> None:
-            with self._audited(details, handler, context) as attempt:
+            with self._audit(details, handler, context) as attempt:
                 try:
                     rule, principal = self._identify(details, context)
-                    room = self._room(rule, principal, context)
+                    room = self._choose_room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
-                        attempt.request = self._requests(rule, principal, stream, room, _parser(details, handler))
+                        attempt.request = self._read_requests(
+                            rule, principal, stream, room, _make_parser(details, handler)
+                        )
                     else:
-                        attempt.data = await _only_message(stream, room, rule)
+                        attempt.data = await _read_only_message(stream, room, rule)
                         _authorize(rule, principal, details)
-                        attempt.request = await _parsed(rule, attempt.data, _parser(details, handler))
+                        attempt.request = await _parse_request(rule, attempt.data, _make_parser(details, handler))
                         self._check(rule, principal, attempt.request)
-                    async with self._counted(principal, context):
-                        await self._stream(behaviour(attempt.request, context), context, attempt)
+                    async with self._count_stream(principal, context):
+                        await self._send_responses(behaviour(attempt.request, context), context, attempt)
                 except ModelExportError as error:
                     await _abort(context, error)
 
         return call
 
     @contextlib.contextmanager
-    def _audited(self, details: grpc.HandlerCallDetails, handler: Any, context: Context) -> Iterator[Attempt]:
+    def _audit(self, details: grpc.HandlerCallDetails, handler: Any, context: Context) -> Iterator[Attempt]:
         """Track a call's outcome; write it to the audit log if the method changes something."""
         method = str(details.method)
 
         def read(data: bytes) -> Any:
-            check_size(data, SMALL_BYTES)  # nor does a refused request occupy the event loop by its name alone
-            return _parser(details, handler)(data)
+            check_size(
+                data, SMALL_BYTES
+            )  # parsing a large refused request for its name alone would block the event loop
+            return _make_parser(details, handler)(data)
 
         is_written = self._audits and method in AUDITED
-        with audited(
+        with audit_attempt(
             Attempt(method, context, caller=current_principal.get, read=read, is_written=is_written)
         ) as attempt:
             yield attempt
 
-    async def _requests(
+    async def _read_requests(
         self, rule: Rule, principal: Principal, stream: AsyncIterator[bytes], room: Room, parse: Parse
     ) -> AsyncIterator[Any]:
         """Yield the requests of a stream, checked one by one; the first one names the resource.
 
         Raises:
-            ServiceError: As :func:`_parsed`, :meth:`_check` and :func:`next_message`.
+            ServiceError: As :func:`_parse_request`, :meth:`_check` and :func:`next_message`.
         """
         about = rule.resource
         while (data := await next_message(stream, room, seconds=rule.seconds)) is not None:
-            request = await _parsed(rule, data, parse)
+            request = await _parse_request(rule, data, parse)
             self._check(rule, principal, request, about=about)
             yield request
             about = ""
 
-    async def _stream(self, responses: Any, context: Context, attempt: Attempt) -> None:
+    async def _send_responses(self, responses: Any, context: Context, attempt: Attempt) -> None:
         """Send a method's responses; end the call of a reader that does not take a message in time."""
         if not hasattr(responses, "__aiter__"):
             await responses  # it writes to the context itself
             return
         try:
             async for response in responses:
-                attempt.goes_on(response)
+                attempt.note_response(response)
                 try:
                     async with asyncio.timeout(self._limits.write_seconds):
                         await context.write(response)
@@ -176,24 +180,24 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             await responses.aclose()
 
     def _identify(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
-        """Return the terms of a call, and its caller.
+        """Return the rule of a call, and its caller.
 
         Raises:
-            ServiceError: reason ``UNAUTHENTICATED``, or ``PERMISSION_DENIED`` for a call without terms.
+            ServiceError: reason ``UNAUTHENTICATED``, or ``PERMISSION_DENIED`` for a call without a rule.
         """
         current_principal.set(ANONYMOUS)
         method = str(details.method)
         rule = self._rules.get(method)
         if rule is None:
-            raise denied(f"{method} has no access rule", remedy="report it: this is a fault of the server")
+            raise denied_error(f"{method} has no access rule", remedy="report it: this is a fault of the server")
         if not rule.roles:
             return rule, self._callers.identify_if_shown(context)
         principal = self._callers.identify(context)
         current_principal.set(principal)
         return rule, principal
 
-    def _room(self, rule: Rule, principal: Principal, context: Context) -> Room:
-        """Where a message of a caller has to have room."""
+    def _choose_room(self, rule: Rule, principal: Principal, context: Context) -> Room:
+        """Return the function that opens a place for a caller's message."""
         if principal is ANONYMOUS:
             return lambda: self._incoming.unnamed(host_of(context))
         if rule.roles == WORKERS and principal.roles & WORKERS:
@@ -201,7 +205,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return lambda: self._incoming.of_client(principal.name)
 
     @contextlib.asynccontextmanager
-    async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
+    async def _count_stream(self, principal: Principal, context: Context) -> AsyncIterator[None]:
         """Count a stream as its caller's while the block runs.
 
         Raises:
@@ -228,7 +232,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             check_project(principal, about, str(getattr(request, about)))
 
 
-async def _parsed(rule: Rule, data: bytes, parse: Parse) -> Any:
+async def _parse_request(rule: Rule, data: bytes, parse: Parse) -> Any:
     """Parse a request; a large one in a thread, so that other calls go on meanwhile.
 
     Raises:
@@ -241,7 +245,7 @@ async def _parsed(rule: Rule, data: bytes, parse: Parse) -> Any:
         raise ServiceError(f"the request is not a message of this call: {error}", reason="REQUEST_INVALID") from error
 
 
-def _parser(details: grpc.HandlerCallDetails, handler: Any) -> Parse:
+def _make_parser(details: grpc.HandlerCallDetails, handler: Any) -> Parse:
     """Return the function that parses a request of a method, unless it has too many fields."""
 
     def parse(data: bytes) -> Any:
@@ -258,15 +262,15 @@ def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetail
         ServiceError: reason ``PERMISSION_DENIED``.
     """
     if rule.roles and not principal.roles & rule.roles:
-        raise denied(
+        raise denied_error(
             f"{principal.name} may not call {str(details.method).rpartition('/')[2]}",
             remedy=f"it takes the role {' or '.join(sorted(rule.roles))}",
         )
     if rule.every_project and not principal.may_see("*"):
-        raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
+        raise denied_error(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
 
 
-async def _only_message(
+async def _read_only_message(
     stream: AsyncIterator[bytes], room: Room, rule: Rule, *, keeping: contextlib.AsyncExitStack | None = None
 ) -> bytes:
     """Read the request of a call that has one.
@@ -298,11 +302,11 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
     if principal.may_see(parts[1]):
         return
     if field == "parent":
-        raise denied(
+        raise denied_error(
             f"{principal.name} has no access to the project {parts[1]!r}", remedy="name one of your own projects"
         )
     if parts[2:3] == ["artifacts"]:
-        raise no_artifact(parts[1], "/".join(parts[3:]))
+        raise no_artifact_error(parts[1], "/".join(parts[3:]))
     raise ServiceError(
         f"there is no export {resource}",
         reason="EXPORT_NOT_FOUND",
@@ -311,7 +315,7 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
     )
 
 
-def no_artifact(project: str, digest: str) -> ArtifactError:
+def no_artifact_error(project: str, digest: str) -> ArtifactError:
     """Return the error for an artifact that is not the project's, whether or not another project has it."""
     return ArtifactError(
         f"the project {project} has no artifact {digest}",
@@ -321,13 +325,13 @@ def no_artifact(project: str, digest: str) -> ArtifactError:
     )
 
 
-def denied(what: str, *, remedy: str) -> ServiceError:
+def denied_error(what: str, *, remedy: str) -> ServiceError:
     """Return the refusal of a caller without the right to call."""
     return ServiceError(what, reason="PERMISSION_DENIED", remedy=remedy)
 
 
 @contextlib.asynccontextmanager
-async def _in_time(what: str, seconds: float | None) -> AsyncIterator[None]:
+async def _limit_time(what: str, seconds: float | None) -> AsyncIterator[None]:
     """End a block that takes too long.
 
     Raises:

@@ -72,7 +72,7 @@ def check_size(request: bytes, max_bytes: int) -> None:
         ServiceError: reason ``LIMIT_EXCEEDED``.
     """
     if len(request) > max_bytes:
-        raise exceeded(f"the request has {len(request)} bytes, this call takes {max_bytes}", field="")
+        raise limit_error(f"the request has {len(request)} bytes, this call takes {max_bytes}", field="")
 
 
 def _check(message: Message, limits: Limits, *, path: str) -> None:
@@ -82,7 +82,7 @@ def _check(message: Message, limits: Limits, *, path: str) -> None:
         if field.is_repeated:
             most = limits.labels if field.name in _FEW else limits.items
             if len(value) > most:
-                raise exceeded(f"{name} has {len(value)} entries, {most} are allowed", field=name)
+                raise limit_error(f"{name} has {len(value)} entries, {most} are allowed", field=name)
             items = _entries(field, value)
         for item in items:
             if isinstance(item, str):
@@ -107,7 +107,7 @@ def _entries(field: FieldDescriptor, value: Any) -> Sequence[Any]:
 def _check_text(text: str, most: int, *, name: str) -> None:
     size = len(text.encode())
     if size > most:
-        raise exceeded(f"{name} has {size} bytes, {most} are allowed", field=name)
+        raise limit_error(f"{name} has {size} bytes, {most} are allowed", field=name)
     if "\0" in text:  # PostgreSQL can neither store nor compare it
         raise ServiceError(
             f"{quoted(name)} has a NUL character",
@@ -117,7 +117,7 @@ def _check_text(text: str, most: int, *, name: str) -> None:
         )
 
 
-def exceeded(what: str, *, field: str) -> ServiceError:
+def limit_error(what: str, *, field: str) -> ServiceError:
     """Return the refusal of a request that exceeds a limit."""
     about = {"field": field} if field else None
     return ServiceError(what, reason="LIMIT_EXCEEDED", remedy="send less", about=about)
@@ -147,7 +147,7 @@ class OpenStreams:
         """
         most = self._limits.streams
         if self._open[principal] >= most:
-            raise exceeded(f"{principal} has {most} streams open already", field="")
+            raise limit_error(f"{principal} has {most} streams open already", field="")
         self._open[principal] += 1
         try:
             yield
@@ -162,14 +162,14 @@ class OpenStreams:
 
 
 class Places:
-    """Places of callers without an identity. Where there are too many, the oldest of the address that has most ends.
+    """Places of callers without an identity. When full, close the busiest address's oldest slot.
 
-    A new one is never refused: whoever fills the room from an address cannot keep the others there out.
+    A new one is never refused: a caller that fills the places of its address cannot keep out others from there.
 
     Args:
         each: How many one address may have.
         together: How many all may have.
-        newer: What an address did whose oldest place ends.
+        newer: What an address did to end its oldest place, for the message.
     """
 
     def __init__(self, *, each: int, together: int, newer: str) -> None:
@@ -194,7 +194,7 @@ class Places:
         except TimeoutError as error:
             if not place.expired():
                 raise
-            raise exceeded(f"{address} {self._newer}", field="") from error
+            raise limit_error(f"{address} {self._newer}", field="") from error
 
     def _make_room(self, address: str) -> None:
         if len(self._held[address]) > self._each:

@@ -63,18 +63,18 @@ class Reloaded(Generic[T]):
 
 def signature(paths: Sequence[Path]) -> Signature:
     """Return a value that changes when a file is replaced or written; a missing file is all zeros."""
-    found = []
+    states = []
     for path in paths:
         try:
             status = path.stat()
         except OSError:
-            found.append((0, 0, 0))
+            states.append((0, 0, 0))
         else:
-            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(found)
+            states.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(states)
 
 
-def described(path: Path, setting: str) -> str:
+def describe_path(path: Path, setting: str) -> str:
     """Return the path of a file, or a description of its setting if the path may be the secret.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from slipway.errors import ModelExportError
-from slipway.rpc.serving import SERVER_OPTIONS, cannot_listen, check_port, listen
+from slipway.rpc.serving import SERVER_OPTIONS, check_port, listen, listen_error
 from slipway.security.reloading import Reloaded
 from slipway.security.tls import load, server_credentials
 from slipway.settings.security import TlsFiles
@@ -27,7 +27,7 @@ log = logging.getLogger("slipway.security")
 
 LOOK_SECONDS = 0.5
 _LONGEST_CALL_SECONDS = 3600.0
-"""How long calls of before a renewal may go on, such as an upload."""
+"""How long calls that began before a renewal, such as an upload, may continue."""
 
 
 class RenewingServer(grpc.aio.Server):
@@ -84,7 +84,7 @@ class RenewingServer(grpc.aio.Server):
         """Stop; calls have the grace in seconds to end, none if it is None."""
         if self._renewal is not None:
             self._stopping.set()
-            await self._renewal  # not in the middle of one
+            await self._renewal  # do not stop in the middle of a renewal
             self._renewal = None
         await asyncio.gather(self._plain.stop(grace), *(each.stop(grace) for each in self._listeners))
 
@@ -111,7 +111,7 @@ class RenewingServer(grpc.aio.Server):
             for listener in self._listeners:
                 try:
                     await listener.renew()
-                except Exception:  # the listener of before serves on, and the next look tries again
+                except Exception:  # the previous listener keeps serving, and the next look tries again
                     log.exception("the certificates could not be renewed")
 
 
@@ -138,7 +138,7 @@ class _TlsListener:
         await self._current.start()
 
     async def renew(self) -> None:
-        """Serve new connections with the files of now; if that fails, the listener of before stays until the next look."""
+        """Serve new connections with the present files; if that fails, the previous listener stays until the next look."""
         now = await asyncio.to_thread(self._files.current)
         if now == self._used:
             return
@@ -166,7 +166,7 @@ class _TlsListener:
 
     def _bind(self) -> grpc.aio.Server:
         server = self._new_server()
-        with self._reserved.opened():
+        with self._reserved.allow_sharing():
             listen(server, self._reserved.address, credentials=server_credentials(self._used))
         return server
 
@@ -179,7 +179,7 @@ class ReservedPort:
     """A port that is bound, but not listened on, by sockets of its own.
 
     Two listeners can have one port only with SO_REUSEPORT, and then a second server that is started by mistake would get half of the
-    connections. So a server binds its port exclusively first, which fails while another one listens, and opens it in :meth:`opened`.
+    connections. So a server binds its port exclusively first, which fails while another one listens, and opens it in :meth:`allow_sharing`.
 
     Args:
         address: ``HOST:PORT``; port 0 chooses a free one.
@@ -199,7 +199,7 @@ class ReservedPort:
             self._bind(host.strip("[]"), int(number))
         except (OSError, ValueError) as error:
             self.close()
-            raise cannot_listen(address, str(error)) from error
+            raise listen_error(address, str(error)) from error
         self.address = f"{host}:{self._sockets[0].getsockname()[1]}"
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class ReservedPort:
             each.close()
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def allow_sharing(self) -> Iterator[None]:
         """Let listeners with SO_REUSEPORT bind the port within the block."""
         self._share(shared=True)
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.errors import ConfigurationError
-from slipway.security.reloading import described
+from slipway.security.reloading import describe_path
 from slipway.settings.security import TlsFiles
 
 if TYPE_CHECKING:
@@ -31,15 +31,15 @@ def load(files: TlsFiles) -> Material:
         ConfigurationError: reason ``TLS_INVALID``, naming the file.
     """
     if (files.certificate is None) != (files.key is None):
-        raise _invalid("a certificate and its key belong together, but only one is named")
-    content = [None if path is None else _read(path, kind) for kind, path in files.named().items()]
+        raise _invalid_error("a certificate and its key belong together, but only one is named")
+    content = [None if path is None else _read(path, kind) for kind, path in files.by_setting().items()]
     if files.ca is not None:
         try:
             ssl.create_default_context(cafile=str(files.ca))
         except ssl.SSLError as error:
-            raise _invalid(f"{files.ca} has no certificate authority ({error.reason})", files.ca) from error
+            raise _invalid_error(f"{files.ca} has no certificate authority ({error.reason})", files.ca) from error
         except OSError as error:  # replaced since it was read
-            raise _invalid(f"{files.ca}: {error.strerror}", files.ca) from error
+            raise _invalid_error(f"{files.ca}: {error.strerror}", files.ca) from error
     if files.certificate is not None and files.key is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -48,11 +48,11 @@ def load(files: TlsFiles) -> Material:
                 password=lambda: b"",  # otherwise an encrypted key prompts on the terminal
             )
         except ssl.SSLError as error:
-            raise _invalid(
+            raise _invalid_error(
                 f"{files.certificate}: certificate and key do not belong together ({error.reason})", files.certificate
             ) from error
         except OSError as error:
-            raise _invalid(f"{files.certificate}: {error.strerror}", files.certificate) from error
+            raise _invalid_error(f"{files.certificate}: {error.strerror}", files.certificate) from error
     return Material(*content)
 
 
@@ -65,7 +65,7 @@ def server_credentials(material: Material) -> grpc.ServerCredentials:
     import grpc
 
     if material.certificate is None or material.key is None:
-        raise _invalid("a server needs a certificate and a key")
+        raise _invalid_error("a server needs a certificate and a key")
     return grpc.ssl_server_credentials(
         [(material.key, material.certificate)],
         root_certificates=material.ca,
@@ -84,11 +84,11 @@ def _read(path: Path, setting: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        name = described(path, setting)
-        raise _invalid(f"{name}: {error.strerror or 'it cannot be read'}", name) from None
+        name = describe_path(path, setting)
+        raise _invalid_error(f"{name}: {error.strerror or 'it cannot be read'}", name) from None
 
 
-def _invalid(what: str, path: Path | str = "") -> ConfigurationError:
+def _invalid_error(what: str, path: Path | str = "") -> ConfigurationError:
     return ConfigurationError(
         what,
         reason="TLS_INVALID",

@@ -106,35 +106,35 @@ class Settings(BaseModel):
         """
         for name in ("SLIPWAY_HOME", "SLIPWAY_SCRATCH"):
             check_local(environment.get(name, ""), named_by=name)
-        home = _folder("SLIPWAY_HOME", environment.get("SLIPWAY_HOME") or "~/.cache/slipway")
+        home = _read_folder("SLIPWAY_HOME", environment.get("SLIPWAY_HOME") or "~/.cache/slipway")
         scratch = environment.get("SLIPWAY_SCRATCH")
         given: dict[str, Any] = {
-            "store": _store(environment.get("SLIPWAY_STORE", "")),
-            "cache_bytes": _size(environment, "SLIPWAY_CACHE_SIZE"),
-            "upload_bytes": _size(environment, "SLIPWAY_UPLOAD_SIZE"),
-            "open_uploads": _count(environment, "SLIPWAY_OPEN_UPLOADS"),
+            "store": _read_store(environment.get("SLIPWAY_STORE", "")),
+            "cache_bytes": _read_size(environment, "SLIPWAY_CACHE_SIZE"),
+            "upload_bytes": _read_size(environment, "SLIPWAY_UPLOAD_SIZE"),
+            "open_uploads": _read_count(environment, "SLIPWAY_OPEN_UPLOADS"),
             "import_from": environment.get("SLIPWAY_IMPORT_FROM"),
-            "import_bytes": _size(environment, "SLIPWAY_IMPORT_SIZE"),
+            "import_bytes": _read_size(environment, "SLIPWAY_IMPORT_SIZE"),
             "hub_endpoint": environment.get("HF_ENDPOINT", "").rstrip("/"),
-            "transfer_rate": _size(environment, "SLIPWAY_TRANSFER_RATE", least=1),
+            "transfer_rate": _read_size(environment, "SLIPWAY_TRANSFER_RATE", least=1),
             "coordinator": environment.get("SLIPWAY_COORDINATOR"),
             "stage_environment": added_names(environment),
-            "log_level": _choice(environment, "SLIPWAY_LOG_LEVEL", get_args(LogLevel)),
-            "tracing": _choice(environment, "SLIPWAY_TRACING", get_args(Tracing)),
+            "log_level": _read_choice(environment, "SLIPWAY_LOG_LEVEL", get_args(LogLevel)),
+            "tracing": _read_choice(environment, "SLIPWAY_TRACING", get_args(Tracing)),
             "project": environment.get("SLIPWAY_PROJECT"),
-            "otlp_protocol": _choice(environment, "OTEL_EXPORTER_OTLP_PROTOCOL", get_args(OtlpProtocol)),
-            "otlp_endpoint": environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or _collector(environment),
+            "otlp_protocol": _read_choice(environment, "OTEL_EXPORTER_OTLP_PROTOCOL", get_args(OtlpProtocol)),
+            "otlp_endpoint": environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or _usual_collector(environment),
         }
         return cls(
             home=home,
-            scratch=_folder("SLIPWAY_SCRATCH", scratch) if scratch else home / "scratch",
+            scratch=_read_folder("SLIPWAY_SCRATCH", scratch) if scratch else home / "scratch",
             s3=S3Options.from_environment(environment),
             security=Security.from_environment(environment),
             **{name: value for name, value in given.items() if value not in (None, "")},  # otherwise the default
         )
 
 
-def _collector(environment: Mapping[str, str]) -> str:
+def _usual_collector(environment: Mapping[str, str]) -> str:
     """Return the usual address of a collector on this machine, whose port depends on the protocol."""
     return (
         "http://localhost:4318"
@@ -143,7 +143,7 @@ def _collector(environment: Mapping[str, str]) -> str:
     )
 
 
-def _store(text: str) -> str:
+def _read_store(text: str) -> str:
     text = text.strip()
     if not text or text.startswith(SCHEME):
         return text
@@ -151,10 +151,10 @@ def _store(text: str) -> str:
         raise ConfigurationError(
             f"SLIPWAY_STORE is {text!r}", remedy="use s3://bucket/prefix or a folder", about={"key": "SLIPWAY_STORE"}
         )
-    return str(_folder("SLIPWAY_STORE", text))
+    return str(_read_folder("SLIPWAY_STORE", text))
 
 
-def _folder(name: str, text: str) -> Path:
+def _read_folder(name: str, text: str) -> Path:
     if has_unknown_home(text):
         raise ConfigurationError(
             f"{name} is {quoted(text)}, the home of an account that does not exist here",
@@ -164,30 +164,30 @@ def _folder(name: str, text: str) -> Path:
     return user_path(text).absolute()
 
 
-def _size(environment: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
+def _read_size(environment: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
     text = environment.get(name, "").strip()
     try:
         given = parse_size(text) if text else None
     except MalformedText as error:
         raise ConfigurationError(f"{name}: {error.message}", remedy=error.remedy, about={"key": name}) from error
     if given is not None and given < least:
-        raise _wrong(name, text, f"give {least} or more")
+        raise _value_error(name, text, f"give {least} or more")
     return given
 
 
-def _count(environment: Mapping[str, str], name: str) -> int | None:
+def _read_count(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "").strip()
     if text and not number_of(text, most=_MOST):
-        raise _wrong(name, text, "give a number from 1")
+        raise _value_error(name, text, "give a number from 1")
     return number_of(text, most=_MOST)
 
 
-def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+def _read_choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     value = environment.get(name, "").strip().lower()
     if value and value not in choices:
-        raise _wrong(name, value, f"use one of {', '.join(filter(None, choices))}")
+        raise _value_error(name, value, f"use one of {', '.join(filter(None, choices))}")
     return value
 
 
-def _wrong(name: str, value: str, remedy: str) -> ConfigurationError:
+def _value_error(name: str, value: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(f"{name} is {quoted(value)}", remedy=f"{remedy}, or unset it", about={"key": name})

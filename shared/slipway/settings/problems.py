@@ -45,29 +45,29 @@ def configuration_error(problems: Iterable[Problem], *, reason: str = "CONFIGURA
     If not all fit into a message, it reports those that fit and the number of the others.
     """
     unique = list(dict.fromkeys(problems))
-    found = _fitting([problem.shortened() for problem in unique])
+    shown = _choose_fitting([problem.shortened() for problem in unique])
     count = "1 setting cannot" if len(unique) == 1 else f"{len(unique)} settings cannot"
-    more = f"\n  and {len(unique) - len(found)} more" if len(found) < len(unique) else ""
-    lines = "\n".join(f"  {problem}" for problem in found)
+    more = f"\n  and {len(unique) - len(shown)} more" if len(shown) < len(unique) else ""
+    lines = "\n".join(f"  {problem}" for problem in shown)
     return ConfigurationError(
         f"{count} be used:\n{lines}{more}",
         reason=reason,
         about={
-            "key": ",".join(problem.key for problem in found),
-            "problems": json.dumps([asdict(problem) for problem in found]),
+            "key": ",".join(problem.key for problem in shown),
+            "problems": json.dumps([asdict(problem) for problem in shown]),
         },
     )
 
 
-def _fitting(problems: list[Problem]) -> list[Problem]:
+def _choose_fitting(problems: list[Problem]) -> list[Problem]:
     """Return as many of the first problems as fit into an error's message and, as JSON, into its ``about``."""
-    room, found = MOST_TEXT - 100, []
+    room, kept = MOST_TEXT - 100, []
     for problem in problems:
         room -= max(len(str(problem)) + 3, len(json.dumps(asdict(problem))) + 2)
         if room < 0:
             break
-        found.append(problem)
-    return found
+        kept.append(problem)
+    return kept
 
 
 def near_names(name: str, known: Collection[str]) -> str:
@@ -75,13 +75,13 @@ def near_names(name: str, known: Collection[str]) -> str:
     by_letters = {_letters(other): other for other in known}
     asked = _letters(name)
     if asked in by_letters:
-        found = [by_letters[asked]]
+        names = [by_letters[asked]]
     else:
         close = difflib.get_close_matches(asked, sorted(by_letters), n=3, cutoff=0.5)
         close += [other for other in sorted(by_letters) if asked and other.startswith(asked) and other not in close]
-        found = [by_letters[letters] for letters in close[:3]]
-    if found:
-        return f"did you mean {' or '.join(found)}?"
+        names = [by_letters[letters] for letters in close[:3]]
+    if names:
+        return f"did you mean {' or '.join(names)}?"
     return f"known here: {', '.join(known)}"
 
 

@@ -23,13 +23,13 @@ class TlsFiles:
     certificate: Path | None = None
     key: Path | None = None
 
-    def named(self) -> dict[str, Path | None]:
-        """Return all three files by the name of their setting."""
+    def by_setting(self) -> dict[str, Path | None]:
+        """Return all three files by the names of their settings."""
         return {"tls_ca_file": self.ca, "tls_cert_file": self.certificate, "tls_key_file": self.key}
 
     def paths(self) -> tuple[Path, ...]:
         """Return the files that are set."""
-        return tuple(path for path in self.named().values() if path is not None)
+        return tuple(path for path in self.by_setting().values() if path is not None)
 
 
 class Security(BaseModel):
@@ -62,7 +62,7 @@ class Security(BaseModel):
         values = {name: environment.get(f"SLIPWAY_{name.upper()}") for name in cls.model_fields}
         return cls.model_validate({name: value for name, value in values.items() if value})
 
-    def replacing(self, **files: Path | None) -> Security:
+    def with_files(self, **files: Path | None) -> Security:
         """Return these settings with the files that were given as flags."""
         return self.model_copy(update={name: path for name, path in files.items() if path is not None})
 

@@ -92,18 +92,22 @@ def stage_environment(environment: Mapping[str, str]) -> dict[str, str]:
         ConfigurationError: ``SLIPWAY_STAGE_ENVIRONMENT`` is not a list of names.
     """
     added = added_names(environment)
-    found = {name: value for name, value in environment.items() if name in _NEEDED or name in added}
-    return without_current_folder(found)
+    variables = {name: value for name, value in environment.items() if name in _NEEDED or name in added}
+    return without_current_folder(variables)
 
 
 def without_current_folder(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for a process in another folder, without the current folder in any search path."""
-    found = dict(environment)
+    variables = dict(environment)
     for name in _SEARCHED:
-        folders = [_whole(part) for part in found.pop(name, "").split(os.pathsep) if os.path.normpath(part) != "."]
+        folders = [
+            _absolute_folder(part)
+            for part in variables.pop(name, "").split(os.pathsep)
+            if os.path.normpath(part) != "."
+        ]
         if folders:
-            found[name] = os.pathsep.join(folders)
-    return {**found, "PYTHONSAFEPATH": "1"}
+            variables[name] = os.pathsep.join(folders)
+    return {**variables, "PYTHONSAFEPATH": "1"}
 
 
 def added_names(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -123,6 +127,6 @@ def added_names(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _whole(part: str) -> str:
+def _absolute_folder(part: str) -> str:
     """Return a folder of a search path for a process in another current folder."""
     return part if part.startswith("$") else str(Path(part).absolute())  # $ORIGIN is the dynamic linker's

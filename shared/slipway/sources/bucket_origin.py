@@ -29,8 +29,8 @@ class BucketOrigin:
 
     def listing(self, *, most: int) -> list[OriginFile]:
         """As :meth:`~slipway.sources.origins.Origin.listing`; placeholders of folders are left out."""
-        found = [entry for entry in self._bucket.listing(most=most + 1) if not entry.key.endswith("/")]
-        return [OriginFile(entry.key, entry.size_bytes, entry.etag) for entry in found]
+        entries = [entry for entry in self._bucket.listing(most=most + 1) if not entry.key.endswith("/")]
+        return [OriginFile(entry.key, entry.size_bytes, entry.etag) for entry in entries]
 
     def read(self, file: OriginFile, offset: int, length: int) -> bytes:
         """As :meth:`~slipway.sources.origins.Origin.read`."""
@@ -42,5 +42,5 @@ class BucketOrigin:
 
     def still_has(self, file: OriginFile) -> bool:
         """As :meth:`~slipway.sources.origins.Origin.still_has`, by its entity tag."""
-        found = self._bucket.find(file.key)
-        return found is not None and (found.etag, found.size_bytes) == (file.version, file.size_bytes)
+        current = self._bucket.find(file.key)
+        return current is not None and (current.etag, current.size_bytes) == (file.version, file.size_bytes)

@@ -102,8 +102,8 @@ class SourceFolders:
                 return [self.show_all(value) for value in document]
         return document
 
-    def named(self, error: ModelExportError) -> ModelExportError:
-        """Return an error that names sources as the user named them."""
+    def name_sources(self, error: ModelExportError) -> ModelExportError:
+        """Return the error with sources named as the user named them."""
         return type(error)(
             self.show(error.message),
             reason=error.reason,

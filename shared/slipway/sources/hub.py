@@ -30,7 +30,7 @@ def parse_hub_url(url: str) -> tuple[str, str]:
     name, at, revision = url.removeprefix(SCHEME).partition("@")
     if not is_repository(name) or (at and not _REVISION.fullmatch(revision)):
         shown = redact_address(url) if {":", "?"} & {*url.removeprefix(SCHEME)} else url  # a revision is no secret
-        raise not_found(shown, "this is not a repository name", "write hf://owner/name@revision")
+        raise not_found_error(shown, "this is not a repository name", "write hf://owner/name@revision")
     return name, revision
 
 
@@ -45,12 +45,12 @@ def hub_folder(url: str) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
-        raise not_found(url, "huggingface_hub is not installed", "pip install huggingface_hub") from error
+        raise not_found_error(url, "huggingface_hub is not installed", "pip install huggingface_hub") from error
     check_cached_reference(name, revision or None)
     try:
         return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
     except HFValidationError as error:
-        raise not_found(url, "this is not a repository name", "write hf://owner/name@revision") from error
+        raise not_found_error(url, "this is not a repository name", "write hf://owner/name@revision") from error
     except LocalEntryNotFoundError:
         pass
     try:
@@ -58,10 +58,10 @@ def hub_folder(url: str) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         what = f"it is not in the local cache and cannot be downloaded ({type(error).__name__})"
         remedy = f"on a machine with access: hf download {name}" + (f" --revision {revision}" if revision else "")
-        raise not_found(url, what, f"{remedy}; then name its folder, or copy the cache") from error
+        raise not_found_error(url, what, f"{remedy}; then name its folder, or copy the cache") from error
 
 
-def not_found(url: str, what: str, remedy: str) -> CheckpointValidationError:
+def not_found_error(url: str, what: str, remedy: str) -> CheckpointValidationError:
     """Return the error of a repository that cannot be read."""
     return CheckpointValidationError(
         f"{url}: {what}", reason="BASE_MODEL_NOT_FOUND", remedy=remedy, about={"source": url}

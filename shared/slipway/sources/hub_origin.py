@@ -17,7 +17,7 @@ from slipway.artifacts.digests import is_digest
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError, CheckpointValidationError, ModelExportError
 from slipway.folders.disk_full import is_disk_full
-from slipway.sources.hub import SCHEME, WANTED, not_found, parse_hub_url
+from slipway.sources.hub import SCHEME, WANTED, not_found_error, parse_hub_url
 from slipway.sources.origins import OnWait, OriginFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -27,7 +27,7 @@ _TRIES = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _TIMEOUT_SECONDS = 30.0
 _LEAST_RATE, _LEAST_ANSWER = 1 << 10, 32 << 10
-"""Bytes a second of an answer after its first half minute, and bytes of one that breaks off, below which there is no progress."""
+"""Least progress: bytes a second of a response after its first half minute, and bytes of a response that breaks off."""
 
 
 class HubOrigin:
@@ -49,18 +49,18 @@ class HubOrigin:
         self._endpoint = endpoint or None
         self._on_wait: OnWait = lambda: None
         self.url = url
-        with _translated(url):
-            found = HfApi(endpoint=self._endpoint).model_info(
+        with _translate_errors(url):
+            info = HfApi(endpoint=self._endpoint).model_info(
                 self.repository, revision=self.revision or None, files_metadata=True, timeout=_TIMEOUT_SECONDS
             )
             self._files = [
                 _file(entry)
-                for entry in found.siblings or ()
+                for entry in info.siblings or ()
                 if any(fnmatchcase(entry.rfilename, pattern) for pattern in WANTED)
             ]
-        self.commit = str(found.sha or "")
+        self.commit = str(info.sha or "")
         if not _COMMIT.fullmatch(self.commit):
-            raise _not_found(url, "the hub names no commit of it")
+            raise _not_found_error(url, "the hub names no commit of it")
         self.pinned = f"{SCHEME}{self.repository}@{self.commit}"
         self.service = endpoint or SCHEME
         self.where = self.pinned if self._endpoint is None else f"{self.pinned} at {self._endpoint}"
@@ -117,16 +117,18 @@ class HubOrigin:
         while position < span.stop:
             self._on_wait()
             begin, began = position, time.monotonic()
-            fault = _away(self.url, f"{file.key} ends after {position} of {file.size_bytes} bytes")
+            fault = _unavailable_error(self.url, f"{file.key} ends after {position} of {file.size_bytes} bytes")
             try:
-                with _translated(self.url), closing(self._answer(file, range(position, span.stop))) as answer:
+                with _translate_errors(self.url), closing(self._request(file, range(position, span.stop))) as answer:
                     for data in answer:
                         self._on_wait()
                         taken = data[: span.stop - position]
                         position += len(taken)
                         yield taken
                         if (time.monotonic() - began - _TIMEOUT_SECONDS) * _LEAST_RATE > position - begin:
-                            raise _away(self.url, f"{file.key} comes more slowly than {_LEAST_RATE} bytes a second")
+                            raise _unavailable_error(
+                                self.url, f"{file.key} comes more slowly than {_LEAST_RATE} bytes a second"
+                            )
                         if position == span.stop:
                             break
             except ArtifactError as error:
@@ -146,7 +148,7 @@ class HubOrigin:
             self._on_wait()
             time.sleep(min(left, 0.25))
 
-    def _answer(self, file: OriginFile, span: range) -> Generator[bytes]:
+    def _request(self, file: OriginFile, span: range) -> Generator[bytes]:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
@@ -160,11 +162,11 @@ class HubOrigin:
         headers |= {} if whole else {"Range": f"bytes={span.start}-{span.stop - 1}"}
         # No retries by the library: its context would swallow errors raised while the response is read.
         options: dict[str, Any] = {"timeout": _TIMEOUT_SECONDS, "follow_redirects": True, "max_retries": 0}
-        with http_stream_backoff("GET", url, headers=headers, **options) as found:
-            hf_raise_for_status(found)
-            if not whole and found.status_code != 206:
-                raise _away(self.url, "the hub does not send parts of files")
-            yield from found.iter_raw()
+        with http_stream_backoff("GET", url, headers=headers, **options) as response:
+            hf_raise_for_status(response)
+            if not whole and response.status_code != 206:
+                raise _unavailable_error(self.url, "the hub does not send parts of files")
+            yield from response.iter_raw()
 
 
 def _file(entry: Any) -> OriginFile:
@@ -181,7 +183,7 @@ def _file(entry: Any) -> OriginFile:
 
 
 @contextmanager
-def _translated(url: str) -> Iterator[None]:
+def _translate_errors(url: str) -> Iterator[None]:
     """Translate the library's errors."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
@@ -190,20 +192,20 @@ def _translated(url: str) -> Iterator[None]:
     except ModelExportError:
         raise
     except HFValidationError as error:
-        raise _not_found(url, "this is not a repository name") from error
+        raise _not_found_error(url, "this is not a repository name") from error
     except OfflineModeIsEnabled as error:
-        raise _not_found(url, "HF_HUB_OFFLINE forbids this worker to use the hub") from error
+        raise _not_found_error(url, "HF_HUB_OFFLINE forbids this worker to use the hub") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status < 500 and status not in {408, 429}:
-            raise _not_found(url, f"the hub answers {status} ({type(error).__name__})") from error
-        raise _away(url, f"the hub answers {status}") from error
+            raise _not_found_error(url, f"the hub answers {status} ({type(error).__name__})") from error
+        raise _unavailable_error(url, f"the hub answers {status}") from error
     except _NOT_UNDERSTOOD as error:  # a proxy's page, or a hub of another kind
-        raise _away(url, f"the hub's answer cannot be understood ({type(error).__name__})") from error
+        raise _unavailable_error(url, f"the hub's answer cannot be understood ({type(error).__name__})") from error
     except Exception as error:
         if not _is_connection_error(error):
             raise
-        raise _away(url, type(error).__name__) from error
+        raise _unavailable_error(url, type(error).__name__) from error
 
 
 def _is_connection_error(error: Exception) -> bool:
@@ -213,12 +215,12 @@ def _is_connection_error(error: Exception) -> bool:
     return type(error).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "httpcore2", "requests"}
 
 
-def _not_found(url: str, what: str) -> CheckpointValidationError:
+def _not_found_error(url: str, what: str) -> CheckpointValidationError:
     remedy = "check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN"
-    return not_found(url, what, remedy)
+    return not_found_error(url, what, remedy)
 
 
-def _away(url: str, what: str) -> ArtifactError:
+def _unavailable_error(url: str, what: str) -> ArtifactError:
     return ArtifactError(
         f"{url} cannot be read now: {what}",
         reason="STORE_UNAVAILABLE",

@@ -83,7 +83,7 @@ class ImportFolders(SourceFolders):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of the files that had to be read completely."""
+        """Return the bytes of the files that had to be read completely."""
         return sum(mirror.read_bytes for mirror in self._mirrors.values())
 
     def _hub(self, url: str) -> Path:

@@ -83,8 +83,8 @@ class Mirror:
         Raises:
             ArtifactError: ``FILE_ERROR`` if a file was replaced since it was listed; errors of the origin and the store's ``put``.
         """
-        chosen = self._chosen(files)
-        if known := self._known(chosen, store):
+        chosen = self._choose(files)
+        if known := self._find_known(chosen, store):
             return known
         with workers() as pool:
 
@@ -116,30 +116,30 @@ class Mirror:
             scratch: Folder for files in transfer.
             on_bytes: Gets the bytes that are done, read or not.
         """
-        chosen = self._chosen(files)
-        if known := self._known(chosen, store):
+        chosen = self._choose(files)
+        if known := self._find_known(chosen, store):
             on_bytes(sum(file.size_bytes for file in chosen.values()))
             return known
         with workers() as pool:
 
             def bring(item: tuple[str, OriginFile], count: OnBytes) -> ManifestFile:
                 name, file = item
-                digest = self._remembered(file, store)
-                found = ManifestFile(name, file.size_bytes, digest, media_type(name))
-                if digest and blobs.has_blob(found):
+                digest = self._recall(file, store)
+                entry = ManifestFile(name, file.size_bytes, digest, media_type(name))
+                if digest and blobs.has_blob(entry):
                     count(file.size_bytes)
-                    return found
+                    return entry
                 origin, path = self.origin.during(lambda: count(0)), scratch / uuid.uuid4().hex
                 try:
                     digest = origin.download(file, path, pool=pool, on_bytes=count)
                     _check_same(origin, file)
-                    found = ManifestFile(name, file.size_bytes, digest, media_type(name))
-                    blobs.keep(found, path, on_bytes=count)
+                    entry = ManifestFile(name, file.size_bytes, digest, media_type(name))
+                    blobs.keep(entry, path, on_bytes=count)
                     self.read_bytes += file.size_bytes  # not locked: a lost update only makes the figure smaller
                 finally:
                     path.unlink(missing_ok=True)
                 self._remember(file, digest, store, blobs)
-                return found
+                return entry
 
             entries = in_threads(bring, chosen.items(), on_bytes)
         manifest = Manifest.of(entries)
@@ -147,10 +147,10 @@ class Mirror:
         store.record_action(self._key(chosen), ActionResult({"source": manifest.digest}))
         return manifest.digest
 
-    def _chosen(self, files: Mapping[str, Path]) -> dict[str, OriginFile]:
+    def _choose(self, files: Mapping[str, Path]) -> dict[str, OriginFile]:
         return {name: self._files[path.relative_to(self.folder).as_posix()] for name, path in sorted(files.items())}
 
-    def _known(self, chosen: Mapping[str, OriginFile], store: Artifacts) -> str:
+    def _find_known(self, chosen: Mapping[str, OriginFile], store: Artifacts) -> str:
         """Return the digest of the artifact made of these files before; empty if there is none."""
         known = store.action(self._key(chosen))
         return known.outputs.get("source", "") if known is not None else ""
@@ -166,7 +166,7 @@ class Mirror:
             return self._key({"": file})
         return hashlib.sha256(json.dumps({"service": self.origin.service, "digest": file.digest}).encode()).hexdigest()
 
-    def _remembered(self, file: OriginFile, store: Artifacts) -> str:
+    def _recall(self, file: OriginFile, store: Artifacts) -> str:
         """Return the digest of a large file read before; empty if it is unknown or was collected."""
         if file.size_bytes < _REMEMBERED_BYTES:
             return ""

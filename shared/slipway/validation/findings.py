@@ -35,13 +35,13 @@ REJECTED, TOO_COARSE = "VALIDATION_FAILED", "TOO_COARSE"
 """Reasons for which an output is made again: it failed, or passed with a warning."""
 
 
-def failed_validation(name: str) -> str:
-    """Return how every message begins that an output failed; such warnings are withdrawn when the output is made again."""
+def failure_prefix(name: str) -> str:
+    """Return the start of every message about a failed output; such warnings are withdrawn when the output is made again."""
     return f"{name} failed validation: "
 
 
-def passed_with_warning(name: str) -> str:
-    """Return how a message begins that an output passed, but keeps less of the fine-tune than it should."""
+def warning_prefix(name: str) -> str:
+    """Return the start of a message about an output that passed, but keeps less of the fine-tune than it should."""
     return f"{name} passed with a warning: "
 
 

@@ -26,12 +26,12 @@ _OUTPUT = "output."
 
 
 def input_of(output: str) -> str:
-    """Return the name of the input that brings an output: a prefix tells an output from another input of its name."""
+    """Return the name of the input that holds an output; a prefix tells it from another input of the same name."""
     return f"{_OUTPUT}{output}" if output in NOT_OUTPUTS else output
 
 
 def output_of(name: str) -> str:
-    """Return the name of the output that an input brings."""
+    """Return the name of the output that an input holds."""
     return name.removeprefix(_OUTPUT)
 
 

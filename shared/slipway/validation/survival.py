@@ -18,7 +18,7 @@ from slipway.validation.values import Value
 
 _MOST_DROWNED = 256
 _ROUNDING_TIMES = 1.5
-"""How many times the nearest rounding's error a calibrated one may make: it keeps results, not weights."""
+"""Largest error of a calibrated rounding, as a multiple of the nearest rounding's: calibration keeps results, not weights."""
 
 
 class ModuleSurvival(Value):
@@ -111,11 +111,11 @@ class AdapterSurvival(Value):
 
     def by_layer(self) -> dict[int, tuple[ModuleSurvival, ...]]:
         """Return the modules of each layer, by number."""
-        found: dict[int, list[ModuleSurvival]] = {}
+        layers: dict[int, list[ModuleSurvival]] = {}
         for each in self.modules:
             if each.layer is not None:
-                found.setdefault(each.layer, []).append(each)
-        return {number: tuple(found[number]) for number in sorted(found)}
+                layers.setdefault(each.layer, []).append(each)
+        return {number: tuple(layers[number]) for number in sorted(layers)}
 
 
 def worst(modules: Sequence[ModuleSurvival], count: int) -> tuple[ModuleSurvival, ...]:

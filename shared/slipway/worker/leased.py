@@ -88,7 +88,7 @@ class LeasedTask:
             result = await self._execute(runner, on_phase)
         except asyncio.CancelledError:
             request.cancelled.SetInParent()
-        except ServiceError as error:  # the lease is not one
+        except ServiceError as error:  # the lease is invalid
             request.error.CopyFrom(status_of(error.failure()))
         else:
             request.peak_memory_bytes = result.peak_memory_bytes
@@ -96,7 +96,7 @@ class LeasedTask:
                 request.memory.sample_seconds = result.memory.sample_seconds
                 request.memory.samples_bytes.extend(result.memory.samples_bytes)
             output = output_message(result)
-            failure = result.failure or _too_many_facts(self.lease.stage, output)
+            failure = result.failure or _facts_failure(self.lease.stage, output)
             if failure is not None:
                 request.error.CopyFrom(status_of(failure))
             else:
@@ -107,7 +107,7 @@ class LeasedTask:
 
     async def _execute(self, runner: TaskRunner, on_phase: Callable[[], None]) -> TaskResult:
         lease = self.lease
-        call = call_of(lease).filled(max_memory_bytes=self.memory_bytes, threads=self.threads)
+        call = call_of(lease).with_defaults(max_memory_bytes=self.memory_bytes, threads=self.threads)
         key = AttemptKey.parse(lease.task)
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:
@@ -142,7 +142,7 @@ def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
     return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(cut_lists(result.facts)), reused=result.reused)
 
 
-def _too_many_facts(stage: str, output: worker_pb2.TaskOutput) -> Failure | None:
+def _facts_failure(stage: str, output: worker_pb2.TaskOutput) -> Failure | None:
     """Return the failure of a stage whose facts are larger than a coordinator accepts; else None."""
     size = output.facts.ByteSize()
     if size <= MOST_FACTS_BYTES:

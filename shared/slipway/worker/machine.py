@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipway.errors import ConfigurationError
-from slipway.execution.pressure import nearly_full
+from slipway.execution.pressure import is_nearly_full
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.machine.gpu import first_gpu
 from slipway.registry import load_stage
@@ -77,22 +77,22 @@ def probe(scratch: Path, stages: Iterable[str] = (), *, group: ControlGroup | No
 
 def known_parameters(stages: Iterable[str]) -> dict[str, worker_pb2.StageParameters]:
     """Return the parameter names of each stage, without stages that accept any parameter."""
-    found: dict[str, worker_pb2.StageParameters] = {}
+    parameters: dict[str, worker_pb2.StageParameters] = {}
     for name in stages:
         with contextlib.suppress(ConfigurationError):  # a task for this stage will report the error
             params = load_stage(name).params
             if params.model_config.get("extra") != "allow":
-                found[name] = worker_pb2.StageParameters(names=sorted(params.model_fields))
-    return found
+                parameters[name] = worker_pb2.StageParameters(names=sorted(params.model_fields))
+    return parameters
 
 
 def installed_libraries(stages: Iterable[str]) -> dict[str, str]:
     """Return the versions of the installed libraries that stages declare."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in stages:
         with contextlib.suppress(ConfigurationError):  # a task for this stage will report the error
-            found |= load_stage(name).library_versions()
-    return {name: version for name, version in sorted(found.items()) if version}
+            versions |= load_stage(name).library_versions()
+    return {name: version for name, version in sorted(versions.items()) if version}
 
 
 log = logging.getLogger("slipway.worker")
@@ -121,7 +121,7 @@ class Room:
             disk = shutil.disk_usage(self._scratch)
         except OSError:  # the next task will report the fault
             return False
-        before, self.enough = self.enough, not nearly_full(disk.free, total=disk.total)
+        before, self.enough = self.enough, not is_nearly_full(disk.free, total=disk.total)
         if self.enough == before:
             return False
         if self.enough:

@@ -17,7 +17,7 @@ from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.registry import IMPORT, load_stage, stage_names
 from slipway.rpc.serving import add_health_and_reflection
-from slipway.security.flags import given
+from slipway.security.flags import with_flags
 from slipway.security.server import worker_security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
@@ -66,7 +66,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     settings.scratch.mkdir(parents=True, exist_ok=True)
     machine = probe(settings.scratch, stages)
     runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
-    identity = given(arguments, settings.security)
+    identity = with_flags(arguments, settings.security)
     options = WorkerOptions(
         coordinator=arguments.coordinator or settings.coordinator,
         stages=stages,

@@ -148,7 +148,7 @@ class Worker:
             except grpc.aio.AioRpcError as error:
                 self._take_back(request)
                 failure = self._failure(error)
-                if failure.reason != told:  # what was away may refuse this worker once it is back
+                if failure.reason != told:  # a coordinator that is back may refuse this worker
                     log.warning(str(failure))
                 failures, told = failures + 1, failure.reason
                 await asyncio.sleep(min(0.2 * 2 ** min(failures, 6), _LONGEST_BACKOFF_SECONDS))

@@ -25,7 +25,7 @@ from slipway_protos.v1 import stage_pb2, stage_pb2_grpc
 Context = grpc.aio.ServicerContext
 
 _MOST_EVENTS = 1000
-"""Events kept for a slow reader of a direct call, who misses the oldest."""
+"""Most events kept for a slow reader of a direct call; the oldest are dropped."""
 _LOOK_SECONDS = 0.05
 
 
@@ -50,7 +50,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Run(self, request: stage_pb2.RunRequest, context: Context) -> AsyncIterator[stage_pb2.RunResponse]:
         """Run one task; cancelling the call cancels it."""
         worker = self._worker
-        call = self._checked(request)
+        call = self._check_call(request)
         events: deque[stage_pb2.RunResponse] = deque(maxlen=_MOST_EVENTS)
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:
@@ -61,7 +61,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
         with worker.slot() as threads, worker.runner.using_store():
             memory_bytes = worker.machine.capabilities(slots=worker.options.slots).memory_bytes
-            call = call.filled(max_memory_bytes=memory_bytes, threads=threads)
+            call = call.with_defaults(max_memory_bytes=memory_bytes, threads=threads)
             running = asyncio.create_task(worker.runner.run(call, on_progress=on_progress, on_log=on_log))
             try:
                 while not running.done() or events:
@@ -69,13 +69,13 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                         yield events.popleft()
                     else:
                         await asyncio.wait({running}, timeout=_LOOK_SECONDS)
-                yield _last(running.result())
+                yield _last_event(running.result())
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    def _checked(self, request: stage_pb2.RunRequest) -> StageCall:
-        """Return the call that is asked for; refuse an invalid call before any work."""
+    def _check_call(self, request: stage_pb2.RunRequest) -> StageCall:
+        """Return the requested call; refuse an invalid one before any work."""
         options = self._worker.options
         if request.stage not in self._stages:
             raise ConfigurationError(
@@ -110,13 +110,15 @@ def describe(name: str) -> stage_pb2.StageDescription:
         params_json_schema=schema,
         versions=stage.library_versions(),
         providers=[
-            stage_pb2.Provider(name=found.name, available=found.available, version=found.version, detail=found.detail)
-            for found in stage.providers()
+            stage_pb2.Provider(
+                name=provider.name, available=provider.available, version=provider.version, detail=provider.detail
+            )
+            for provider in stage.providers()
         ],
     )
 
 
-def _last(result: TaskResult) -> stage_pb2.RunResponse:
+def _last_event(result: TaskResult) -> stage_pb2.RunResponse:
     if result.failure is not None:
         return stage_pb2.RunResponse(error=status_of(result.failure))
     return stage_pb2.RunResponse(output=output_message(result))

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("gguf", reason="names types: pip install 'slipway-ml[gguf]'")
 from slipway.machine.bounded.process import Bounds
 from slipway_gguf import modelfile
-from slipway_gguf.modelfile import NAME, ollama_template, quoted, write
+from slipway_gguf.modelfile import NAME, ollama_template, quote, write
 from slipway_gguf.vocabulary.documents import AddedToken, TokenizerFiles
 from slipway_gguf.vocabulary.splitting import KNOWN
 from support.models.tokenizers_of_kinds import MARKS, byte_level, save
@@ -76,7 +76,7 @@ def _files(*, begins: bool = True) -> TokenizerFiles:
     ("name", "template"), [("chatml", _CHATML), ("llama3", _LLAMA3), ("gemma", _GEMMA), ("phi3", _PHI3)]
 )
 def test_a_template_is_known_by_what_it_writes(name: str, template: str) -> None:
-    assert ollama_template(template, _files()) == modelfile.KNOWN[name].in_ollama()
+    assert ollama_template(template, _files()) == modelfile.KNOWN[name].to_ollama()
 
 
 def test_a_begin_that_llama_cpp_does_not_add_is_missed() -> None:
@@ -142,7 +142,7 @@ def test_greedy_models_are_greedy(tmp_path: Path) -> None:
 
 
 def test_values_are_quoted() -> None:
-    assert quoted("a b") == '"a b"'
-    assert quoted('say "x"\n') == '"""say "x"\n"""'
+    assert quote("a b") == '"a b"'
+    assert quote('say "x"\n') == '"""say "x"\n"""'
     with pytest.raises(ValueError, match="cannot hold"):
-        quoted('a"""b')
+        quote('a"""b')

@@ -29,13 +29,13 @@ def test_falcons_bias_has_the_same_bits_in_float32(heads: int) -> None:
     import torch
     from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
-    from slipway_onnx_export.loading.weightless import _rounded_bias
+    from slipway_onnx_export.loading.weightless import _compute_rounded_bias
 
     mask = torch.ones(2, 3000, dtype=torch.int64)
     mask[0, :7] = 0
     slopes = build_alibi_tensor(torch.ones(1, 2, dtype=torch.int64), heads, torch.float32)[:, 0, 1]
     wanted = build_alibi_tensor(mask, heads, torch.float32)
-    assert torch.equal(_rounded_bias(slopes, mask, heads, torch.float32), wanted)
+    assert torch.equal(_compute_rounded_bias(slopes, mask, heads, torch.float32), wanted)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.checks.folder import CHECKS, check_folder
-from slipway_onnx_export.checks.written import Written
+from slipway_onnx_export.checks.written import WrittenFolder
 from slipway_onnx_export.components import untraced_decoder
 from support.models.onnx_models import Exported
 
@@ -34,20 +34,20 @@ def correct(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, params, context)["onnx"], context.facts)
 
 
-def edited(correct: Exported, folder: Path, edit: Callable[[Any, Path], Any]) -> Written:
+def edited(correct: Exported, folder: Path, edit: Callable[[Any, Path], Any]) -> WrittenFolder:
     """A copy of the export whose graph the test damages."""
     shutil.copytree(correct.folder, folder)
     model = onnx.load(folder / FILE, load_external_data=False)
     edit(model, folder)
     (folder / FILE).write_bytes(model.SerializeToString())
-    return Written(folder, (untraced_decoder(2),), 23, metadata=properties(correct))
+    return WrittenFolder(folder, (untraced_decoder(2),), 23, metadata=properties(correct))
 
 
 def properties(exported: Exported) -> dict[str, str]:
     return {entry.key: entry.value for entry in exported.onnx.metadata_props}
 
 
-def refused(written: Written) -> ONNXExportError:
+def refused(written: WrittenFolder) -> ONNXExportError:
     with pytest.raises(ONNXExportError) as caught:
         check_folder(written, engine="mobius")
     assert caught.value.about["check"] in caught.value.message
@@ -250,7 +250,9 @@ def test_the_reference_disagrees_with_a_runtime_that_computes_something_else(
     (data * 1.5).tofile(other / "model.onnx.data")
     run = running._run
     monkeypatch.setattr(
-        running, "_run", lambda _, component, past: run(Written(other, written.components, 23), component, past=past)
+        running,
+        "_run",
+        lambda _, component, past: run(WrittenFolder(other, written.components, 23), component, past=past),
     )
     error = refused(written)
     assert (error.about["check"], error.reason) == ("reference", "EXPORT_PARITY_FAILED")
@@ -263,7 +265,7 @@ def test_the_reference_is_not_run_by_name(family: Callable[[str], Path], export:
 
 
 def test_large_graphs_are_not_run(correct: Exported) -> None:
-    large = Written(correct.folder, (untraced_decoder(2),), 23)
+    large = WrittenFolder(correct.folder, (untraced_decoder(2),), 23)
     vars(large)["tiny"] = False
     checks = check_folder(large, engine="mobius")
     assert {name for name, result in checks.items() if result.startswith("not run")} == {"caches", "reference"}

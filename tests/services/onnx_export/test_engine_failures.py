@@ -16,7 +16,7 @@ from slipway_onnx_export.engines import choose_engine, dynamo, legacy
 from slipway_onnx_export.engines.failures import translate_capture_error, translate_tracer_error
 from slipway_onnx_export.loading.weightless import build_weightless
 from slipway_onnx_export.params import OnnxExportParams
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS, ort_failures
+from slipway_onnx_export.parity.ort_errors import ORT_ERRORS, translate_ort_errors
 from slipway_onnx_export.source import open_source
 from support.models.onnx_models import Exported
 from support.models.table_models import ROWS, make_row
@@ -151,5 +151,8 @@ def test_a_lack_of_memory_while_a_graph_is_built_is_no_fault_of_the_engine(
 )
 def test_a_lack_of_memory_in_onnx_runtime_is_no_fault_of_a_graph(words: str, kind: type[Exception] | None) -> None:
     failure = ORT_ERRORS[-1]  # RuntimeException
-    with pytest.raises(kind or failure), ort_failures(lambda error: ONNXExportError(str(error), reason="ONNX_INVALID")):
+    with (
+        pytest.raises(kind or failure),
+        translate_ort_errors(lambda error: ONNXExportError(str(error), reason="ONNX_INVALID")),
+    ):
         raise failure(words)

@@ -304,7 +304,7 @@ def test_gelu_is_approximated_on_request(
     import onnxruntime
     import torch
 
-    from slipway_validate.runner.yardsticks.computing import approximated_gelu
+    from slipway_validate.runner.yardsticks.computing import approximate_gelu
     from support.models.family_models import CASES
 
     source = make_family_model("bert-classes", tmp_path / "model")
@@ -324,7 +324,7 @@ def test_gelu_is_approximated_on_request(
     given = {name: torch.from_numpy(value) for name, value in feed.items()}
     with torch.no_grad():
         exact = model(**given).logits.numpy()
-        with approximated_gelu(model):
+        with approximate_gelu(model):
             approximate = model(**given).logits.numpy()
         assert np.array_equal(model(**given).logits.numpy(), exact)
     assert np.abs(found - approximate).max() < 1e-5 < np.abs(found - exact).max()

@@ -75,7 +75,7 @@ def test_weights_of_one_short_type_stay_as_they_are_stored(
 
     from slipway.model.dtypes import torch_dtypes
     from slipway.model.pytorch import wide_layers
-    from slipway_onnx_export.parity.check import _in_float32
+    from slipway_onnx_export.parity.check import _load_in_float32
 
     monkeypatch.setattr(wide_layers, "SMALLEST_VALUES", 1 << 6)
     folder = Path(shutil.copytree(family("qwen3-tied"), tmp_path / "model"))
@@ -85,7 +85,7 @@ def test_weights_of_one_short_type_stay_as_they_are_stored(
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    model, ids = _in_float32(folder, AutoModelForCausalLM), torch.arange(3, 15)[None]
+    model, ids = _load_in_float32(folder, AutoModelForCausalLM), torch.arange(3, 15)[None]
     assert any(type(layer) is wide_layers.WideLinear for layer in model.modules()) == mapped
     with torch.no_grad():
         assert (model(ids).logits - _reference(folder)(ids).logits).abs().max() < 1e-5

@@ -10,7 +10,7 @@ import pytest
 from slipway.errors import OpenVinoExportError
 from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway_openvino.graphs.interface import text_interface
-from slipway_openvino.library import ops, ov, said
+from slipway_openvino.library import error_summary, ops, ov
 from slipway_openvino.params import MODEL
 from slipway_openvino.runtime import EXACT, ROUNDED, _Graph
 
@@ -68,6 +68,6 @@ def test_an_error_of_the_library_is_one_line() -> None:
     error = RuntimeError(
         "Exception from src/inference/src/cpp/core.cpp:110:\nCheck failed\n\n  at node\x1b[31m x\n" + "y" * 9999
     )
-    assert "\n" not in said(error)
-    assert said(error).startswith("Check failed at node")
-    assert len(said(error)) <= 600
+    assert "\n" not in error_summary(error)
+    assert error_summary(error).startswith("Check failed at node")
+    assert len(error_summary(error)) <= 600

@@ -17,8 +17,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from slipway.documents.heldout import built_in
-from slipway.documents.separation import share_found, shingles
+from slipway.documents.heldout import built_in_text
+from slipway.documents.separation import overlap_share, shingles
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.calibration_data.choice import built_in_documents
@@ -164,10 +164,10 @@ def test_overlap_is_measured_in_every_language(letters: str) -> None:
     draw = random.Random(0)
     one, other = ("".join(draw.choices(letters + " ", k=8000)) for _ in range(2))
     held_out = shingles(one)
-    assert share_found(held_out, shingles(other)) == 0
-    assert share_found(held_out, shingles(other + one[: len(one) // 2])) == pytest.approx(0.5, abs=0.1)
-    assert share_found(held_out, shingles(one)) == 1
-    assert share_found(shingles("short"), held_out) == 0
+    assert overlap_share(held_out, shingles(other)) == 0
+    assert overlap_share(held_out, shingles(other + one[: len(one) // 2])) == pytest.approx(0.5, abs=0.1)
+    assert overlap_share(held_out, shingles(one)) == 1
+    assert overlap_share(shingles("short"), held_out) == 0
 
 
 def test_the_built_in_text_is_apart_from_the_built_in_held_out_text(run: Run) -> None:
@@ -175,7 +175,7 @@ def test_the_built_in_text_is_apart_from_the_built_in_held_out_text(run: Run) ->
     assert profile["tokens"] >= 200_000
     assert profile["heldout"]["overlap"] < 0.01
     assert profile["source"].startswith("built-in text")
-    held_out = built_in()
+    held_out = built_in_text()
     assert not {document.where for document in built_in_documents()} & set(held_out.files)
 
 

@@ -15,7 +15,7 @@ from slipway.planning.plan import plan
 from slipway_tensorrt_build.builders import Choice, Gpu, Machine, choose, find_gpus
 from slipway_tensorrt_build.format import TensorRTConfiguration
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
-from slipway_tensorrt_build.profiles import limited_ranges, plan_profile, positions_of
+from slipway_tensorrt_build.profiles import describe_limited_ranges, plan_profile, positions_of
 from slipway_tensorrt_build.stage import STAGE
 
 H100 = Gpu(name="NVIDIA H100", target="sm90")
@@ -181,10 +181,10 @@ def test_ranges_beyond_the_positions_are_refused_by_the_plan(positions: int, arc
 
 def test_sizes_beyond_the_positions_are_named() -> None:
     params = TensorRTBuildParams(sequence=Range(min=1, opt=64, max=512), past=Range(min=0, opt=8, max=256))
-    assert limited_ranges(params, 512, cached=True) == ""
+    assert describe_limited_ranges(params, 512, cached=True) == ""
     said = "the model has 256 positions: sequence.max of 512 becomes 256"
-    assert limited_ranges(params, 256, cached=False) == said
-    assert limited_ranges(params, 256, cached=True) == f"{said}, past.max of 256 becomes 255"
+    assert describe_limited_ranges(params, 256, cached=False) == said
+    assert describe_limited_ranges(params, 256, cached=True) == f"{said}, past.max of 256 becomes 255"
 
 
 def test_positions_behind_padding_are_not_counted() -> None:

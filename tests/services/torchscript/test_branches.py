@@ -73,45 +73,45 @@ def traced_texts_differ(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_lost_branch_is_named() -> None:
-    from slipway_torchscript.tracing import traced
+    from slipway_torchscript.tracing import trace_module
 
     with pytest.raises(TorchGraphError, match=r"lose a branch at test_branches.py:\d+: if x.sum\(\) > 0:") as caught:
-        traced(Around(OnValues()), (torch.ones(2),), control_flow="trace")
+        trace_module(Around(OnValues()), (torch.ones(2),), control_flow="trace")
     assert caught.value.reason == "TRACER_WARNING"
     assert caught.value.about["kind"] == "python boolean"
 
 
 def test_a_module_that_branches_is_compiled_and_the_rest_traced() -> None:
-    from slipway_torchscript.tracing import frozen, traced
+    from slipway_torchscript.tracing import freeze_script, trace_module
 
-    script, branches = traced(Around(OnValues()), (torch.ones(2),), control_flow="script")
+    script, branches = trace_module(Around(OnValues()), (torch.ones(2),), control_flow="script")
     assert not branches
-    graph = frozen(script, optimize=False)
+    graph = freeze_script(script, optimize=False)
     assert graph(torch.ones(2)).tolist() == [3.0, 3.0]
     assert graph(-torch.ones(2)).tolist() == [0.0, 0.0]  # the other branch, which the sample did not take
 
 
 def test_the_outermost_module_is_compiled_too() -> None:
-    from slipway_torchscript.tracing import traced
+    from slipway_torchscript.tracing import trace_module
 
-    script, _ = traced(OnValues(), (torch.ones(2),), control_flow="script")
+    script, _ = trace_module(OnValues(), (torch.ones(2),), control_flow="script")
     assert script(-torch.ones(2)).tolist() == [-1.0, -1.0]
 
 
 def test_a_branch_that_cannot_be_compiled_is_refused_by_name() -> None:
-    from slipway_torchscript.tracing import traced
+    from slipway_torchscript.tracing import trace_module
 
     with pytest.raises(TorchGraphError, match="cannot compile inner") as caught:
-        traced(Around(OnKeywords()), (torch.ones(2),), control_flow="script")
+        trace_module(Around(OnKeywords()), (torch.ones(2),), control_flow="script")
     assert caught.value.reason == "TORCHSCRIPT_UNSCRIPTABLE"
     assert caught.value.about["file"] == Path(__file__).name
 
 
 def test_a_trace_is_proven_only_of_branches_on_sizes() -> None:
-    from slipway_torchscript.tracing import traced
+    from slipway_torchscript.tracing import trace_module
 
     with pytest.raises(TorchGraphError, match=r"if x.isinf\(\).any\(\):") as caught:
-        traced(Around(OnInfinity()), (torch.ones(2),), control_flow="prove")
+        trace_module(Around(OnInfinity()), (torch.ones(2),), control_flow="prove")
     assert caught.value.reason == "TRACER_WARNING"
     assert "shape" not in caught.value.about["places"]
 
@@ -119,13 +119,13 @@ def test_a_trace_is_proven_only_of_branches_on_sizes() -> None:
 def test_a_call_after_exactly_one_token_is_compared() -> None:
     """The condition of the capture that the past is not one token is dropped, because kernels bring the same one."""
     from slipway.proof.cases import cases, sample
-    from slipway_torchscript.capture import captured
+    from slipway_torchscript.capture import capture_module
     from slipway_torchscript.interface import Interface
     from slipway_torchscript.parity import compare, expect
 
     names = ("input_ids", "attention_mask", "position_ids", "past"), ("logits", "present")
     interface = Interface(OnOneBefore(), *names, ((1, 4),), frozenset({"logits"}), False, 9, 0, torch.float32)
-    program = captured(interface, interface.feeds(sample(cached=True, one_row=False)), 64)
+    program = capture_module(interface, interface.feeds(sample(cached=True, one_row=False)), 64)
     assert not any(guard.endswith((" != 1", " > 1")) for guard in program._guards_code)
     calls = cases(cached=True, one_row=False, positions=64, thresholds=(), longest=64)
     with pytest.raises(TorchGraphError, match="differ") as caught:
@@ -168,12 +168,12 @@ def test_results_of_another_form_differ_by_name(results: Any) -> None:
 
 def test_remedies_name_what_a_user_can_choose() -> None:
     """Not the parameters of the stage, which recovery has gone through."""
-    from slipway_torchscript.tracing import traced
+    from slipway_torchscript.tracing import trace_module
 
     said = []
     for control_flow in ("trace", "script", "prove"):
         with pytest.raises(TorchGraphError) as caught:
-            traced(Around(OnKeywords()), (torch.ones(2),), control_flow=control_flow)
+            trace_module(Around(OnKeywords()), (torch.ones(2),), control_flow=control_flow)
         said.append(caught.value.remedy)
     assert len(set(said)) == 1
     assert "ONNX" in said[0]
@@ -223,11 +223,11 @@ def test_a_program_is_not_made_of_a_branch_on_length(
 
 
 def test_a_program_is_not_made_of_a_branch_on_values() -> None:
-    from slipway_torchscript.capture import captured
+    from slipway_torchscript.capture import capture_module
     from slipway_torchscript.interface import Interface
 
     interface = Interface(OnValues(), ("input_ids",), ("logits",), (), frozenset(), False, 9, 0, torch.float32)
     with pytest.raises(TorchGraphError, match="branches on values") as caught:
-        captured(interface, (torch.ones(2, 6),), 64)
+        capture_module(interface, (torch.ones(2, 6),), 64)
     assert caught.value.reason == "DYNAMIC_SHAPE"
     assert caught.value.about["kind"] == "data"

@@ -8,7 +8,7 @@ from slipway.configuration import parse
 from slipway.errors import ConfigurationError
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
-from slipway.proof.cases import cases, unproven
+from slipway.proof.cases import cases, first_unproven_length
 from slipway.registry import load_stage
 from slipway_torchscript.params import refusal_reason
 
@@ -74,5 +74,5 @@ def test_calls_go_beyond_every_length_at_which_a_model_computes_otherwise() -> N
     assert min(totals) == 1
     assert {case.past for case in found} >= {0, 4, 6, 12}
     assert all(case.batch == 1 for case in cases(cached=False, one_row=True, positions=64, thresholds=(), longest=512))
-    assert unproven(positions=64, thresholds=(8, 500), longest=512) == 0
-    assert unproven(positions=8192, thresholds=(4096,), longest=512) == 4096
+    assert first_unproven_length(positions=64, thresholds=(8, 500), longest=512) == 0
+    assert first_unproven_length(positions=8192, thresholds=(4096,), longest=512) == 4096

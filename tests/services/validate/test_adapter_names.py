@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from slipway.proof.runtime import UnplacedTensors, Unusable, padded, run_segments
-from slipway_validate.runner.main import _failed
+from slipway_validate.runner.main import _to_result
 from slipway_validate.runner.runtime_reference import load, match_names
 from support.models import tiny_models
 
@@ -101,7 +101,7 @@ def test_resized_embeddings_under_other_names_are_taken_too(base: Path, tmp_path
 
 
 def test_a_reference_without_a_tensors_place_is_not_run_by_name() -> None:
-    found = _failed(UnplacedTensors("2 factors of the adapter 'adapter', first 'x', reach no layer of the model"))
+    found = _to_result(UnplacedTensors("2 factors of the adapter 'adapter', first 'x', reach no layer of the model"))
     assert found.status == "not_run"
     assert found.message.startswith("the reference was not run: 2 factors of the adapter 'adapter', first 'x'")
     assert found.reason == "VALIDATION_IMPOSSIBLE"

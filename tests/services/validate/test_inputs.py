@@ -193,7 +193,7 @@ def test_runtime_by_contents(tiny: Models, tmp_path: Path) -> None:
         assert runtime(name, tmp_path) == "onnxruntime"
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / "base.gguf").write_bytes(b"")  # where a user puts one
-    refused = folders.why_not_run("adapter-gguf", tmp_path / "beside", None, DECODER)
+    refused = folders.find_refusal("adapter-gguf", tmp_path / "beside", None, DECODER)
     assert refused is not None
     assert "*-LoRA.gguf" in refused.message
     (tmp_path / "beside" / "tiny-F32-LoRA.gguf").write_bytes(b"")
@@ -207,11 +207,11 @@ def test_runtime_by_contents(tiny: Models, tmp_path: Path) -> None:
 
 
 def test_an_output_that_nothing_runs_is_failed_only_where_its_format_says_what_is_missing(tmp_path: Path) -> None:
-    named = folders.why_not_run("onnx-int8", tmp_path, None, DECODER)
+    named = folders.find_refusal("onnx-int8", tmp_path, None, DECODER)
     assert named is not None
     assert (named.status, named.reason) == ("failed", "VALIDATION_IMPOSSIBLE")
     assert "model.onnx" in named.message
-    strange = folders.why_not_run("nonesuch-int8", tmp_path, None, DECODER)
+    strange = folders.find_refusal("nonesuch-int8", tmp_path, None, DECODER)
     assert strange is not None
     assert strange.status == "not_run"
     assert "nonesuch" in strange.message

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.proof.runtime import Unusable
 from slipway_merge.verify.reload_check import reload_check
-from slipway_validate.runner.runtime_reference import adapted, load
+from slipway_validate.runner.runtime_reference import add_adapter, load
 from slipway_validate.runner.survival.adapted import adapted_modules
 
 SMALL: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_a_stack_whose_factors_do_not_fit_is_named(tmp_path: Path) -> None:
     mixture.factors[first] = mixture.factors[first][:, :-1].contiguous()
     mixture.save()
     with pytest.raises(Unusable, match="do not fit its weight"):
-        adapted(tf.AutoModelForCausalLM.from_pretrained(mixture.base), mixture.base, mixture.adapter)
+        add_adapter(tf.AutoModelForCausalLM.from_pretrained(mixture.base), mixture.base, mixture.adapter)
 
 
 class _Work:

@@ -11,7 +11,7 @@ from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway.validation.verdicts import Answer, kept_share
 from slipway_validate.judging import explain, survival
-from slipway_validate.judging.fit import fit_verdict, with_alternatives
+from slipway_validate.judging.fit import fit_verdict, name_alternatives
 from slipway_validate.judging.judge import Judge, Rule
 from slipway_validate.judging.limits import (
     FLOOR,
@@ -187,7 +187,7 @@ def test_too_coarse_is_said_with_what_keeps_more() -> None:
         judged(rule(), "gguf-q4_k_m", to_reference=comparison(0.126), size_bytes=105),
         judged(rule(), "onnx-int8", to_reference=comparison(9.8e-3), size_bytes=158),
     ]
-    found = with_alternatives([coarse, *others])
+    found = name_alternatives([coarse, *others])
     assert "of this export, gguf-q4_k_m 92 %, onnx-int8 99 %" in found[0].fit.said
     assert "gguf-q4_k_m 92 %" in found[0].explanation
     assert found[1:] == others
@@ -201,7 +201,7 @@ def test_a_share_below_what_passes_is_not_shown_as_what_passes() -> None:
 
 def test_the_merge_is_blamed_only_where_stored_weights_show_it() -> None:
     module = ModuleSurvival(module="model.layers.1.mlp.up_proj", layer=1, strength=1.5, noise=1e-3)
-    shown = survival.judged(AdapterSurvival(modules=(module,)), LIMITS["bfloat16"])
+    shown = survival.add_faults(AdapterSurvival(modules=(module,)), LIMITS["bfloat16"])
     blamed = judged(rule(yardstick="reference", cost=1e-4), "pytorch", survival=shown, to_reference=comparison(0.9))
     assert "model.layers.1.mlp.up_proj holds 1.50 of its update instead of 1" in blamed.explanation
     assert blamed.remedy.startswith("merge again")

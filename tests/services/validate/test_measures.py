@@ -8,7 +8,7 @@ import pytest
 from slipway.model.families import Comparison
 from slipway.proof.numerics import LogitComparer, adapter_strength
 from slipway_validate.judging.measures import VectorComparer, choose_measure, distance_of
-from slipway_validate.judging.one_pass import Together, compare_together
+from slipway_validate.judging.one_pass import OtherModels, compare_together
 from slipway_validate.runner.collect import NOWHERE, join_rows
 
 
@@ -85,7 +85,7 @@ def test_windows_compared_side_by_side_give_the_figures_of_one_after_the_other()
     reference, base, merged, own = (random.normal(size=(5, 9, 40)).astype(np.float32) for _ in range(4))
     labels = random.integers(0, 40, size=(5, 8))
     measure = choose_measure(Comparison.NEXT_TOKEN, width=40)
-    others = Together(reference=reference, base=base, merged=merged, labels=labels)
+    others = OtherModels(reference=reference, base=base, merged=merged, labels=labels)
     one, three = (compare_together(own, others, measure, threads=threads) for threads in (1, 3))
     assert one == three
     whole = LogitComparer()

@@ -293,7 +293,7 @@ def test_stored_weights_are_compared_again_if_the_process_beside_the_first_outpu
     folder = ctx.workdir / "timing"
     with start_runner(broken, folder, ctx, label="timing", timeout_seconds=240) as runner:
         stored = StoredWeights(spec, ctx, folder=ctx.workdir / "stored", timeout_seconds=240, beside=(runner, folder))
-        found = stored.found["pytorch"]
+        found = stored.survival["pytorch"]
     assert not found.not_run
     assert len(found.modules) == 14
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipway.formats import Runtime
-from slipway_validate.outputs import REFERENCE_CODE, SAME_CODE, why_shapes_are_known
+from slipway_validate.outputs import REFERENCE_CODE, SAME_CODE, explain_shape_reuse
 
 CONFIG = {"model_type": "qwen3", "rope_parameters": {"rope_theta": 1e6}, "dtype": "bfloat16", "sliding_window": None}
 PACKED = {"quant_method": "compressed-tensors", "kv_cache_scheme": None}
@@ -20,7 +20,7 @@ def known(tmp_path: Path, config: Any, *, load: str = REFERENCE_CODE) -> str:
     for folder, content in zip(folders, (config, CONFIG), strict=True):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(content))
-    return why_shapes_are_known(Runtime(name="x", load=load, files=("*",)), *folders)
+    return explain_shape_reuse(Runtime(name="x", load=load, files=("*",)), *folders)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.params import ValidateParams
-from slipway_validate.runner.survival.adapted import _without_values
+from slipway_validate.runner.survival.adapted import _build_without_values
 from slipway_validate.stage import STAGE
 from support.models.compiler_variables import compiler_kept
 from support.models.judged_families import MAKERS, make
@@ -188,7 +188,7 @@ def test_weights_in_an_odd_form_leave_the_other_outputs_as_they_are(tiny: Models
 def test_a_base_has_values_only_where_the_adapter_brings_them(tmp_path: Path) -> None:
     for form, expected in (("loha", []), ("modules_to_save", ["lm_head.weight"])):
         case, _ = save_form(tmp_path / form, FORMS[form], torch.float32)
-        model = _without_values(case.base, case.adapter)
+        model = _build_without_values(case.base, case.adapter)
         stored = {name: each.untyped_storage().nbytes() for name, each in model.named_parameters() if each.numel() > 1}
         assert [name for name, size in stored.items() if size > 4] == expected
 
@@ -232,7 +232,7 @@ class TestPlantedFaults:
         assert said(found[name], level) == "layer 1 has lost the adapter in 7 modules"
 
     def test_swapped_layers(self, found: dict[str, AdapterSurvival]) -> None:
-        judged = survival.judged(found["swapped"], LIMITS["float32"])
+        judged = survival.add_faults(found["swapped"], LIMITS["float32"])
         other = {each.module: each.weight_of for each in judged.faulty}
         assert other == {
             f"model.layers.{layer}.self_attn.{name}": f"model.layers.{1 - layer}.self_attn.{name}"
@@ -369,14 +369,14 @@ def test_another_base_of_the_same_shapes_is_named_as_such() -> None:
         for number in range(4)
     ]
     limits = LIMITS[level_of("bfloat16")]
-    every = survival.judged(AdapterSurvival(modules=tuple(far)), limits)
+    every = survival.add_faults(AdapterSurvival(modules=tuple(far)), limits)
     said, remedy = survival.explain(every)
     assert (
         "made of another base of the same shapes, or rounded more coarsely than its type: 4 of 4 adapted modules"
         in said
     )
     assert "merge again onto this base" in remedy
-    one = survival.judged(
+    one = survival.add_faults(
         AdapterSurvival(modules=(far[0], *(each.model_copy(update={"weight_error": 1e-4}) for each in far[1:]))),
         limits,
     )

@@ -31,8 +31,8 @@ from slipway_validate.answers import scores
 from slipway_validate.answers.records import (
     FORMS,
     MOST_RECORDS,
-    answered_records,
-    checked_labels,
+    check_labels,
+    choose_records,
     read_records,
     write_records,
 )
@@ -130,7 +130,7 @@ def test_inputs_that_are_not_answered_are_counted() -> None:
     warnings: list[str] = []
     for count, expected in ((100, 100), (101, 100)):
         params = ValidateParams(test_inputs=[{"prompt": "a"}] * count)
-        assert len(answered_records({}, ModelConfig({}), DECODER, params, warn=warnings.append)) == expected
+        assert len(choose_records({}, ModelConfig({}), DECODER, params, warn=warnings.append)) == expected
     assert warnings == ["100 of 101 test inputs are answered: the first ones"]
 
 
@@ -142,19 +142,19 @@ def test_each_family_has_its_own_form_or_answers_none(family: Family, tmp_path: 
     form = json.loads(FORMS[family.name][1].replace("…", "word"))
     (tmp_path / "inputs.json").write_text(json.dumps([form]))
     (record,) = read_records(tmp_path, [], family) or ()
-    assert record.wanted()
+    assert record.format_expected()
     with pytest.raises(ValidationError, match="record 1"):
         read_records(None, [{"unknown": 1}], family)
 
 
 def test_labels_that_the_model_lacks_are_refused() -> None:
     records = read_records(None, [{"text": "a", "label": "good"}, {"text": "b", "label": 1}], SEQUENCE_CLASSIFIER)
-    checked_labels(records or (), NAMES)
+    check_labels(records or (), NAMES)
     wrong = read_records(None, [{"text": "a", "label": "great"}], SEQUENCE_CLASSIFIER)
     with pytest.raises(ValidationError, match="great"):
-        checked_labels(wrong or (), NAMES)
+        check_labels(wrong or (), NAMES)
     with pytest.raises(ValidationError, match="not a number"):
-        checked_labels(wrong or (), {"id2label": {"0": "LABEL_0"}})
+        check_labels(wrong or (), {"id2label": {"0": "LABEL_0"}})
 
 
 def test_expected_answers_of_a_decoder() -> None:

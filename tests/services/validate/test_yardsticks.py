@@ -18,7 +18,7 @@ from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_validate.folders import runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import COST_TIMES, FLOOR
-from slipway_validate.judging.yardsticks import _passes, cost_pass, read_measured, rounding_pass, yardsticks
+from slipway_validate.judging.yardsticks import _passes, cost_pass, plan_yardsticks, read_measured, rounding_pass
 from slipway_validate.protocol.messages import pass_file
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.survival.checkpoints import Checkpoint
@@ -65,7 +65,7 @@ def test_pytorch_computes_with_what_an_output_stores(tiny: Models, graph: Path, 
     inputs = {"base": tiny.base, "adapter": tiny.adapter}
     outputs = {"pytorch": tiny.merged, "onnx": graph, "onnx-int8": graph}
     spec = run.spec(RUNTIME, tiny.base)
-    asked = yardsticks(inputs, outputs, run.reference, spec, threads=1, logit_bytes=1 << 30)
+    asked = plan_yardsticks(inputs, outputs, run.reference, spec, threads=1, logit_bytes=1 << 30)
     assert asked is not None
     assert [each.name for each in asked.passes] == ["onnx", "onnx-int8", rounding_pass("int8/32")]
     assert asked.windows == 4
@@ -101,7 +101,7 @@ def test_tables_of_positions_keep_their_own_lookup(name: str, tmp_path: Path) ->
     before = base(**given, decoder_input_ids=ids).logits
     (whole := tmp_path / "whole").mkdir()  # with the tables that a checkpoint lacks because they are computed
     save_file({key: each.clone() for key, each in wanted.state_dict().items()}, whole / "model.safetensors")
-    with Products(base).stored(Checkpoint(whole)):
+    with Products(base).use_stored(Checkpoint(whole)):
         found = base(**given, decoder_input_ids=ids).logits
     assert (found - wanted(**given, decoder_input_ids=ids).logits).abs().max() < 1e-5
     assert (found - before).abs().max() > 1e-2
@@ -117,7 +117,7 @@ def test_weights_that_are_not_understood_are_named_and_the_others_measured(
     (strange / "model.onnx").write_bytes(b"\x08")
     inputs, outputs = {"base": tiny.base, "adapter": tiny.adapter}, {"onnx": graph, "onnx-fp16": strange}
     spec = run.spec(RUNTIME, tiny.base)
-    asked = yardsticks(inputs, outputs, run.reference, spec, threads=1, logit_bytes=1 << 30)
+    asked = plan_yardsticks(inputs, outputs, run.reference, spec, threads=1, logit_bytes=1 << 30)
     assert asked is not None
     folder = tmp_path / "measured"
     folder.mkdir()
@@ -145,7 +145,7 @@ def test_only_embedding_and_head_are_rounded_as_such(tmp_path: Path) -> None:
     model = make("bert-classes", tmp_path).base_module()
     products = Products(model)
     own = {name: layer.weight.clone() for name, layer in products.layers.items()}
-    with products.rounded(model, torch.zeros_like, lambda values: values):
+    with products.use_rounded(model, torch.zeros_like, lambda values: values):
         ids = torch.tensor([[5, 9, 17]])
         results = model(ids).logits
     assert torch.equal(results, model.classifier.bias.expand_as(results))

@@ -43,7 +43,7 @@ def test_one_at_a_time_brings_a_blob_and_leaves_no_lock(bucket: S3Bucket, tmp_pa
 
     def bring(number: int) -> None:
         for _ in range(100):
-            with store._alone("sha256:" + "0" * 64):
+            with store._lock_blob("sha256:" + "0" * 64):
                 inside.append(number)
                 together.append(len(inside))
                 time.sleep(0)

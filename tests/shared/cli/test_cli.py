@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import show, unbroken
+from slipway.cli.terminal.console import show, unbroken_line
 from slipway.observability.logs import PlainFormatter
 from support.commands.cli import SLIPWAY, Done, environment, in_process, slipway
 
@@ -292,7 +292,7 @@ def test_no_message_obeys_or_imitates_the_terminal(capfd: pytest.CaptureFixture[
     assert PlainFormatter().format(record).partition(" ")[2] == "merge\ufffd[2J\n  03:14:07 merge: done"
     table = FittedTable(Column("name"))
     table.add_row("a\x1b]0;title\x07b\u202ec")
-    show(table, Prose("warning ", "yellow", "\x9b31m"), unbroken("", "/tmp/\x1b[2J"))
+    show(table, Prose("warning ", "yellow", "\x9b31m"), unbroken_line("", "/tmp/\x1b[2J"))
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(capfd.readouterr().out)
 
 

@@ -17,7 +17,7 @@ from slipway.cli.progress.display import LineDisplay, LiveDisplay
 from slipway.cli.progress.lines import JsonLines, PlainLines
 from slipway.cli.remote.view import print_export, print_exports
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import CleanConsole, errors, print_json, show, unbroken
+from slipway.cli.terminal.console import CleanConsole, errors, print_json, show, unbroken_line
 from slipway.errors import ServiceError
 from slipway.export_sources.naming import title
 from slipway.observability.logs import JsonFormatter, PlainFormatter, configure_service_logs
@@ -116,7 +116,7 @@ def test_everything_that_a_console_can_show(capsys: pytest.CaptureFixture[str]) 
         Prose(HOSTILE, "red", HOSTILE),
         Prose("a", "", Text(HOSTILE)),
         Text(HOSTILE),
-        unbroken("p", HOSTILE),
+        unbroken_line("p", HOSTILE),
         summary(document),
     )
     errors.print(Text(HOSTILE))
@@ -129,7 +129,7 @@ def test_everything_that_a_console_can_show(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]x[/bold]", ":key:", "[link=https://evil.example]x[/link]", "\\[x]"])
 def test_nothing_in_a_name_is_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    show(name, unbroken("", name), Prose("", "", name))
+    show(name, unbroken_line("", name), Prose("", "", name))
     errors.print(f"in {name}")
     out, err = capsys.readouterr()
     assert out.split("\n") == [name, name, name, ""]
@@ -150,11 +150,11 @@ def test_a_table_stays_as_wide_as_the_terminal() -> None:
 
 WATCHED = """
 from test_shown_texts import HOSTILE, hostile_events, hostile_export
-from slipway.cli.progress.display import showing
+from slipway.cli.progress.display import open_display
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.remote.view import print_export, print_exports
 print_exports([hostile_export()], as_json=False)
-with showing(ProgressForm.AUTO, level="debug") as display:
+with open_display(ProgressForm.AUTO, level="debug") as display:
     display.title(HOSTILE)
     for event in hostile_events():
         display.event(event)

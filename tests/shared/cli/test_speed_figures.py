@@ -195,4 +195,4 @@ def test_what_was_not_measured_is_a_dash() -> None:
     ("spread", "shown"), [(0.0, "±0 %"), (0.9, "±0.5 %"), (8.0, "±4 %"), (19.6, "±10 %"), (120.0, "±60 %")]
 )
 def test_no_scatter_is_shown_with_an_exponent(spread: float, shown: str) -> None:
-    assert figures.scattered("137 tok/s", spread, stable=True) == f"137 tok/s {shown}"
+    assert figures.add_scatter("137 tok/s", spread, stable=True) == f"137 tok/s {shown}"

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from slipway.cli.terminal.columns import Column, FittedTable, wrapped
+from slipway.cli.terminal.columns import Column, FittedTable, wrap
 from support import TINY_STAGES
 from support.commands.cli import SLIPWAY, environment, slipway
 from support.commands.terminal import WIDTHS, Screen, on_terminal, script_on_terminal
@@ -373,6 +373,6 @@ def test_columns_go_before_letters_do() -> None:
 def test_wrapping_loses_no_letter() -> None:
     text = "stage: merge  numpy 2.4.6, torch at /root/.cache/slipway/exports — ünïcode 模型 end"
     for width in range(1, 40):
-        lines = wrapped(Text(text), width).plain.split("\n")
+        lines = wrap(Text(text), width).plain.split("\n")
         assert "".join("".join(lines).split()) == "".join(text.split())
         assert max(Text(line).cell_len for line in lines) <= max(width, 2)

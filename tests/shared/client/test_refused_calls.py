@@ -11,7 +11,7 @@ import pytest
 
 from slipway.observability import metrics
 from slipway.rpc.call_ends import failure_of_call
-from slipway.security.access.access_file import unauthenticated
+from slipway.security.access.access_file import unauthenticated_error
 from slipway.security.access.principals import OWNER, Principal
 from slipway.security.access.rules import Rule
 from slipway.security.interceptor import AccessInterceptor
@@ -32,7 +32,7 @@ class Named:
                 return OWNER
             case "nobody":
                 return Principal("nobody", frozenset())
-        raise unauthenticated(f"{token} is unknown")
+        raise unauthenticated_error(f"{token} is unknown")
 
 
 async def _call(_request: bytes, _context: Any) -> bytes:

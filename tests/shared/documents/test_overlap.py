@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipway.documents.separation import frame, share_found, shingles, without
+from slipway.documents.separation import frame, overlap_share, remove_hashes, shingles
 
 SYSTEM = (
     "<|im_start|>system\nYou are a helpful assistant that was trained by people who wrote this long prompt.<|im_end|>\n"
@@ -22,15 +22,15 @@ def test_a_trainers_own_split_shares_only_its_template() -> None:
     training = [shingles(conversation(number)) for number in range(40)]
     heldout = shingles("".join(conversation(number) for number in range(100, 110)))
     common = frame(training)
-    assert min(share_found(each, heldout) for each in training) > 0.1
-    assert max(share_found(without(each, common), heldout) for each in training) < 0.02
+    assert min(overlap_share(each, heldout) for each in training) > 0.1
+    assert max(overlap_share(remove_hashes(each, common), heldout) for each in training) < 0.02
 
 
 def test_a_document_that_leaked_is_still_seen() -> None:
     training = [shingles(conversation(number)) for number in (*range(40), 100)]
     heldout = shingles("".join(conversation(number) for number in range(100, 110)))
     common = frame(training)
-    assert share_found(without(training[-1], common), heldout) == 1.0
+    assert overlap_share(remove_hashes(training[-1], common), heldout) == 1.0
 
 
 def test_few_passages_have_no_frame() -> None:

@@ -43,8 +43,8 @@ def test_a_request_leaves_the_limits_to_the_worker() -> None:
     request.params.update(CALL.params)
     call = call_of(request)
     assert call == StageCall("quantize", CALL.params, CALL.inputs)
-    assert call.filled(max_memory_bytes=5, threads=2).limits == Limits(0.0, 5, 2)
-    assert CALL.filled(max_memory_bytes=5, threads=2) == CALL
+    assert call.with_defaults(max_memory_bytes=5, threads=2).limits == Limits(0.0, 5, 2)
+    assert CALL.with_defaults(max_memory_bytes=5, threads=2) == CALL
 
 
 @pytest.mark.parametrize(

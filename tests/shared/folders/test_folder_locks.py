@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from slipway.folders.folder_locks import is_at, lock_folder, unheld
+from slipway.folders.folder_locks import find_unheld, is_at, lock_folder
 from slipway.folders.work_folders import remove_abandoned, unfinished
 
 
@@ -21,12 +21,12 @@ def test_only_folders_that_nobody_holds_are_given_one_after_the_other(tmp_path: 
     assert held is not None
     assert lock_folder(tmp_path / "b") is None
     seen = []
-    for folder in unheld(tmp_path, "*"):
+    for folder in find_unheld(tmp_path, "*"):
         assert lock_folder(folder) is None
         seen.append(folder.name)
     assert seen == ["a", "c"]
     os.close(held)
-    assert [folder.name for folder in unheld(tmp_path, "*")] == ["a", "b", "c"]
+    assert [folder.name for folder in find_unheld(tmp_path, "*")] == ["a", "b", "c"]
 
 
 def test_whoever_gets_a_lock_has_a_folder_however_often_others_remove_it(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_whoever_gets_a_lock_has_a_folder_however_often_others_remove_it(tmp_pat
 
     def remove() -> None:
         while not stop.is_set():
-            for found in unheld(tmp_path, "wanted"):
+            for found in find_unheld(tmp_path, "wanted"):
                 shutil.rmtree(found)
 
     thread = threading.Thread(target=remove)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from slipway.machine.environment import variable_set
+from slipway.machine.environment import set_variable
 
 
 @pytest.mark.parametrize("before", [None, "own"])
@@ -15,7 +15,7 @@ def test_a_variable_is_as_before_however_the_block_ends(monkeypatch: pytest.Monk
     monkeypatch.delenv("FOR_A_WHILE", raising=False)
     if before is not None:
         monkeypatch.setenv("FOR_A_WHILE", before)
-    with contextlib.suppress(KeyError), variable_set("FOR_A_WHILE", "1"):
+    with contextlib.suppress(KeyError), set_variable("FOR_A_WHILE", "1"):
         assert os.environ["FOR_A_WHILE"] == "1"
         raise KeyError
     assert os.environ.get("FOR_A_WHILE") == before

@@ -24,7 +24,7 @@ def test_a_configuration_does_not_change() -> None:
     settings: dict[str, Any] = dict(QWEN)
     config = ModelConfig(settings)
     settings["vocab_size"] = 7
-    changed = config.changed({"vocab_size": 8})
+    changed = config.with_changes({"vocab_size": 8})
     assert (config["vocab_size"], changed["vocab_size"], config.family) == (96, 8, DECODER)
     assert config == QWEN == copy.deepcopy(config)
     with pytest.raises(TypeError):

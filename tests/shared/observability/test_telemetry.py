@@ -19,7 +19,7 @@ from slipway.observability.logs import JsonFormatter, command_logs, json_handler
 from slipway.observability.telemetry import (
     current_trace_id,
     current_traceparent,
-    derived,
+    derive_span,
     is_traceparent,
     new_trace,
     record,
@@ -81,8 +81,8 @@ def test_a_span_that_is_written_again_is_the_same_span(collector: tuple[Collecto
     parent = f"00-{'ab' * 16}-{'cd' * 8}-01"
     for _ in range(2):  # as two processes would
         with tracing(settings("otlp", endpoint)):
-            record("attempt", identity=derived(parent, "merge", 1), parent=parent, start=10.5, end=11.0)
-            record("other", identity=derived(parent, "merge", 2), parent=parent, start=10.5, end=11.0)
+            record("attempt", identity=derive_span(parent, "merge", 1), parent=parent, start=10.5, end=11.0)
+            record("other", identity=derive_span(parent, "merge", 2), parent=parent, start=10.5, end=11.0)
     assert [span.name for span in kept.spans] == ["attempt", "other"] * 2
     assert kept.spans[0] == kept.spans[2]
     assert kept.spans[0].span_id != kept.spans[1].span_id
@@ -94,7 +94,7 @@ def test_what_is_not_sampled_is_not_sent(collector: tuple[Collector, str]) -> No
     kept, endpoint = collector
     parent = f"00-{'ab' * 16}-{'cd' * 8}-00"
     with tracing(settings("otlp", endpoint)):
-        record("attempt", identity=derived(parent, "merge", 1), parent=parent, start=1, end=2)
+        record("attempt", identity=derive_span(parent, "merge", 1), parent=parent, start=1, end=2)
         with span("stage merge", parent=parent):
             pass
     assert kept.spans == []
@@ -103,7 +103,7 @@ def test_what_is_not_sampled_is_not_sent(collector: tuple[Collector, str]) -> No
 @pytest.mark.parametrize("text", ["", "00-ab-cd-01", f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'AB' * 16}-{'cd' * 8}-01"])
 def test_what_is_no_trace_leads_nowhere(text: str) -> None:
     assert not is_traceparent(text)
-    assert derived(text, "merge") == ""
+    assert derive_span(text, "merge") == ""
 
 
 def test_an_unreachable_collector_delays_the_end_by_seconds_only() -> None:

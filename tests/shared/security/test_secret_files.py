@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from slipway.errors import ModelExportError
 from slipway.observability.telemetry import recording, span
 from slipway.security.access.access_file import AccessFile, load_access
-from slipway.security.access.tokens import is_token, matching, new_token, token_hash
+from slipway.security.access.tokens import is_token, match_hashes, new_token, token_hash
 from slipway.security.channels import Identity
 from slipway.security.server import coordinator_security
 from slipway.settings import Settings
@@ -114,7 +114,7 @@ def test_tokens_are_long_and_all_compared() -> None:
     tokens = {new_token() for _ in range(100)}
     assert len(tokens) == 100
     assert all(is_token(token) and len(token) > 40 for token in tokens)
-    assert matching(TOKEN, [token_hash(TOKEN), token_hash("b"), token_hash(TOKEN)]) == [True, False, True]
+    assert match_hashes(TOKEN, [token_hash(TOKEN), token_hash("b"), token_hash(TOKEN)]) == [True, False, True]
 
 
 def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

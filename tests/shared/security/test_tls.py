@@ -68,8 +68,8 @@ def test_both_ends_need_a_certificate_of_the_authority(tmp_path: Path) -> None:
             return [
                 await ask(address, ours.client("client.slipway")),
                 await ask(address, Security(tls_ca_file=ours.ca)),
-                await ask(address, theirs.client("client.slipway").replacing(tls_ca_file=ours.ca)),
-                await ask(address, ours.client("client.slipway").replacing(tls_ca_file=theirs.ca)),
+                await ask(address, theirs.client("client.slipway").with_files(tls_ca_file=ours.ca)),
+                await ask(address, ours.client("client.slipway").with_files(tls_ca_file=theirs.ca)),
                 await ask(address, Security()),
             ]
 

@@ -88,7 +88,7 @@ def test_who_shows_no_certificate_where_one_is_demanded_need_not_try_again(tmp_p
     async def run() -> list[Failure]:
         failures = []
         async with serving(tmp_path) as (authority, main, _, ci):
-            foreign = other.client("worker.slipway").replacing(tls_ca_file=authority.ca)
+            foreign = other.client("worker.slipway").with_files(tls_ca_file=authority.ca)
             expired = authority.client("worker.slipway", expires=dt.datetime.now(dt.UTC) - dt.timedelta(hours=1))
             security = {"none": ci, "expired": expired}.get(kind, foreign)
             with pytest.raises(ModelExportError) as raised:

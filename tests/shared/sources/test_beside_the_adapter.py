@@ -9,7 +9,7 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.export_sources.discovery import find_sources
-from slipway.export_sources.uploads import find_brought
+from slipway.export_sources.uploads import find_uploads
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from support.models import tiny_models
@@ -31,7 +31,7 @@ def test_they_are_left_out_and_said(tmp_path: Path, folders: SourceFolders, name
     with folders:
         found = find_sources(asked, folders)
         assert name not in found.files()["adapter"]
-        brought = find_brought(asked, folders, {"base": "s3://models/base"})
+        brought = find_uploads(asked, folders, {"base": "s3://models/base"})
     for warnings in (found.warnings, brought.warnings):
         (said,) = (warning for warning in warnings if name in warning)
         assert str(checkpoint) in said

@@ -9,7 +9,7 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import CheckpointValidationError, ConfigurationError
-from slipway.export_sources.uploads import find_brought
+from slipway.export_sources.uploads import find_uploads
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.sources.hub import hub_folder
@@ -29,7 +29,7 @@ def test_an_adapter_that_names_no_base_does_not_make_one_of_the_current_folder(
         SourceFolders(Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})) as folders,
         pytest.raises(ConfigurationError, match="names no base model") as caught,
     ):
-        find_brought(configuration, folders, {"heldout": "s3://texts/a"})
+        find_uploads(configuration, folders, {"heldout": "s3://texts/a"})
     assert "--base-model" in caught.value.remedy
 
 
@@ -46,7 +46,7 @@ def test_labels_have_no_characters_that_a_coordinator_refuses(tmp_path: Path) ->
     # Paths in settings have no such characters, but the folder behind a link may have them.
     (tmp_path / "plain").symlink_to(tmp_path / "run\n\u202e7")
     with SourceFolders(Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})) as folders:
-        found = find_brought(configuration, folders, {"heldout": "s3://texts/a"})
+        found = find_uploads(configuration, folders, {"heldout": "s3://texts/a"})
     assert found.labels["model_name"] == "run \ufffd7"
 
 

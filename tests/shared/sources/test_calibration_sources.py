@@ -12,7 +12,7 @@ from slipway.configuration import parse
 from slipway.errors import ConfigurationError
 from slipway.export_sources import text_files
 from slipway.export_sources.discovery import find_sources
-from slipway.export_sources.uploads import Brought, find_brought
+from slipway.export_sources.uploads import Uploads, find_uploads
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from support.models import tiny_models
@@ -57,7 +57,7 @@ def test_a_file_or_a_folder_is_taken_without_what_is_no_text(run: Path, folders:
     ):
         asked = configuration(run, **INT4, calibration=str(path))
         assert set(find_sources(asked, folders).files()["calibration"]) == expected
-        assert set(find_brought(asked, folders, {}).files["calibration"]) == expected
+        assert set(find_uploads(asked, folders, {}).files["calibration"]) == expected
 
 
 def test_what_nobody_calibrates_is_neither_looked_for_nor_stored(run: Path, folders: SourceFolders) -> None:
@@ -77,9 +77,9 @@ def test_the_sample_of_its_training_data_that_a_run_brings_is_used(
     assert found.calibration == sample
     assert set(found.files()["calibration"]) == {"calibration.jsonl"}
     assert "calibration.jsonl" not in found.files()["adapter"]
-    brought = find_brought(configuration(tmp_path, **INT4), folders, {"heldout": "s3://texts/a"})
+    brought = find_uploads(configuration(tmp_path, **INT4), folders, {"heldout": "s3://texts/a"})
     assert brought.files["calibration"] == {"calibration.jsonl": sample.resolve()}
-    assert "calibration" not in find_brought(configuration(tmp_path, **NEVER_CALIBRATED), folders, {}).files
+    assert "calibration" not in find_uploads(configuration(tmp_path, **NEVER_CALIBRATED), folders, {}).files
     assert find_sources(configuration(tmp_path, **NEVER_CALIBRATED), folders).calibration is None
 
 
@@ -91,18 +91,18 @@ def test_a_sample_that_is_too_large_is_left_out_with_a_warning(
     tiny_models.make_checkpoint(tmp_path / "base", tmp_path / "run")
     write(tmp_path / "run" / "calibration.jsonl", "x" * 100)
     asked = configuration(tmp_path, **INT4)
-    for found in (find_sources(asked, folders), find_brought(asked, folders, {})):
-        assert "calibration" not in (found.files if isinstance(found, Brought) else found.files())
+    for found in (find_sources(asked, folders), find_uploads(asked, folders, {})):
+        assert "calibration" not in (found.files if isinstance(found, Uploads) else found.files())
         assert any("99 B are allowed" in warning for warning in found.warnings)
 
 
 def test_it_is_said_that_the_sample_of_an_imported_run_is_not_used(run: Path, folders: SourceFolders) -> None:
     imports = {"adapter": "s3://runs/a"}
-    found = find_brought(configuration(run, **INT4), folders, imports)
+    found = find_uploads(configuration(run, **INT4), folders, imports)
     assert "calibration" not in found.files
     assert any("calibration.jsonl" in warning for warning in found.warnings)
     for optimization in (NEVER_CALIBRATED, {**INT4, "calibration": str(write(run / "texts" / "a.txt"))}):
-        assert find_brought(configuration(run, **optimization), folders, imports).warnings == ()
+        assert find_uploads(configuration(run, **optimization), folders, imports).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_is_no_text_is_refused_by_name(
     monkeypatch.setattr(text_files, "_MOST_FILES", 2)
     make(tmp_path / "texts")
     asked = configuration(run, **INT4, calibration=str(tmp_path / "texts"))
-    for find in (find_sources, lambda *some: find_brought(*some, {})):
+    for find in (find_sources, lambda *some: find_uploads(*some, {})):
         with pytest.raises(ConfigurationError, match=fault) as caught:
             find(asked, folders)
         assert caught.value.about["key"] == "optimization.calibration"
@@ -137,7 +137,7 @@ def test_held_out_text_that_is_far_too_large_is_refused_unread(
         file.truncate(20 << 30)
     paths = {"checkpoint": {"path": str(run / "run")}, "base_model": {"name": str(run / "base")}}
     asked = parse({**paths, "validation": {"heldout": str(tmp_path / "texts")}})
-    for find in (find_sources, lambda *some: find_brought(*some, {})):
+    for find in (find_sources, lambda *some: find_uploads(*some, {})):
         with pytest.raises(ConfigurationError, match=r"21\.5 GB, and 4\.3 GB are allowed") as caught:
             find(asked, folders)
         assert caught.value.about["key"] == "validation.heldout"

@@ -23,7 +23,7 @@ from slipway.security.server import ServerSecurity
 from slipway.worker.machine import probe
 from slipway.worker.pull import Worker, WorkerOptions
 from slipway_coordinator.coordinator import CoordinatorOptions
-from slipway_coordinator.leadership.file_lock import holding
+from slipway_coordinator.leadership.file_lock import hold_lock
 from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.server import CoordinatorServer
@@ -92,7 +92,7 @@ class Harness:
     def give(self, digest: str, *, project: str) -> None:
         """Give an artifact to a project, as if the project had pushed it."""
         coordinator = self.server.coordinator
-        self.run(lambda: coordinator.call(lambda: coordinator.database.ownership.make(project, digest)))
+        self.run(lambda: coordinator.call(lambda: coordinator.database.ownership.record_artifact(project, digest)))
 
     def submit(self, record: ExportRecord) -> str:
         """Create an export from a record, past the planner."""
@@ -128,7 +128,7 @@ class Harness:
         state = SqliteState(self.home / "state.db")
         options = {"workers_gone": True, **self.options}
         try:
-            with holding(lock_of(state)):
+            with hold_lock(lock_of(state)):
                 self.server = CoordinatorServer(
                     CoordinatorOptions(state=state, **options),
                     address=self.address if self.security is None else "127.0.0.1:0",

@@ -1,6 +1,6 @@
 """Every adapter form for which the merge is compared with peft: name → model and configuration.
 
-Run as a program it prints the table of services/merge/README.md.
+Run as a program it prints the table of docs/merging.md.
 """
 
 from __future__ import annotations

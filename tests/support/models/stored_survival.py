@@ -23,4 +23,4 @@ def survival_of(base: Path, adapter: Path, outputs: Mapping[str, Path]) -> dict[
 
 def said(found: AdapterSurvival, level: str = "float32") -> str:
     """Return how the verdict blames the output at a level; empty if it does not."""
-    return survival.explain(survival.judged(found, LIMITS[level]))[0]
+    return survival.explain(survival.add_faults(found, LIMITS[level]))[0]

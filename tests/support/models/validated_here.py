@@ -12,13 +12,13 @@ from slipway.proof.precision import stored_dtype
 from slipway.proof.samples import Samples
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
-from slipway_validate.folders import runtime_for, why_not_run
+from slipway_validate.folders import find_refusal, runtime_for
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.judging.yardsticks import Measured, read_measured, yardsticks
-from slipway_validate.outputs import why_shapes_are_known
+from slipway_validate.judging.yardsticks import Measured, plan_yardsticks, read_measured
+from slipway_validate.outputs import explain_shape_reuse
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, _affordable, _embeds, open_trained, padding_token
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
@@ -79,7 +79,7 @@ class Validated:
     def read_weights(self, outputs: Mapping[str, Path]) -> Measured:
         """Read what outputs store, and compute with it, as the stage does in a process beside them; they are judged by that from here on."""
         inputs = {"base": self._base} | ({"adapter": self._adapter} if self._adapter else {})
-        asked = yardsticks(
+        asked = plan_yardsticks(
             inputs, outputs, self.reference, self.spec(RUNTIME, self._base), threads=1, logit_bytes=1 << 30
         )
         assert asked is not None
@@ -100,10 +100,10 @@ class Validated:
     def output(self, name: str, folder: Path) -> OutputValidation:
         runtime = runtime_for(name, folder)
         assert runtime is not None
-        known = why_shapes_are_known(runtime, folder, self.settings)
+        known = explain_shape_reuse(runtime, folder, self.settings)
         spec = self.spec(runtime.load, folder).model_copy(update={"cases_known": known})
         run = self.work / "outputs" / name
-        result = why_not_run(name, folder, runtime, self.prepared.family) or self._run(Spec(run=spec), run, must=False)
+        result = find_refusal(name, folder, runtime, self.prepared.family) or self._run(Spec(run=spec), run, must=False)
         return self.evaluator.evaluate(name, folder, spec=spec, result=result, run_folder=run)
 
     def _run(self, spec: Spec, folder: Path, *, must: bool = True) -> RunResult:

@@ -1,7 +1,7 @@
 """``slipway.v1.ArtifactService``: a project's artifacts, for clients without credentials of the artifact store.
 
-Content passes through here and is kept only under the digest computed from it. A project that has not brought some content is
-never told that the store already has it: otherwise knowing a digest would be as good as having the file.
+Uploaded content is stored only under the digest computed from it. A project that has not uploaded some content never learns that the
+store already has it: otherwise knowing a digest would be as good as having the file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.rpc.serving import stream, unary
 from slipway.rpc.structs import MAX_FILES
-from slipway.security.interceptor import current_principal, no_artifact
-from slipway.security.limits import exceeded
-from slipway_coordinator.api.requests import ID, invalid, page_size, project_of
+from slipway.security.interceptor import current_principal, no_artifact_error
+from slipway.security.limits import limit_error
+from slipway_coordinator.api.requests import ID, field_error, page_size, project_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
-from slipway_coordinator.transfers import Key, Transfers, counting_refusals
+from slipway_coordinator.transfers import Key, Transfers, count_refusals
 from slipway_protos.v1 import artifact_pb2 as pb
 from slipway_protos.v1 import artifact_pb2_grpc
 
@@ -47,9 +47,9 @@ async def require_artifacts(coordinator: Coordinator, project: str, digests: Col
     """
     if current_principal.get().may_name_any:
         return
-    owned = await coordinator.call(lambda: coordinator.database.ownership.owned(project, digests))
+    owned = await coordinator.call(lambda: coordinator.database.ownership.find_owned(project, digests))
     for digest in sorted(set(digests) - owned):
-        raise no_artifact(project, digest)
+        raise no_artifact_error(project, digest)
 
 
 class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
@@ -70,7 +70,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     @unary
     async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:
         """List the files of an artifact."""
-        project, digest = await self._own(request.name)
+        project, digest = await self._require_own(request.name)
         manifest = await self._look(project, (await self._blobs()).manifest, digest)
         files = [
             pb.ArtifactFile(path=f.path, size_bytes=f.size_bytes, digest=f.digest, media_type=f.media_type)
@@ -87,9 +87,9 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         start = page_start(request.page_token, query=query)
         after = "" if start is None else start[1]
         ownership = self._coordinator.database.ownership
-        found = await self._coordinator.call(lambda: ownership.page(project, limit=size + 1, after=after))
-        more = page_token((0.0, found[size - 1]), query=query) if len(found) > size else ""
-        return pb.ListArtifactsResponse(digests=found[:size], next_page_token=more)
+        page = await self._coordinator.call(lambda: ownership.page(project, limit=size + 1, after=after))
+        more = page_token((0.0, page[size - 1]), query=query) if len(page) > size else ""
+        return pb.ListArtifactsResponse(digests=page[:size], next_page_token=more)
 
     @unary
     async def CreateArtifact(self, request: pb.CreateArtifactRequest, context: Context) -> pb.CreateArtifactResponse:
@@ -98,34 +98,34 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         manifest = _manifest_of(request)
         digest, blobs, ownership = manifest.digest, await self._blobs(), self._coordinator.database.ownership
         contents = {file.digest: file for file in manifest.files}
-        brought = set(contents)
+        uploaded = set(contents)
         if not current_principal.get().may_name_any:
-            owned = await self._coordinator.call(lambda: ownership.owned(project, [digest]))
+            owned = await self._coordinator.call(lambda: ownership.find_owned(project, [digest]))
             whole = await self._look(project, blobs.exists, digest) if owned else False
             if whole:
                 return pb.CreateArtifactResponse(digest=digest)
-            brought = await self._coordinator.call(lambda: ownership.brought(project, contents))
-        known = [file for name, file in sorted(contents.items()) if name in brought]
+            uploaded = await self._coordinator.call(lambda: ownership.find_uploaded(project, contents))
+        known = [file for name, file in sorted(contents.items()) if name in uploaded]
         there = await self.transfers.look_up_each(_caller(), project, blobs.has_blob, known)
         kept = {file.digest for file, is_there in zip(known, there, strict=True) if is_there}
         missing = sorted(set(contents) - kept)
         if not missing:
             await self._look(project, blobs.admit, manifest)
-            await self._coordinator.call(lambda: ownership.make(project, digest))
+            await self._coordinator.call(lambda: ownership.record_artifact(project, digest))
         return pb.CreateArtifactResponse(digest=digest, missing=missing)
 
     @stream
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Context) -> AsyncIterator[pb.ReadBlobResponse]:
         """Stream the content of one file."""
-        with counting_refusals("sent"):
-            project, artifact = await self._own(request.name)
+        with count_refusals("sent"):
+            project, artifact = await self._require_own(request.name)
             blobs = await self._blobs()
-            manifest = await self._manifest_once(project, blobs, artifact)
+            manifest = await self._cached_manifest(project, blobs, artifact)
             file = next((file for file in manifest.files if file.digest == request.digest), None)
             if file is None:
-                raise no_artifact(project, f"{artifact} with a file {request.digest[:80]}")
+                raise no_artifact_error(project, f"{artifact} with a file {request.digest[:80]}")
             if not 0 <= request.offset <= file.size_bytes:
-                raise invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
+                raise field_error("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
             outgoing, content = self.transfers.outgoing, blobs.read(file, artifact, offset=request.offset)
             async with (
                 outgoing.turn(_caller(), project=project),
@@ -133,41 +133,43 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             ):
                 pace = self.transfers.pace()
                 async for data in chunks:
-                    with pace.sending(len(data)):
+                    with pace.measure_sending(len(data)):
                         yield pb.ReadBlobResponse(data=data)
                     metrics.CLIENT_BYTES.add(len(data), direction="sent")
 
     @unary
     async def WriteBlob(self, request: AsyncIterator[pb.WriteBlobRequest], context: Context) -> pb.WriteBlobResponse:
         """Store the content of one file."""
-        with counting_refusals("received"):
+        with count_refusals("received"):
             first = await anext(request, None)
             if first is None:
                 raise ServiceError("the stream has no message", reason="REQUEST_INVALID")
             project, options = project_of(first.parent), self._coordinator.options
-            file = _announced(first, most=options.upload_bytes)
+            file = _announced_file(first, most=options.upload_bytes)
             with self.transfers.upload(project, most=options.open_uploads):
                 async with self.transfers.incoming.turn(_caller(), project=project):
                     await self._receive((_caller(), project, file.digest), file, first, request)
-            await self._coordinator.call(lambda: self._coordinator.database.ownership.bring(project, file.digest))
+            await self._coordinator.call(
+                lambda: self._coordinator.database.ownership.record_upload(project, file.digest)
+            )
         return pb.WriteBlobResponse()
 
     @unary
     async def GetUpload(self, request: pb.GetUploadRequest, context: Context) -> pb.GetUploadResponse:
-        """Return where an interrupted upload can go on."""
+        """Return the byte at which an interrupted upload can continue."""
         key = _caller(), project_of(request.parent), _digest_of(request.digest)
         return pb.GetUploadResponse(offset=self.transfers.interrupted.position(key))
 
     async def _receive(
         self, key: Key, file: ManifestFile, first: pb.WriteBlobRequest, rest: AsyncIterator[pb.WriteBlobRequest]
     ) -> None:
-        """Store content if it matches the announced size and digest. If its client breaks off, keep what came for a while."""
+        """Store content if it matches the announced size and digest. If its client breaks off, keep the received part for a while."""
         run, pace, data = self.transfers.incoming.run, self.transfers.pace(), first.data
         writer = await self._writer(key, file, offset=first.offset)
         try:
             while True:
                 metrics.CLIENT_BYTES.add(len(data), direction="received")
-                pace.passed(len(data))
+                pace.count_bytes(len(data))
                 await run(writer.write, data)
                 more = await pace.next(rest)
                 if more is None:
@@ -181,10 +183,12 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 await run(writer.discard)
 
     async def _writer(self, key: Key, file: ManifestFile, *, offset: int) -> BlobWriter:
-        """Return a new writer in place of an interrupted one, or with an offset that of the upload that ended there.
+        """Return a new writer, or the writer of the interrupted upload that ended at ``offset`` if that is not 0.
+
+        A new writer replaces an interrupted one.
 
         Raises:
-            ServiceError: ``UPLOAD_LOST`` if none did.
+            ServiceError: ``UPLOAD_LOST`` if no upload ended there.
         """
         interrupted = self.transfers.interrupted
         if not offset:
@@ -200,16 +204,16 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             )
         return writer
 
-    async def _own(self, name: str) -> tuple[str, str]:
+    async def _require_own(self, name: str) -> tuple[str, str]:
         """Return project and digest of an artifact that the caller may read."""
         match = _NAME.fullmatch(name)
         if match is None:
-            raise invalid("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
+            raise field_error("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
         project, digest = match.groups()
         await require_artifacts(self._coordinator, project, [digest])
         return project, digest
 
-    async def _manifest_once(self, project: str, blobs: Blobs, digest: str) -> Manifest:
+    async def _cached_manifest(self, project: str, blobs: Blobs, digest: str) -> Manifest:
         """Return a manifest; the last one is cached, because a client reads its files one after the other."""
         last, manifest = self._manifest
         if last != digest:
@@ -232,28 +236,28 @@ def _caller() -> str:
 
 def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
     if len(request.files) > MAX_FILES:
-        raise exceeded(f"files has {len(request.files)} entries, {MAX_FILES} are allowed", field="files")
+        raise limit_error(f"files has {len(request.files)} entries, {MAX_FILES} are allowed", field="files")
     for file in request.files:
         if len(file.media_type.encode()) > _MEDIA_TYPE_BYTES:
-            raise exceeded(f"a media_type has over {_MEDIA_TYPE_BYTES} bytes", field="files.media_type")
+            raise limit_error(f"a media_type has over {_MEDIA_TYPE_BYTES} bytes", field="files.media_type")
     return Manifest.of(ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in request.files)
 
 
 def _digest_of(text: str) -> str:
     if not is_digest(text):
-        raise invalid("digest", text, "is sha256: and 64 hexadecimal digits")
+        raise field_error("digest", text, "is sha256: and 64 hexadecimal digits")
     return text
 
 
-def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
+def _announced_file(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
     """Return the file that the first message of an upload announces."""
     _digest_of(first.digest)
     if first.size_bytes < 0:
-        raise invalid("size_bytes", first.size_bytes, "is not negative")
+        raise field_error("size_bytes", first.size_bytes, "is not negative")
     if not 0 <= first.offset <= first.size_bytes:
-        raise invalid("offset", first.offset, f"is between 0 and size_bytes, {first.size_bytes}")
+        raise field_error("offset", first.offset, f"is between 0 and size_bytes, {first.size_bytes}")
     if len(first.data) > _FIRST_BYTES:
-        raise exceeded(
+        raise limit_error(
             f"data of the first message has {len(first.data)} bytes, {_FIRST_BYTES} are allowed", field="data"
         )
     if first.size_bytes > most:

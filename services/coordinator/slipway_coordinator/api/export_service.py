@@ -24,12 +24,12 @@ from slipway.rpc.serving import stream, unary
 from slipway.rpc.statuses import RETRY_AFTER
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
-from slipway.security.limits import exceeded
+from slipway.security.limits import limit_error
 from slipway.sources.allowed import NOWHERE, Allowed
 from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
 from slipway_coordinator.api.messages import event_message, export_message
-from slipway_coordinator.api.requests import ID, check_understood, invalid, page_of, page_size, project_of
+from slipway_coordinator.api.requests import ID, check_understood, field_error, page_of, page_size, project_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.importing import import_task
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
@@ -71,7 +71,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         named = bool(request.export_id)
         if self._coordinator.has_room and await self._coordinator.create(record) is not None:
             return export_message(record)
-        existing = await self._made_before(record, named=named)
+        existing = await self._find_earlier(record, named=named)
         if existing is None:
             self._check_room()
             raise ServiceError(
@@ -79,7 +79,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             )
         return export_message(existing)
 
-    async def _made_before(self, record: ExportRecord, *, named: bool) -> ExportRecord | None:
+    async def _find_earlier(self, record: ExportRecord, *, named: bool) -> ExportRecord | None:
         """Return the export that the same request made before, found by ``request_id`` or else by the export's name.
 
         Raises:
@@ -90,11 +90,13 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             existing = await self._coordinator.call(lambda: database.of_request(record.project, record.request_id))
             if existing is not None:
                 if existing.request_hash != record.request_hash or (named and existing.name != record.name):
-                    raise _taken(existing, f"the request_id {record.request_id!r} made {existing.name}", "request_id")
+                    raise _exists_error(
+                        existing, f"the request_id {record.request_id!r} made {existing.name}", "request_id"
+                    )
                 return existing
         existing = await self._coordinator.load(record.name)
         if existing is not None and existing.request_hash != record.request_hash:
-            raise _taken(existing, f"{record.name} was created", "export_id")
+            raise _exists_error(existing, f"{record.name} was created", "export_id")
         return existing
 
     def _check_room(self) -> None:
@@ -110,7 +112,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     @unary
     async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:
         """Return one export."""
-        return export_message(await self._existing(request.name))
+        return export_message(await self._require_export(request.name))
 
     @unary
     async def ListExports(
@@ -120,7 +122,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         most = _MAX_PAGE_SIZE if request.view == export_pb2.EXPORT_VIEW_SUMMARY else _MAX_FULL_PAGE_SIZE
         size = page_size(request.page_size, default=_PAGE_SIZE, most=most)
         if request.view not in export_pb2.ExportView.values():
-            raise invalid("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
+            raise field_error("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
         project = "-" if request.parent == "projects/-" else project_of(request.parent)
         conditions = [*in_project(project), *parse_filter(request.filter)]
         query = (request.parent, request.filter)
@@ -134,42 +136,42 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     @unary
     async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:
-        """Cancel an export; return once that took effect, or after a short wait. Cancelling one that is cancelled changes nothing."""
-        record = await self._existing(request.name)
+        """Cancel an export; return once that took effect, or after a short wait. Does nothing if it is cancelled already."""
+        record = await self._require_export(request.name)
         if _is_cancelled(record):
             return export_message(record)
         _check_etag(record, request.etag)
         if record.state.ended:
-            raise _wrong_state(record, "cannot be cancelled any more")
+            raise _wrong_state_error(record, "cannot be cancelled any more")
         await self._coordinator.cancel(record)
         deadline = time.monotonic() + _CANCEL_WAIT_SECONDS
         while not record.state.ended and not _is_cancelled(record) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-            record = await self._existing(request.name)
+            record = await self._require_export(request.name)
         return export_message(record)
 
     @unary
     async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:
-        """Run an unsuccessful export again. Retrying one that a retry has under way changes nothing."""
-        record = await self._existing(request.name)
+        """Run an unsuccessful export again. Does nothing if a retry is under way already."""
+        record = await self._require_export(request.name)
         if record.run > 1 and record.state in {ExportState.QUEUED, ExportState.RUNNING}:
             return export_message(record)
         _check_etag(record, request.etag)
         if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
-            raise _wrong_state(record, "can be retried only after it failed or was cancelled")
+            raise _wrong_state_error(record, "can be retried only after it failed or was cancelled")
         return export_message(await self._coordinator.retry(record))
 
     @unary
     async def DeleteExport(
         self, request: export_pb2.DeleteExportRequest, context: Context
     ) -> export_pb2.DeleteExportResponse:
-        """Forget an ended export. Deleting one that is not there changes nothing."""
-        record = await self._stored(request.name)
+        """Forget an ended export. Does nothing if there is no such export."""
+        record = await self._find_export(request.name)
         if record is None:
             return export_pb2.DeleteExportResponse()
         _check_etag(record, request.etag)
         if not record.state.ended:
-            raise _wrong_state(record, "must end before it can be deleted: cancel it first")
+            raise _wrong_state_error(record, "must end before it can be deleted: cancel it first")
         await self._coordinator.delete(record)
         return export_pb2.DeleteExportResponse()
 
@@ -178,17 +180,17 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         self, request: export_pb2.WatchExportRequest, context: Context
     ) -> AsyncIterator[export_pb2.ExportEvent]:
         """Stream the export's events until it ends."""
-        await self._existing(request.name)
+        await self._require_export(request.name)
         async for event in self._coordinator.hub.watch(request.name, after=request.after_sequence):
             yield event_message(event)
 
-    async def _stored(self, name: str) -> ExportRecord | None:
+    async def _find_export(self, name: str) -> ExportRecord | None:
         if not _NAME.fullmatch(name):
-            raise invalid("name", name, "is like projects/default/exports/my-export")
+            raise field_error("name", name, "is like projects/default/exports/my-export")
         return await self._coordinator.load(name)
 
-    async def _existing(self, name: str) -> ExportRecord:
-        record = await self._stored(name)
+    async def _require_export(self, name: str) -> ExportRecord:
+        record = await self._find_export(name)
         if record is None:
             raise ServiceError(
                 f"there is no export {name}",
@@ -222,18 +224,18 @@ def new_record(
     project = project_of(request.parent)
     export_id = request.export_id or uuid.uuid4().hex
     if not re.fullmatch(ID, export_id):
-        raise invalid(
+        raise field_error(
             "export_id",
             export_id,
             "takes 1 to 63 of a-z, 0-9, '.', '_' and '-', and begins and ends with a letter or digit",
         )
     for name, digest in sorted(request.sources.items()):
         if not is_digest(digest):
-            raise invalid(f"sources[{name}]", digest, "is a manifest digest like sha256:<64 hex digits>")
+            raise field_error(f"sources[{name}]", digest, "is a manifest digest like sha256:<64 hex digits>")
     if request.request_id and not _REQUEST_ID.fullmatch(request.request_id):
-        raise invalid("request_id", request.request_id, "takes 1 to 64 printable characters without spaces")
+        raise field_error("request_id", request.request_id, "takes 1 to 64 printable characters without spaces")
     if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
-        raise invalid("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
+        raise field_error("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
     for name, value in sorted(request.labels.items()):
         _check_label(name, value)
     configuration = configuration_of(request.configuration)
@@ -264,7 +266,7 @@ def new_record(
 def request_hash(
     configuration: ExportConfiguration, sources: Mapping[str, str], source_formats: Mapping[str, str]
 ) -> str:
-    """Return the SHA-256 of what a request asks for: what its client set, so that a default may change between two calls.
+    """Return the SHA-256 of the fields that a client set, so that a default may change between two calls.
 
     Labels and priority do not affect the result and are left out.
     """
@@ -285,12 +287,12 @@ def _check_label(name: str, value: str) -> None:
                 about={"field": "labels"},
             )
     if len(name) > _LABEL_LENGTH:
-        raise exceeded(
+        raise limit_error(
             f"the label {name[:20]}… has {len(name)} characters, {_LABEL_LENGTH} are allowed", field="labels"
         )
     size = len(value.encode())
     if size > _LABEL_BYTES:
-        raise exceeded(f"labels[{name}] has {size} bytes, {_LABEL_BYTES} are allowed", field="labels")
+        raise limit_error(f"labels[{name}] has {size} bytes, {_LABEL_BYTES} are allowed", field="labels")
 
 
 def _creator() -> str:
@@ -306,7 +308,7 @@ def _traceparent(context: Context) -> str:
     return new_trace()
 
 
-def _taken(existing: ExportRecord, what: str, field: str) -> ServiceError:
+def _exists_error(existing: ExportRecord, what: str, field: str) -> ServiceError:
     return ServiceError(
         f"{what} from another configuration or other sources",
         reason="EXPORT_EXISTS",
@@ -330,6 +332,6 @@ def _check_etag(record: ExportRecord, etag: str) -> None:
         )
 
 
-def _wrong_state(record: ExportRecord, rule: str) -> ServiceError:
+def _wrong_state_error(record: ExportRecord, rule: str) -> ServiceError:
     about = {"export": record.name, "state": record.state.value}
     return ServiceError(f"{record.name} is {record.state.value}, it {rule}", reason="EXPORT_STATE", about=about)

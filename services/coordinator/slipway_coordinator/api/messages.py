@@ -30,7 +30,7 @@ def export_message(record: ExportRecord) -> export_pb2.Export:
 
 
 def _configuration_message(recorded: dict[str, Any]) -> configuration_pb2.ExportConfiguration:
-    """Return the configuration with the defaults of today; as it was recorded, where a format of it is not installed any more."""
+    """Return the configuration with today's defaults, or as recorded if one of its formats is no longer installed."""
     try:
         return configuration_message(ExportConfiguration.model_validate(recorded))
     except ValidationError:

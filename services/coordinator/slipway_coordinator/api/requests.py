@@ -1,4 +1,4 @@
-"""Requests of clients: names of projects, sizes of pages, and the refusal of clients that are newer than this program."""
+"""Check clients' requests: project names, page sizes, and fields of clients that are newer than this program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def project_of(parent: str) -> str:
     """
     match = _PARENT.fullmatch(parent)
     if match is None:
-        raise invalid("parent", parent, "is like projects/default")
+        raise field_error("parent", parent, "is like projects/default")
     return match[1]
 
 
@@ -40,12 +40,12 @@ def page_size(requested: int, *, default: int, most: int) -> int:
         ServiceError: reason ``REQUEST_INVALID``.
     """
     if requested < 0:
-        raise invalid("page_size", requested, "is 0 (for the default) or more")
+        raise field_error("page_size", requested, "is 0 (for the default) or more")
     return min(requested or default, most)
 
 
-def invalid(field: str, value: object, rule: str) -> ServiceError:
-    """Return the refusal of a field's value; ``rule`` follows the word "it" in the remedy."""
+def field_error(field: str, value: object, rule: str) -> ServiceError:
+    """Return the error that refuses a field's value; ``rule`` follows the word "it" in the remedy."""
     return ServiceError(
         f"{shortened(field)} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
     )
@@ -57,7 +57,7 @@ def check_understood(request: Message) -> None:
     Raises:
         ServiceError: reason ``REQUEST_INVALID``.
     """
-    unknown = next(_unknown(request, type(request).DESCRIPTOR.name), None)
+    unknown = next(_unknown_fields(request, type(request).DESCRIPTOR.name), None)
     if unknown is not None:
         where, number = unknown
         raise ServiceError(
@@ -68,7 +68,7 @@ def check_understood(request: Message) -> None:
         )
 
 
-def _unknown(message: Message, where: str) -> Iterator[tuple[str, int]]:
+def _unknown_fields(message: Message, where: str) -> Iterator[tuple[str, int]]:
     """Yield each unknown field: the path of the message that has it, and its number."""
     unknown = UnknownFieldSet(message)
     for index in range(len(unknown)):
@@ -78,20 +78,20 @@ def _unknown(message: Message, where: str) -> Iterator[tuple[str, int]]:
             continue
         inner = f"{where}.{field.name}"
         if not field.is_repeated:
-            yield from _unknown(value, inner)
+            yield from _unknown_fields(value, inner)
         elif not field.message_type.GetOptions().map_entry:
             for item in value:
-                yield from _unknown(item, inner)
+                yield from _unknown_fields(item, inner)
         elif field.message_type.fields_by_name["value"].message_type is not None:
             for item in value.values():
-                yield from _unknown(item, inner)
+                yield from _unknown_fields(item, inner)
 
 
 PAGE_BYTES = 3 << 20
 """Limit for the exports in one response: gRPC clients accept 4 MiB by default."""
 
 _ITEM_BYTES = 8  # tag and length
-_READ_AT_ONCE = 20  # reading records holds the interpreter: other threads take their turn between
+_READ_AT_ONCE = 20  # reading records holds the interpreter lock; other threads run between batches
 
 Place = tuple[float, str]
 """Position of an export in a list: its creation time and name."""
@@ -112,19 +112,19 @@ def page_of(
     page, room = list[pb.Export](), PAGE_BYTES
     while True:
         limit = min(_READ_AT_ONCE, size - len(page) + 1)  # one more than wanted shows whether any follow
-        found = database.page(conditions, limit=limit, after=after)
-        for record in found:
-            message = _seen(record, view)
+        records = database.page(conditions, limit=limit, after=after)
+        for record in records:
+            message = _view_message(record, view)
             room -= message.ByteSize() + _ITEM_BYTES
             if len(page) == size or (page and room < 0):
                 return page, after
             page.append(message)
             after = (record.create_time, record.name)
-        if len(found) < limit:
+        if len(records) < limit:
             return page, None
 
 
-def _seen(record: ExportRecord, view: pb.ExportView) -> pb.Export:
+def _view_message(record: ExportRecord, view: pb.ExportView) -> pb.Export:
     if view == pb.EXPORT_VIEW_SUMMARY:
         return export_summary(record)
     message = export_message(record)

@@ -21,11 +21,11 @@ from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
-from slipway.security.limits import exceeded
+from slipway.security.limits import limit_error
 from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character, quoted, shortened
 from slipway_coordinator.api.messages import lease_message
-from slipway_coordinator.api.requests import invalid
+from slipway_coordinator.api.requests import field_error
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.offers import Held, WorkerReport
 from slipway_coordinator.model.records import TaskRecord
@@ -66,8 +66,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """Take a task's result. An invalid result ends the attempt too: the worker has no other."""
         worker, key = _worker(request.worker_id), AttemptKey.parse(request.task)
         held = Held(key, request.lease_epoch)
-        event = completion(request, await self._planned(key))
-        # Watchers of an export leave with its end, so its last lines go before, unless the lease is known only afterwards.
+        event = completion(request, await self._planned_task(key))
+        # Watchers leave when their export ends, so its last lines are published first, unless the lease becomes known only later.
         known = self._coordinator.broker.holds(worker, held)
         if known:
             await self._publish_lines(key, request.logs)
@@ -78,7 +78,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             raise event.failure.error()
         return worker_pb2.CompleteTaskResponse()
 
-    async def _planned(self, key: AttemptKey) -> TaskRecord | None:
+    async def _planned_task(self, key: AttemptKey) -> TaskRecord | None:
         record = await self._coordinator.load(key.export)
         return next((each for each in record.tasks if each.id == key.task), None) if record is not None else None
 
@@ -103,7 +103,7 @@ def _worker(worker_id: str) -> str:
     Leases are held under this name, so no worker can renew or complete the leases of another principal.
     """
     if not _WORKER_ID.fullmatch(worker_id):
-        raise invalid("worker_id", worker_id, f"takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'")
+        raise field_error("worker_id", worker_id, f"takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'")
     principal = current_principal.get()
     return worker_id if principal is OWNER else f"{principal.name}/{worker_id}"
 
@@ -151,9 +151,9 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
         free_slots=request.free_slots,
         draining=request.draining,
         ending=request.ending,
-        memory_bytes=_between(can.memory_bytes),
+        memory_bytes=_clamp(can.memory_bytes),
         gpu_architecture=can.gpu_architecture,
-        gpu_memory_bytes=_between(can.gpu_memory_bytes),
+        gpu_memory_bytes=_clamp(can.gpu_memory_bytes),
         libraries=dict(can.versions),
         parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
         running=tuple(Held(AttemptKey.parse(running.task), running.lease_epoch) for running in request.running),
@@ -166,10 +166,10 @@ def progress_of(task: str, attempt: int, said: export_pb2.TaskProgress) -> expor
         task=task,
         attempt=attempt,
         phase=shortened(said.phase),
-        done=_between(said.done),
-        total=_between(said.total),
+        done=_clamp(said.done),
+        total=_clamp(said.total),
         unit=shortened(said.unit),
-        memory_bytes=_between(said.memory_bytes),
+        memory_bytes=_clamp(said.memory_bytes),
     )
 
 
@@ -200,7 +200,7 @@ def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None)
         time=time.time(),
         task=key.task,
         attempt=key.attempt,
-        peak_memory_bytes=0 if outcome == "cancelled" else _between(request.peak_memory_bytes),
+        peak_memory_bytes=0 if outcome == "cancelled" else _clamp(request.peak_memory_bytes),
         memory=_memory(request.memory),
     )
     if outcome == "cancelled":
@@ -210,36 +210,36 @@ def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None)
     fault = _fault(request.output, task)
     if fault is not None:
         return event.model_copy(update={"kind": EventKind.FAILED, "failure": fault})
-    found = {
+    changes = {
         "kind": EventKind.SUCCEEDED,
         "outputs": dict(sorted(request.output.outputs.items())),
         "facts": dict_of(request.output.facts),
         "reused": request.output.reused,
     }
-    return event.model_copy(update=found)
+    return event.model_copy(update=changes)
 
 
 def _fault(said: worker_pb2.TaskOutput, task: TaskRecord | None) -> Failure | None:
     """Return why this cannot be the task's result; None if it can."""
     names = sorted(said.outputs)
     if task is not None and task.output and names != [task.output]:
-        return _invalid(f"its outputs are {quoted(names)}, those of {task.stage} are {[task.output]}", "outputs")
+        return _invalid_result(f"its outputs are {quoted(names)}, those of {task.stage} are {[task.output]}", "outputs")
     for name, digest in sorted(said.outputs.items()):
         if not is_digest(digest):
-            return _invalid(f"output {quoted(name)} is {quoted(digest)}, which is no digest", "outputs")
+            return _invalid_result(f"output {quoted(name)} is {quoted(digest)}, which is no digest", "outputs")
     size = said.facts.ByteSize()
     if size > MOST_FACTS_BYTES:
-        return _invalid(f"its facts have {size} bytes, {MOST_FACTS_BYTES} are allowed", "facts")
+        return _invalid_result(f"its facts have {size} bytes, {MOST_FACTS_BYTES} are allowed", "facts")
     try:
         _Facts.model_validate(dict_of(said.facts))
     except pydantic.ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in ("facts", *found["loc"]))
-        return _invalid(f"{place} is {quoted(found['input'])}: {found['msg']}", place)
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in ("facts", *problem["loc"]))
+        return _invalid_result(f"{place} is {quoted(problem['input'])}: {problem['msg']}", place)
     return None
 
 
-def _invalid(what: str, field: str) -> Failure:
+def _invalid_result(what: str, field: str) -> Failure:
     return StageError(
         f"the worker handed in something that cannot be this task's result: {what}",
         reason="RESULT_INVALID",
@@ -250,14 +250,14 @@ def _invalid(what: str, field: str) -> Failure:
 
 def _check_count(field: str, items: Mapping[str, Any] | Any, most: int) -> None:
     if len(items) > most:
-        raise exceeded(f"{field} has {len(items)} entries, {most} are allowed", field=field)
+        raise limit_error(f"{field} has {len(items)} entries, {most} are allowed", field=field)
 
 
 def _check_words(field: str, words: Iterable[str]) -> None:
     """Check names of stages and libraries, because they are shown, logged and used as metric labels."""
     for word in words:
         if len(word) > _WORD_LENGTH:
-            raise exceeded(f"{field} has {quoted(word)}, {_WORD_LENGTH} characters are allowed", field=field)
+            raise limit_error(f"{field} has {quoted(word)}, {_WORD_LENGTH} characters are allowed", field=field)
         if hidden_character(word):
             raise ServiceError(
                 f"{field} has {quoted(word)}, with the character {hidden_character(word)}",
@@ -268,13 +268,13 @@ def _check_words(field: str, words: Iterable[str]) -> None:
 
 
 def _memory(said: export_pb2.MemoryOverTime) -> MemoryOverTime:
-    """Return the memory that a worker reports over time; nothing if it is not what workers send."""
+    """Return the memory that a worker reports over time; empty if the report is invalid."""
     seconds, samples = said.sample_seconds, said.samples_bytes
     if not 0 < seconds < _LARGEST or len(samples) > MOST_SAMPLES:  # not a number is not above 0 either
         return MemoryOverTime()
-    return MemoryOverTime(seconds, tuple(map(_between, samples)))
+    return MemoryOverTime(seconds, tuple(map(_clamp, samples)))
 
 
-def _between(number: int) -> int:
+def _clamp(number: int) -> int:
     """Clamp a number from a worker to the range that can be stored."""
     return min(max(number, 0), _LARGEST)

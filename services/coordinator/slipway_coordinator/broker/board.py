@@ -53,8 +53,8 @@ class KnownWorker:
 
 
 @dataclass
-class Wanted:
-    """Offers of an export; the keys of those to end, and of those whose result is on its way to the workflow."""
+class ExportOffers:
+    """Offers, revoked attempts, and attempts awaiting their result."""
 
     offers: Mapping[AttemptKey, Offer] = field(default_factory=dict)
     revoked: frozenset[AttemptKey] = frozenset()
@@ -79,7 +79,7 @@ class Board:
     waiting: Waiting = field(default_factory=Waiting)
     held: dict[AttemptKey, Lease] = field(default_factory=dict)
     workers: dict[str, KnownWorker] = field(default_factory=dict)
-    wanted: dict[str, Wanted] = field(default_factory=dict)
+    wanted: dict[str, ExportOffers] = field(default_factory=dict)
     _offered_since: dict[AttemptKey, float] = field(default_factory=dict)
     _imported: dict[str, None] = field(default_factory=dict)  # addresses, the oldest first
 
@@ -129,7 +129,7 @@ class Board:
         return now - self._offered_since.pop(key, now)
 
     def note_imported(self, offer: Offer) -> None:
-        """Remember that the addresses of an import need not be imported one after the other any more."""
+        """Remember an import's addresses: other imports need not wait for them any more."""
         for address in offer.addresses:
             self._imported.pop(address, None)
             self._imported[address] = None
@@ -169,7 +169,7 @@ class Board:
         leases = [lease for lease in self.held.values() if lease.offer is not None and lease.begun > since]
         return set[str]().union(*(lease.offer.addresses for lease in leases if lease.offer)) - self._imported.keys()
 
-    def held_back(self, *, longer_than: float) -> list[Offer]:
+    def held_back_offers(self, *, longer_than: float) -> list[Offer]:
         """Return offers that have waited this many seconds, and now wait for another task's import."""
         before, importing = self.clock() - longer_than, self.importing()
         return [
@@ -268,7 +268,7 @@ class Board:
         )
         return waiting + running + (of_no_use if waiting else 0)
 
-    def unserved(self, *, longer_than: float, now_ready: bool = False) -> list[Offer]:
+    def unserved_offers(self, *, longer_than: float, now_ready: bool = False) -> list[Offer]:
         """Return offers that have waited too long and that no known worker can take.
 
         Args:
@@ -282,7 +282,7 @@ class Board:
         return [offer for offer in late if not taken[offer.placement]]
 
     def lacking(self, offer: Offer) -> str:
-        """Return what workers lack for an offer that none of them can take, or takes now."""
+        """Describe what workers lack for an offer that none of them can take, or takes now."""
         return offer.placement.lacking(worker.abilities for worker in self.workers.values())
 
     def _ready(self) -> dict[str, Abilities]:

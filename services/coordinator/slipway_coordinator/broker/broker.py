@@ -22,11 +22,11 @@ from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.observability.telemetry import within
 from slipway.planning.attempt_keys import AttemptKey
-from slipway_coordinator.broker.board import Board, Lease, Wanted
+from slipway_coordinator.broker.board import Board, ExportOffers, Lease
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import InboxEvent
-from slipway_coordinator.storage.journal import Journal, shielded
+from slipway_coordinator.storage.journal import Journal, shield
 from slipway_coordinator.storage.leases import LeaseRow, LeaseState, Ledger
 
 log = logging.getLogger("slipway.coordinator.broker")
@@ -58,7 +58,7 @@ class Broker:
     def __post_init__(self) -> None:
         self.board = Board(self.ttl, self.clock)
 
-    @shielded
+    @shield
     async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[AttemptKey] = ()) -> None:
         """Set all attempts of an export that should run now; withdraw its other offers.
 
@@ -79,7 +79,7 @@ class Broker:
             for key in offers.keys() & self.board.held.keys():
                 self.board.held[key].offer, self.board.held[key].revoked = offers[key], key in revoked
             new = [key for key in offers if not self.board.is_known(key) and key not in done]
-            self.board.wanted[export] = Wanted(offers, revoked, done)
+            self.board.wanted[export] = ExportOffers(offers, revoked, done)
             if new or before is None or not before.done.issuperset(gone):
                 rows, told = await self.journal.commit(
                     lambda: self.ledger.settle(export, offers, new=new, revoked=revoked), later=True
@@ -92,11 +92,11 @@ class Broker:
         if new or revoked:
             await self._wake()
 
-    def _add(self, new: Iterable[AttemptKey], rows: Mapping[str, LeaseRow], wanted: Wanted) -> None:
+    def _add(self, new: Iterable[AttemptKey], rows: Mapping[str, LeaseRow], wanted: ExportOffers) -> None:
         for key in new:
             row = rows.get(key)
             if self.board.is_known(key) or (row is not None and row.state is LeaseState.ENDED):
-                continue  # offered again meanwhile, or its result is on the way to the workflow
+                continue  # offered again meanwhile, or its result is on its way to the workflow
             if row is not None and row.state is LeaseState.HELD:
                 self.board.hold(key, row.worker, epoch=row.epoch, offer=wanted.offers[key])
             elif key not in wanted.revoked:
@@ -136,9 +136,9 @@ class Broker:
             except TimeoutError:
                 deadline = self.clock()
 
-    @shielded
+    @shield
     async def _synchronize(self, report: WorkerReport, *, arriving: bool) -> Answer | None:
-        """Return the answer to a report of now, or to a parked one; None if its worker has reported again since."""
+        """Answer a new report or a parked one; return None if the worker has reported again since."""
         async with self._turn(f"worker {report.worker}"):
             board = self.board
             if not arriving and not board.is_latest(report):
@@ -203,7 +203,7 @@ class Broker:
                 granted.append(Granted(offer, epoch, memory_limit(offer, report)))
         return granted
 
-    @shielded
+    @shield
     async def complete(self, worker: str, held: Held, event: Event) -> None:
         """Store a result: durable when this returns, and safe to repeat.
 
@@ -248,7 +248,7 @@ class Broker:
             self.board.forget_silent()
         await self._wake()
 
-    @shielded
+    @shield
     async def _take_back(self, late: Sequence[tuple[AttemptKey, Lease]]) -> None:
         for key, lease in late:
             if not self.board.drop_lease(key, lease):

@@ -42,8 +42,8 @@ def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> 
 
 
 def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
-    """Return the plan's requirements of a worker, refined by what is known by now: engine targets, sizes, memory shortages."""
-    prefers = [_narrowed(needs, record, task) for needs in task.requirements.prefers]
+    """Return the plan's requirements of a worker, refined by engine targets, sizes and memory shortages that are known by now."""
+    prefers = [_narrow(needs, record, task) for needs in task.requirements.prefers]
     model_bytes = max(
         (
             int(one.facts.get("output_bytes", 0))
@@ -63,7 +63,7 @@ def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
     return replace(task.requirements, prefers=tuple(prefers))
 
 
-def _narrowed(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
+def _narrow(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
     """Narrow a preference for any GPU to the architectures that the task's engines were built for."""
     if not needs.gpu or needs.gpu_architectures:
         return needs
@@ -89,7 +89,7 @@ def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:
 
 
 def _limits(record: ExportRecord, task: TaskRecord) -> Limits:
-    """Return the limits of the latest attempt: those of the configuration, as recovery changed them."""
+    """Return the latest attempt's limits: the configuration's, as changed by recovery."""
     settings, resources = record.configuration.get("resources", {}), task.attempt.resources
     seconds = settings.get("stage_timeouts", {}).get(task.stage, settings.get("stage_timeout_seconds", 0))
     return Limits(

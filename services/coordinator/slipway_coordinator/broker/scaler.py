@@ -46,7 +46,7 @@ class Trigger:
 
 
 class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
-    """The work of one coordinator, as KEDA asks for it.
+    """Reports the work of one coordinator to KEDA.
 
     Args:
         board: Knows what waits and what runs.
@@ -60,7 +60,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: externalscaler_pb2.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> externalscaler_pb2.IsActiveResponse:
         """Return whether there is work."""
-        return externalscaler_pb2.IsActiveResponse(result=self._wanted(self._trigger(request)) > 0)
+        return externalscaler_pb2.IsActiveResponse(result=self._demand(self._trigger(request)) > 0)
 
     @stream
     async def StreamIsActive(
@@ -70,7 +70,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         trigger = self._trigger(request)
         told: bool | None = None
         while True:
-            active = self._wanted(trigger) > 0
+            active = self._demand(trigger) > 0
             if active is not told:
                 yield externalscaler_pb2.IsActiveResponse(result=active)
                 told = active
@@ -92,14 +92,14 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Return how many replicas there should be."""
         trigger = self._trigger(request.scaledObjectRef)
         if request.metricName != trigger.metric_name:
-            raise _refused("metricName", request.metricName, f"this trigger's metric is {trigger.metric_name}")
-        wanted = self._wanted(trigger)
+            raise _metadata_error("metricName", request.metricName, f"this trigger's metric is {trigger.metric_name}")
+        wanted = self._demand(trigger)
         value = externalscaler_pb2.MetricValue(
             metricName=trigger.metric_name, metricValue=wanted, metricValueFloat=float(wanted)
         )
         return externalscaler_pb2.GetMetricsResponse(metricValues=[value])
 
-    def _wanted(self, trigger: Trigger) -> int:
+    def _demand(self, trigger: Trigger) -> int:
         return self._board.demand(trigger.stages, gpu_architecture=trigger.gpu_architecture)
 
     def _trigger(self, reference: externalscaler_pb2.ScaledObjectRef) -> Trigger:
@@ -112,22 +112,24 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         stages, architecture = metadata.get("stage", "").split(","), metadata.get("gpuArchitecture", "")
         for stage in stages:
             if not self._is_known(stage):
-                raise _refused("stage", stage, f"name one or more of {', '.join(stage_names())}, separated by commas")
+                raise _metadata_error(
+                    "stage", stage, f"name one or more of {', '.join(stage_names())}, separated by commas"
+                )
         if architecture and not _ARCHITECTURE.fullmatch(architecture):
             remedy = (
                 "write sm89 for compute capability 8.9, none for workers without a GPU, or leave it out for all workers"
             )
-            raise _refused("gpuArchitecture", architecture, remedy)
+            raise _metadata_error("gpuArchitecture", architecture, remedy)
         return Trigger(tuple(sorted(set(stages))), architecture)
 
     def _is_known(self, stage: str) -> bool:
-        """Return whether a stage is installed here, waits, runs or has a worker: another distribution's need not be installed here."""
+        """Return whether a stage is installed here, waits, runs or has a worker: a worker's stage may not be installed here."""
         if not stage or stage == IMPORT or stage in stage_names():
             return bool(stage)
         load = self._board.load()
         return stage in load.served or stage in load.leased or any(stage == waiting for waiting, _ in load.waiting)
 
 
-def _refused(field: str, value: str, remedy: str) -> ServiceError:
+def _metadata_error(field: str, value: str, remedy: str) -> ServiceError:
     # The remedy is in the message, because the message is all that KEDA logs.
     return ServiceError(f"{field} is {quoted(value)}: {remedy}", reason="REQUEST_INVALID", about={"field": field})

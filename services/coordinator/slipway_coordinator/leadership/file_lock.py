@@ -63,7 +63,7 @@ class FileLock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = open_lock(self._path)  # not inheritable, so that no child process keeps the lock
         patience = time.monotonic() + _PATIENCE_SECONDS
-        while not (ours := _taken(file.fileno())) and time.monotonic() < patience:
+        while not (ours := _try_lock(file.fileno())) and time.monotonic() < patience:
             time.sleep(_PAUSE_SECONDS)
         if not ours:
             self._holder = file.read(32).decode(errors="replace").strip()
@@ -93,7 +93,7 @@ class FileLock:
         )
 
 
-def _taken(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -102,7 +102,7 @@ def _taken(descriptor: int) -> bool:
 
 
 @contextmanager
-def holding(lock: StateLock) -> Iterator[None]:
+def hold_lock(lock: StateLock) -> Iterator[None]:
     """Hold a lock for the length of a block.
 
     Raises:

@@ -9,7 +9,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from slipway.rpc.serving import cannot_listen, check_port
+from slipway.rpc.serving import check_port, listen_error
 
 log = logging.getLogger("slipway.coordinator.forwarding")
 
@@ -40,7 +40,7 @@ class _Connection:
 
 
 class Forwarder:
-    """Listens at an address and forwards every connection to the active coordinator; without a leader, resets it.
+    """Listens at an address and forwards every connection to the active coordinator; resets connections without a leader.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``.
@@ -78,7 +78,7 @@ class Forwarder:
                 return
             listener = _listener(self.address)
         except (OSError, ValueError) as error:
-            raise cannot_listen(self.address, str(error)) from error
+            raise listen_error(self.address, str(error)) from error
         self.address = f"{self.address.rpartition(':')[0]}:{listener.getsockname()[1]}"
         self._server = await asyncio.start_server(self._take, sock=listener)
 
@@ -229,10 +229,10 @@ def _keep_alive(writer: asyncio.StreamWriter, times: tuple[int, int, int]) -> No
 
 
 def _host(writer: asyncio.StreamWriter) -> str:
-    found = writer.get_extra_info("peername")
-    return str(found[0]) if isinstance(found, tuple) else ""
+    address = writer.get_extra_info("peername")
+    return str(address[0]) if isinstance(address, tuple) else ""
 
 
 def _name(writer: asyncio.StreamWriter, which: str) -> str:
-    found = writer.get_extra_info(which)
-    return f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "a unix socket"
+    address = writer.get_extra_info(which)
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a unix socket"

@@ -94,15 +94,15 @@ class AdvisoryLock:
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            found = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (LOCK_KEY,)).fetchone()
-            self.leader = "" if found is not None and found[0] else self._announced(self._connection)
+            row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (LOCK_KEY,)).fetchone()
+            self.leader = "" if row is not None and row[0] else self._find_leader(self._connection)
             self.answers = True
         except psycopg.OperationalError as error:
             self._note(f"{self} does not answer: {driver_message(error)}")
             self.answers = False
             self._close()
             return False
-        if found is None or not found[0]:
+        if row is None or not row[0]:
             self._note(f"another coordinator is active on {self}")
             return False
         self._released.clear()
@@ -148,10 +148,10 @@ class AdvisoryLock:
             self.near_database = "" if plain.family == socket.AF_UNIX else str(plain.getsockname()[0])
         return connection
 
-    def _announced(self, connection: psycopg.Connection) -> str:
+    def _find_leader(self, connection: psycopg.Connection) -> str:
         """Return the address that the lock's holder announced; empty if none."""
-        found = connection.execute(_HOLDER, (LOCK_KEY,)).fetchone()
-        name = str(found[0]) if found is not None else ""
+        row = connection.execute(_HOLDER, (LOCK_KEY,)).fetchone()
+        name = str(row[0]) if row is not None else ""
         return name.removeprefix(_ANNOUNCEMENT) if name.startswith(_ANNOUNCEMENT) else ""
 
     def _watch(self, connection: psycopg.Connection) -> None:

@@ -1,10 +1,10 @@
 """Turn a verdict of the validation into failures of the attempts whose outputs failed, so that recovery can make these again. Pure.
 
-What validation finds is a result and not an error. With ``validation.on_failure: fallback`` it counts as a failure of the attempt that
-made the output, with the reason ``VALIDATION_FAILED``; the rules of the stage decide about the next one as after any other failure.
+A verdict is a result, not an error. With ``validation.on_failure: fallback``, a failed output counts as a failure of the attempt that
+made it, with the reason ``VALIDATION_FAILED``; the stage's rules choose the next attempt, as after any other failure.
 
-An output that passes with a warning, because it keeps less of the fine-tune than it should, is made again as well if nobody chose how to
-round it (``optimization.method``) and a rule for ``TOO_COARSE`` knows something better; if none does, it is delivered as it is.
+An output may also pass with a warning, because it keeps too little of the fine-tune. It is made again too, if ``optimization.method`` is
+not set and a rule for ``TOO_COARSE`` has a better method; otherwise it is delivered as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.stage import Role
 from slipway.texts import one_line
-from slipway.validation.findings import TOO_COARSE, failed_validation, passed_with_warning
+from slipway.validation.findings import TOO_COARSE, failure_prefix, warning_prefix
 from slipway.validation.verdicts import Answer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.states import ExportState, TaskState
@@ -34,7 +34,7 @@ _LONGEST = 2000
 
 
 class _Output(BaseModel):
-    """What validation recorded about one output. A worker of another version records other things: they are left out."""
+    """Facts that validation recorded about one output. Unknown facts, from a worker of another version, are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -57,12 +57,12 @@ class _Verdict(BaseModel):
     outputs: dict[str, _Output] = {}
 
 
-def rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
-    """Return the failures of the outputs at a level that an event shows to fail, by the task that can make each again; empty for any
-    other event. That is the task that rounded the weights, also if another one only converted the result.
+def find_rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
+    """Find the outputs at a level that a validation fails; return their failures by the task that can make each again.
 
-    An output made of one that failed itself is left out: the fault is not its own. So is one that could not be run: its weights were not
-    judged, and a wider level needs even more memory.
+    That task is the one that rounded the weights, even if another task converted the result. Any event but a validation's success gives
+    no failures. An output made from a failed output is left out, because the fault is not its own. So is an output that could not be
+    run: its weights were not judged, and a wider level needs even more memory.
     """
     wanted = record.configuration.get("validation", {}).get("on_failure") == FALLBACK
     task = next((task for task in record.tasks if task.id == event.task), None)
@@ -73,27 +73,29 @@ def rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
     if task.attempt.state.ended:
         return {}
     try:
-        found = _Verdict.model_validate(event.facts)
+        verdict = _Verdict.model_validate(event.facts)
     except pydantic.ValidationError:
         return {}
-    failed = {name for name in found.failed_outputs if found.outputs.get(name, _Output()).failed_checks != 0}
+    failed = {name for name in verdict.failed_outputs if verdict.outputs.get(name, _Output()).failed_checks != 0}
     judged = [
-        (made, found.outputs.get(made.format, _Output()))
+        (made, verdict.outputs.get(made.format, _Output()))
         for made in record.tasks
         if made.state is TaskState.SUCCEEDED and is_level(made.format) and not _formats_before(record, made) & failed
     ]
     coarse = {
-        _rounding(record, made).id: _too_coarse(made.format, output)
+        _rounding_task(record, made).id: _coarse_failure(made.format, output)
         for made, output in judged
-        if output.fit == Answer.WARNING and made.format not in found.failed_outputs
+        if output.fit == Answer.WARNING and made.format not in verdict.failed_outputs
     }
     chosen = record.configuration.get("optimization", {}).get("method") is not None
     return ({} if chosen else coarse) | {
-        _rounding(record, made).id: _failure(made.format, output) for made, output in judged if made.format in failed
+        _rounding_task(record, made).id: _failure(made.format, output)
+        for made, output in judged
+        if made.format in failed
     }
 
 
-def _rounding(record: ExportRecord, made: TaskRecord) -> TaskRecord:
+def _rounding_task(record: ExportRecord, made: TaskRecord) -> TaskRecord:
     """Return the task that rounded an output's weights: one before it that delivers nothing itself, or its own."""
     before = map(record.task, producers(made.inputs))
     return next((task for task in before if not task.format and plays(task.stage, Role.QUANTIZATION)), made)
@@ -101,31 +103,31 @@ def _rounding(record: ExportRecord, made: TaskRecord) -> TaskRecord:
 
 def _formats_before(record: ExportRecord, task: TaskRecord) -> set[str]:
     """Return the delivered formats from which a task's output was made."""
-    found: set[str] = set()
+    formats: set[str] = set()
     for producer in map(record.task, producers(task.inputs)):
-        found |= {producer.format, *_formats_before(record, producer)}
-    return found - {""}
+        formats |= {producer.format, *_formats_before(record, producer)}
+    return formats - {""}
 
 
-def _too_coarse(name: str, found: _Output) -> Failure:
-    said = one_line(found.fit_said)[:_LONGEST] or "it keeps less of the fine-tune than it should"
+def _coarse_failure(name: str, output: _Output) -> Failure:
+    said = one_line(output.fit_said)[:_LONGEST] or "it keeps less of the fine-tune than it should"
     return ValidationError(
-        f"{passed_with_warning(name)}{said}",
+        f"{warning_prefix(name)}{said}",
         reason=TOO_COARSE,
         remedy="choose integers by text (optimization.method: auto), or a level with more bits",
         about={"output": name},
     ).failure()
 
 
-def _failure(name: str, found: _Output) -> Failure:
-    measured: dict[str, Any] = {each: getattr(found, each) for each in _MEASURED}
-    said = one_line(found.explanation)[:_LONGEST] or "it differs from the reference"
+def _failure(name: str, output: _Output) -> Failure:
+    measured: dict[str, Any] = {each: getattr(output, each) for each in _MEASURED}
+    said = one_line(output.explanation)[:_LONGEST] or "it differs from the reference"
     failure = ValidationError(
-        f"{failed_validation(name)}{said}",
-        remedy=one_line(found.remedy)[:_LONGEST],
+        f"{failure_prefix(name)}{said}",
+        remedy=one_line(output.remedy)[:_LONGEST],
         about={"output": name, **{each: f"{value:.4g}" for each, value in measured.items() if value is not None}},
     ).failure()
-    modules = "\n".join(one_line(each) for each in found.worst_modules)
+    modules = "\n".join(one_line(each) for each in output.worst_modules)
     return Failure.from_json(
         {**failure.to_json(), "about": {**failure.about, **({MODULES: modules} if modules else {})}}
     )

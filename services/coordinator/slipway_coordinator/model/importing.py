@@ -1,4 +1,4 @@
-"""Plan exports whose sources are only named: one task imports them; the others are planned once they are artifacts. Pure.
+"""Plan exports whose sources must be imported: one task imports them, and the rest is planned once they are artifacts. Pure.
 
 The plan depends on what is in the base (it may need preparation), so the other tasks wait until the import has succeeded.
 """
@@ -58,7 +58,7 @@ class _Facts(BaseModel):
 
 
 def check_texts(record: ExportRecord, outputs: Mapping[str, str]) -> Failure | None:
-    """Return the failure of an export whose imports are one text for calibration and for the comparison; else None."""
+    """Return the failure of an export that imports the same text for calibration and comparison; else None."""
     try:
         check_texts_apart(parse(record.configuration), {**record.sources, **outputs})
     except QuantizationError as error:
@@ -70,21 +70,21 @@ def check_outputs(task: TaskRecord, outputs: Mapping[str, str], facts: Mapping[s
     """Return the failure of an import that brought other sources than requested, or other content than before; else None."""
     wanted = set(task.params["imports"])
     if set(outputs) != wanted:
-        return _invalid(
+        return _invalid_result(
             f"the import brought {quoted(sorted(outputs)) if outputs else 'nothing'} instead of {', '.join(sorted(wanted))}"
         )
     try:
-        found = _Facts.model_validate(facts)
-        check_formats({*wanted, *task.inputs}, found.source_formats)
+        import_facts = _Facts.model_validate(facts)
+        check_formats({*wanted, *task.inputs}, import_facts.source_formats)
     except ServiceError as error:
-        return _invalid(error.message)
+        return _invalid_result(error.message)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in ("facts", *first["loc"]))
-        return _invalid(f"{quoted(place)} of the import is {quoted(first['input'])}: {first['msg']}")
-    strange = sorted(set(found.urls) - wanted)
+        return _invalid_result(f"{quoted(place)} of the import is {quoted(first['input'])}: {first['msg']}")
+    strange = sorted(set(import_facts.urls) - wanted)
     if strange:
-        return _invalid(f"facts.urls of the import has {quoted(strange[0])}, which is not one of its sources")
+        return _invalid_result(f"facts.urls of the import has {quoted(strange[0])}, which is not one of its sources")
     before = {name: pin["digest"] for name, pin in task.params.get("pinned", {}).items()}
     changed = sorted(name for name, digest in before.items() if outputs[name] != digest)
     if changed:
@@ -97,7 +97,7 @@ def check_outputs(task: TaskRecord, outputs: Mapping[str, str], facts: Mapping[s
     return None
 
 
-def _invalid(what: str) -> Failure:
+def _invalid_result(what: str) -> Failure:
     return StageError(what, reason="RESULT_INVALID", remedy="run workers of the coordinator's version").failure()
 
 
@@ -108,8 +108,8 @@ def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
         record: The export.
         task: Its import task, which has succeeded.
     """
-    if len(record.tasks) > 1:  # imported again, because the store lost something: the plan exists
-        return record.replacing(task)
+    if len(record.tasks) > 1:  # imported again, because the store lost an artifact: the plan exists
+        return record.with_task(task)
     facts = _Facts.model_validate(task.facts)
     pinned = {name: {"url": facts.urls.get(name, ""), "digest": digest} for name, digest in task.outputs.items()}
     task = task.with_(params={**task.params, "pinned": pinned})
@@ -123,16 +123,16 @@ def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
     return record.with_(
         sources=dict(sorted(sources.items())),
         labels=dict(sorted({**_labels(facts.labels), **record.labels}.items())),
-        tasks=(task, *(each.with_(inputs=_made(each.inputs, task)) for each in following)),
+        tasks=(task, *(each.with_(inputs=_use_outputs(each.inputs, task)) for each in following)),
     )
 
 
-def _made(inputs: Mapping[str, str], task: TaskRecord) -> dict[str, str]:
+def _use_outputs(inputs: Mapping[str, str], task: TaskRecord) -> dict[str, str]:
     """Replace imported sources by references to the import's outputs, so that it runs again if the store loses one."""
     made = {str(Source(name)): str(Output(task.id, name)) for name in task.outputs}
     return {name: made.get(reference, reference) for name, reference in inputs.items()}
 
 
-def _labels(found: Mapping[str, str]) -> dict[str, str]:
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
     """Return the sources' names at their origin, made safe to show."""
-    return {one_line(name[:_LABEL_NAME_LENGTH]): one_line(value[:_LABEL_LENGTH]) for name, value in found.items()}
+    return {one_line(name[:_LABEL_NAME_LENGTH]): one_line(value[:_LABEL_LENGTH]) for name, value in labels.items()}

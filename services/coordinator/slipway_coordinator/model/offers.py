@@ -16,8 +16,9 @@ from slipway.stage_call import StageCall
 class Offer:
     """One attempt that a worker may take.
 
-    If ``checked``, only workers that know its parameters take it. It begins at ``not_before`` (seconds since the epoch) at the earliest; if there are workers to ``avoid``,
-    other workers may begin at once, and the avoided ones take it after that time only if no other worker can.
+    If ``checked``, only workers that know its parameters take it. It begins at ``not_before`` (seconds since the epoch) at the earliest.
+    If there are workers to ``avoid``, other workers may begin at once; the avoided ones take it after that time, and only if no other
+    worker can.
     """
 
     export: str
@@ -63,7 +64,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An attempt that a worker reports to run."""
+    """An attempt that a worker reports as running."""
 
     task: AttemptKey
     epoch: int

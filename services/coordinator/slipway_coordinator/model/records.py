@@ -76,9 +76,9 @@ class AttemptRecord(_Record):
 class TaskRecord(_Record):
     """One planned task, its attempts and, when it succeeded, its result. ``output`` names its only output; empty allows any.
 
-    ``params`` are those of the plan, ``open`` the ones that a precedent may change in the first attempt. ``precedent`` is the key under
-    which precedents are kept: None until one was looked for, empty if there is no key. ``requested`` is the format of the plan, if another
-    one is delivered in its place.
+    ``params`` are the planned parameters; a precedent may change those in ``open`` in the first attempt. ``precedent`` is the key under
+    which precedents are kept: None until one was looked for, empty if there is no key. ``requested`` is the planned format if another one
+    is delivered instead.
     """
 
     id: str
@@ -101,7 +101,7 @@ class TaskRecord(_Record):
 
     @classmethod
     def from_plan(cls, task: PlannedTask) -> TaskRecord:
-        """Return a planned task as one that has not begun."""
+        """Return the record of a planned task that has not begun."""
         return cls(**{field.name: getattr(task, field.name) for field in fields(task)})
 
     @property
@@ -109,7 +109,7 @@ class TaskRecord(_Record):
         """The latest attempt; there is one as soon as the task has left WAITING."""
         return self.attempts[-1]
 
-    def moved(self, state: TaskState, **changes: Any) -> TaskRecord:
+    def move_to(self, state: TaskState, **changes: Any) -> TaskRecord:
         """Return this task in another state."""
         check_task_move(self.state, state)
         return self.with_(state=state, **changes)
@@ -162,11 +162,11 @@ class ExportRecord(_Record):
         """Return the task with this id."""
         return next(task for task in self.tasks if task.id == task_id)
 
-    def replacing(self, task: TaskRecord) -> ExportRecord:
+    def with_task(self, task: TaskRecord) -> ExportRecord:
         """Return this export with one task replaced."""
         return self.with_(tasks=tuple(task if old.id == task.id else old for old in self.tasks))
 
-    def moved(self, state: ExportState, **changes: Any) -> ExportRecord:
+    def move_to(self, state: ExportState, **changes: Any) -> ExportRecord:
         """Return this export in another state."""
         check_export_move(self.state, state)
         return self.with_(state=state, **changes)

@@ -44,9 +44,9 @@ class NextAttempt(BaseModel):
     reserve: tuple[str, ...] = ()
     """Inputs that the plan keeps in reserve, and that this attempt has."""
     format: str = ""
-    """Format under which the output is delivered from then on; empty: as before."""
+    """Format under which the output is delivered from then on; empty for no change."""
     withdrawn: tuple[str, ...] = ()
-    """Warnings of rules before it, whose effect it takes back."""
+    """Warnings of earlier rules whose effect this attempt undoes."""
 
 
 def choose_profile(configured: str, *, model_bytes: int, history: Sequence[AttemptRecord]) -> Profile:
@@ -127,11 +127,13 @@ def recover(
         for name in set(rule.restore) - set(first):
             restored.pop(name, None)
         restored |= {name: failure.about.get(key, "").splitlines() for name, key in rule.take.items()}
-        found = _attempt(rule, restored, history[-1].resources if history else Resources(), applied=applied)
-        found = found.model_copy(update={"format": delivered})
-        tried = any(attempt.params == found.params and attempt.resources == found.resources for attempt in history)
+        following = _next_attempt(rule, restored, history[-1].resources if history else Resources(), applied=applied)
+        following = following.model_copy(update={"format": delivered})
+        tried = any(
+            attempt.params == following.params and attempt.resources == following.resources for attempt in history
+        )
         if rule.repeat or rule.elsewhere or rule.remake_inputs or missing or not tried:
-            return found.model_copy(update={"withdrawn": _withdrawn(found.params, history, table)})
+            return following.model_copy(update={"withdrawn": _withdrawn_warnings(following.params, history, table)})
     return None
 
 
@@ -142,13 +144,15 @@ def _applies(
         return False
     for path, condition in rule.when.items():
         kind, _, name = path.partition(".")
-        found = values[kind].get(name, 0 if kind == "earlier" else None)
-        if not condition.holds(found):
+        value = values[kind].get(name, 0 if kind == "earlier" else None)
+        if not condition.holds(value):
             return False
     return True
 
 
-def _withdrawn(params: Mapping[str, Any], history: Sequence[AttemptRecord], table: RuleTable) -> tuple[str, ...]:
+def _withdrawn_warnings(
+    params: Mapping[str, Any], history: Sequence[AttemptRecord], table: RuleTable
+) -> tuple[str, ...]:
     """Return the warnings of applied rules whose settings this attempt changes again."""
     applied = {attempt.rule for attempt in history}
     return tuple(
@@ -166,7 +170,7 @@ def _count_failures(history: Sequence[AttemptRecord]) -> Mapping[str, int]:
     return Counter((*whole, *parts))
 
 
-def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, applied: int) -> NextAttempt:
+def _next_attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, applied: int) -> NextAttempt:
     change = rule.resources
     resources = Resources(
         memory_factor=before.memory_factor * change.memory_factor,
@@ -200,7 +204,7 @@ def with_guidance(failure: Failure, stage: str, *, attempts: int, table: RuleTab
     values = {**failure.about, "stage": stage}
     wanted = known or table.guidance["", "default"]
     steps = [
-        _NAME.sub(lambda found: values[found[1]], step) for step in wanted if set(_NAME.findall(step)) <= set(values)
+        _NAME.sub(lambda match: values[match[1]], step) for step in wanted if set(_NAME.findall(step)) <= set(values)
     ]
     text = " ".join(f"({number}) {step}" for number, step in enumerate(steps, start=1))
     tried = f"after {attempts} attempts, by hand: " if attempts > 1 else "by hand: "
@@ -211,20 +215,20 @@ def with_guidance(failure: Failure, stage: str, *, attempts: int, table: RuleTab
 AS_PLANNED = "precedent-does-not-fit"
 """Name of the rule by which a task begins as planned after its precedent has failed."""
 
-_OF_THE_MODEL = (Category.UNSUPPORTED, Category.VALIDATION, Category.INVALID_INPUT)
+_LASTING_CATEGORIES = (Category.UNSUPPORTED, Category.VALIDATION, Category.INVALID_INPUT)
 
 
-def lasting(failure: Failure | None) -> bool:
-    """Return whether a failure is due to the model and the parameters, so that the same attempt would fail again."""
+def is_lasting(failure: Failure | None) -> bool:
+    """Return whether the model or the parameters cause a failure, so that the same attempt would fail again."""
     reason = REASONS.get(failure.reason) if failure else None
-    return reason is not None and not reason.retryable and reason.category in _OF_THE_MODEL
+    return reason is not None and not reason.retryable and reason.category in _LASTING_CATEGORIES
 
 
 def lesson(task: TaskRecord, *, rules: RuleTable, warnings: Sequence[str]) -> Precedent | None:
-    """Return what a task that has succeeded teaches; None for nothing new.
+    """Return the precedent that a successful task sets; None if it sets none.
 
-    A failure that may pass (no memory, a lost worker) teaches nothing, nor does a success with other resources, or one for which a
-    parameter had to change that the configuration had set.
+    It sets none after a failure that may pass (no memory, a lost worker), after a success with other resources, or if a parameter had to
+    change that the configuration sets.
 
     Args:
         task: The task.
@@ -236,20 +240,20 @@ def lesson(task: TaskRecord, *, rules: RuleTable, warnings: Sequence[str]) -> Pr
     if not task.precedent or not failed or last.state is not TaskState.SUCCEEDED:
         return None
     changed = {name for name in {*task.params, *last.params} if task.params.get(name) != last.params.get(name)}
-    if last.resources != Resources() or not changed <= set(task.open) or not all(lasting(a.failure) for a in failed):
+    if last.resources != Resources() or not changed <= set(task.open) or not all(is_lasting(a.failure) for a in failed):
         return None
     applied = {attempt.rule for attempt in attempts}
     return Precedent(
         params={name: last.params.get(name) for name in task.open},
-        because=_described(failed) if changed else "",
+        because=_describe_failures(failed) if changed else "",
         warnings=tuple(
             rule.warn for rule in rules.rules if rule.name in applied and rule.warn in warnings and rule.warn
         ),
     )
 
 
-def as_planned(task: TaskRecord, *, rules: RuleTable) -> NextAttempt:
-    """Return the attempt after that of a precedent that fails: the task begins as planned."""
+def return_to_plan(task: TaskRecord, *, rules: RuleTable) -> NextAttempt:
+    """Return the attempt that follows a failed precedent: the task begins as planned."""
     return NextAttempt(
         rule=AS_PLANNED,
         note="what worked before fails for this model, so the task begins as planned",
@@ -259,7 +263,7 @@ def as_planned(task: TaskRecord, *, rules: RuleTable) -> NextAttempt:
     )
 
 
-def _described(failed: Sequence[AttemptRecord]) -> str:
+def _describe_failures(failed: Sequence[AttemptRecord]) -> str:
     counts = Counter(
         str(attempt.failure.about.get("engine", attempt.failure.reason))
         for attempt in failed

@@ -16,7 +16,6 @@ from slipway.errors import ConfigurationError
 from slipway.files.yaml_files import YamlError, load_document
 from slipway.reasons import REASONS
 from slipway.registry import known_stage, stage_names
-from slipway.stage import Stage
 
 DEFAULT_RULES = Path(__file__).with_name("recovery.yaml")
 
@@ -31,13 +30,13 @@ class Profile(StrEnum):
     AGGRESSIVE = "aggressive"
 
 
-def _known(reason: str) -> str:
+def _check_reason(reason: str) -> str:
     if reason not in REASONS:
         raise ValueError(f"unknown reason {reason}")
     return reason
 
 
-Reason = Annotated[str, AfterValidator(_known)]
+Reason = Annotated[str, AfterValidator(_check_reason)]
 Steps = tuple[str, ...]
 """What a person can do, step by step. ``{stage}`` stands for the stage that failed, and ``{NAME}`` for ``NAME`` in the failure's
 ``about``; a step with a name that the failure lacks is left out."""
@@ -90,11 +89,11 @@ class Rule(_Model):
         when: Conditions on values by path: ``params.NAME``, ``first.NAME`` (parameters of the first attempt), ``about.NAME`` (of the failure),
             ``facts.NAME`` (of the model), ``inputs.NAME`` (digest of an input of the attempt that failed), and ``earlier.REASON`` or ``earlier.REASON.VALUE`` (how many attempts before failed for this reason, or with such a value in
             ``about``).
-        restore: Parameters that have the task's first value again, before ``set``: another way to what was asked for begins there.
+        restore: Parameters that get the task's first value again, before ``set`` applies: another way to the requested result begins there.
         set: Parameters that the next attempt changes.
         take: Parameters that the next attempt takes from the failure's ``about``, as lists: one entry a line.
-        without: Inputs that the next attempt does without; only for inputs that the stage does not need.
-        reserve: Inputs that the next attempt has, and that the plan keeps in reserve for the task: the tasks that make them run first. The
+        without: Inputs that the next attempt leaves out; only for inputs that the stage does not need.
+        reserve: Inputs that the plan keeps in reserve for the task and that the next attempt gets; the tasks that make them run first. The
             rule does not apply to a task without them, or whose last attempt had them.
         deliver: Level under whose name the output is delivered from then on. The rule does not apply if the plan delivers it already.
         resources: Resources of the next attempt.
@@ -132,7 +131,7 @@ class Rule(_Model):
 
     @pydantic.field_validator("when")
     @classmethod
-    def _paths(cls, when: dict[str, Condition]) -> dict[str, Condition]:
+    def _check_paths(cls, when: dict[str, Condition]) -> dict[str, Condition]:
         for path in when:
             kind, _, name = path.partition(".")
             if kind not in {"params", "first", "inputs", "about", "facts", "earlier"} or not name:
@@ -140,7 +139,7 @@ class Rule(_Model):
                     f"{path} is not a path: begin it with params., first., inputs., about., facts. or earlier."
                 )
             if kind == "earlier":
-                _known(name.partition(".")[0])
+                _check_reason(name.partition(".")[0])
         return when
 
 
@@ -185,7 +184,11 @@ def load_rules(path: Path = DEFAULT_RULES) -> RuleTable:
         ConfigurationError: reason ``CONFIGURATION_NOT_FOUND`` or ``CONFIGURATION_INVALID``, naming the file.
     """
     table = _read(path, _TableFile)
-    own = [(stage.name, _read(stage.recovery, _StageFile)) for stage in _installed() if stage.recovery is not None]
+    own = [
+        (stage.name, _read(stage.recovery, _StageFile))
+        for stage in map(known_stage, stage_names())
+        if stage is not None and stage.recovery is not None
+    ]
     rules: list[Rule] = []
     steps = {("", reason): said for reason, said in table.guidance.items()}
     for row in table.rules:
@@ -198,9 +201,9 @@ def load_rules(path: Path = DEFAULT_RULES) -> RuleTable:
     names = [rule.name for rule in rules]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise _invalid(path, f"rules with the same name: {', '.join(twice)}")
+        raise _invalid_error(path, f"rules with the same name: {', '.join(twice)}")
     if ("", "default") not in steps:
-        raise _invalid(path, "guidance lacks default")
+        raise _invalid_error(path, "guidance lacks default")
     return RuleTable(tuple(rules), steps)
 
 
@@ -208,10 +211,6 @@ def load_rules(path: Path = DEFAULT_RULES) -> RuleTable:
 def default_rules() -> RuleTable:
     """Return the built-in table."""
     return load_rules()
-
-
-def _installed() -> list[Stage[Any]]:
-    return [stage for stage in map(known_stage, stage_names()) if stage is not None]
 
 
 def _read(path: Path, kind: type[_File]) -> _File:
@@ -222,14 +221,14 @@ def _read(path: Path, kind: type[_File]) -> _File:
             f"the recovery rules {path} cannot be read: {error.strerror}", reason="CONFIGURATION_NOT_FOUND"
         ) from error
     except YamlError as error:
-        raise _invalid(path, str(error)) from error
+        raise _invalid_error(path, str(error)) from error
     except pydantic.ValidationError as error:
-        found = error.errors(include_url=False)[:_MOST_PROBLEMS]
-        problems = (f"{'.'.join(map(str, one['loc'])) or 'the document'}: {one['msg']}" for one in found)
-        raise _invalid(path, "; ".join(problems)) from error
+        faults = error.errors(include_url=False)[:_MOST_PROBLEMS]
+        problems = (f"{'.'.join(map(str, one['loc'])) or 'the document'}: {one['msg']}" for one in faults)
+        raise _invalid_error(path, "; ".join(problems)) from error
 
 
-def _invalid(path: Path, problem: str) -> ConfigurationError:
+def _invalid_error(path: Path, problem: str) -> ConfigurationError:
     return ConfigurationError(
         f"the recovery rules {path} are not valid: {problem}", remedy=f"compare them with {DEFAULT_RULES}"
     )

@@ -23,13 +23,13 @@ def advance(record: ExportRecord, *, now: float) -> ExportRecord:
             elif task.state is TaskState.WAITING:
                 following = _queue_or_skip(record, task, now)
             if following is not task:
-                record = record.replacing(following)
+                record = record.with_task(following)
                 break
         else:
             break
     if record.state is ExportState.QUEUED or record.state.ended or not all(task.state.ended for task in record.tasks):
         return record
-    record = record.moved(_end_state(record), end_time=now)
+    record = record.move_to(_end_state(record), end_time=now)
     if record.state is ExportState.FAILED and record.failure is None:
         record = record.with_(failure=_missing_outputs(record))
     return record
@@ -51,14 +51,14 @@ def _end_state(record: ExportRecord) -> ExportState:
 
 
 def _is_unused(record: ExportRecord, task: TaskRecord) -> bool:
-    """Return whether a task works for others only, all of which have ended, or in reserve for others, none of which asked for it yet."""
+    """Return whether no task needs this one: it delivers nothing, and its users have ended, or it is in reserve and not yet requested."""
     users = [each for each in record.tasks if task.id in producers(each.inputs)]
     in_reserve = any(task.id in producers(each.reserve) for each in record.tasks)
     return not task.format and (bool(users) or in_reserve) and all(user.state.ended for user in users)
 
 
 class _Inputs(NamedTuple):
-    """What a task is given: digests by input, whether some are still to come, and whether it will never have what it needs."""
+    """Inputs of a task: digests by name, whether some are still to come (``open``), and whether it can never run (``lacking``)."""
 
     digests: dict[str, str]
     open: bool
@@ -85,7 +85,7 @@ def _queue_or_skip(record: ExportRecord, task: TaskRecord, now: float) -> TaskRe
 
 
 def _inputs(record: ExportRecord, task: TaskRecord) -> _Inputs:
-    """Gather what a task is given. A partial task runs without some of the delivered formats, but needs one, and all its other inputs."""
+    """Gather a task's inputs. A partial task needs at least one of the delivered formats, and all its other inputs."""
     digests: dict[str, str] = {}
     unended: list[TaskRecord] = []
     lost = made = lacking = False
@@ -109,7 +109,7 @@ def _inputs(record: ExportRecord, task: TaskRecord) -> _Inputs:
 
 
 def _is_dispensable(record: ExportRecord, task: TaskRecord) -> bool:
-    """Return whether a task made nothing and others can do without it: it failed, or needed one of which the same is true."""
+    """Return whether others can run without this task's output: it has a fallback, and failed or was skipped after such a failure."""
     if not task.fallback or task.state is not TaskState.SKIPPED:
         return bool(task.fallback) and task.state is TaskState.FAILED
     missing = [each for each in map(record.task, producers(task.inputs)) if each.state is not TaskState.SUCCEEDED]
@@ -133,47 +133,47 @@ def queue_next(record: ExportRecord, task: TaskRecord, following: NextAttempt, *
     )
     queued = queued.with_attempt(
         not_before=now + following.wait_seconds if following.wait_seconds else 0.0,
-        avoid=failed_on(record, task) if following.elsewhere else (),
+        avoid=find_failed_workers(record, task) if following.elsewhere else (),
     )
-    record = record.replacing(queued)
+    record = record.with_task(queued)
     if following.reserve:
         record = _give_reserve(record, queued, following.reserve)
     return deliver_as(record, record.task(task.id), following.format) if following.format else record
 
 
 def _give_reserve(record: ExportRecord, task: TaskRecord, names: Collection[str]) -> ExportRecord:
-    """Let a queued attempt wait for inputs that the plan keeps in reserve, and let the tasks that make them run."""
+    """Make a queued attempt wait for inputs in the plan's reserve, and start the tasks that make them."""
     given = {name: task.reserve[name] for name in names}
-    waiting = task.moved(TaskState.WAITING, inputs={**task.inputs, **given}).with_attempt(state=TaskState.WAITING)
-    record, needed = record.replacing(waiting), list(producers(given))
+    waiting = task.move_to(TaskState.WAITING, inputs={**task.inputs, **given}).with_attempt(state=TaskState.WAITING)
+    record, needed = record.with_task(waiting), list(producers(given))
     while needed:
         producer = record.task(needed.pop())
         if producer.state is TaskState.SKIPPED:
-            record = record.replacing(producer.moved(TaskState.WAITING))
+            record = record.with_task(producer.move_to(TaskState.WAITING))
             needed += producers(producer.inputs)
     return record
 
 
 def queue_waiting(task: TaskRecord, inputs: Mapping[str, str]) -> TaskRecord:
-    """Queue the attempt that waited for inputs in reserve, with those that were made."""
+    """Queue the attempt that waited for inputs in reserve, now that they are made."""
     made = {name: digest for name, digest in inputs.items() if name in task.reserve}
-    return task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, inputs={**task.attempt.inputs, **made})
+    return task.move_to(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, inputs={**task.attempt.inputs, **made})
 
 
 def deliver_as(record: ExportRecord, task: TaskRecord, delivered: str) -> ExportRecord:
-    """Deliver a task's output as another format, or again as the one of the plan; tasks that use it know it by that name."""
+    """Deliver a task's output as another format, or as the planned one again; rename it in the inputs of the tasks that use it."""
     asked = task.requested or task.format
-    record = record.replacing(task.with_(format=delivered, requested="" if delivered == asked else asked))
+    record = record.with_task(task.with_(format=delivered, requested="" if delivered == asked else asked))
     for user in record.tasks:
         known = input_of(task.format)
         if known in user.inputs and task.id in producers({"": user.inputs[known]}):
             inputs = {input_of(delivered) if name == known else name: source for name, source in user.inputs.items()}
-            record = record.replacing(user.with_(inputs=inputs))
+            record = record.with_task(user.with_(inputs=inputs))
     return record
 
 
 def queue_again(record: ExportRecord, task: TaskRecord, inputs: dict[str, str]) -> TaskRecord:
-    """Queue a task that succeeded, because inputs were made again. A validation only judges those, and keeps its other verdicts."""
+    """Queue a task that succeeded, because inputs were made again. A validation judges only those, and keeps its other verdicts."""
     last = task.attempt
     params, given = last.params, inputs
     if task.format == VALIDATION:
@@ -196,7 +196,7 @@ def queue_attempt(
     rule: str = "",
     note: str = "",
 ) -> TaskRecord:
-    """Return a task with another attempt queued; unless given, with the plan's parameters and the inputs of the attempt before."""
+    """Return a task with another attempt queued, by default with the planned parameters and the previous attempt's inputs."""
     attempt = AttemptRecord(
         number=len(task.attempts) + 1,
         run=record.run,
@@ -207,18 +207,18 @@ def queue_attempt(
         rule=rule,
         note=note,
     )
-    return task.moved(TaskState.QUEUED, attempts=(*task.attempts, attempt))
+    return task.move_to(TaskState.QUEUED, attempts=(*task.attempts, attempt))
 
 
 def end_unbegun(task: TaskRecord, end: TaskState, now: float) -> TaskRecord:
     """Return a task that is cancelled or skipped before it began; its attempt, if it has one, is cancelled."""
-    changed = task.moved(end)
+    changed = task.move_to(end)
     if task.attempts and not task.attempt.state.ended:
         changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
     return changed
 
 
-def failed_on(record: ExportRecord, task: TaskRecord) -> tuple[str, ...]:
+def find_failed_workers(record: ExportRecord, task: TaskRecord) -> tuple[str, ...]:
     """Return the workers on which the task failed in this run for the same reason as last time."""
     failed = [attempt for attempt in task.attempts if attempt.run == record.run and attempt.failure is not None]
     reason = failed[-1].failure.reason if failed and failed[-1].failure else ""

@@ -17,7 +17,7 @@ from slipway.execution.memory_curve import MemoryOverTime
 from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.planning.references import producers
 from slipway.registry import IMPORT
-from slipway.validation.findings import failed_validation
+from slipway.validation.findings import failure_prefix
 from slipway_coordinator.model.importing import check_outputs, check_texts, with_sources
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
@@ -69,7 +69,7 @@ class Event(BaseModel):
 
 def begin(record: ExportRecord, *, now: float) -> ExportRecord:
     """Start a run: queue every task that can start."""
-    return advance(record.moved(ExportState.RUNNING, begin_time=now), now=now)
+    return advance(record.move_to(ExportState.RUNNING, begin_time=now), now=now)
 
 
 def apply(record: ExportRecord, event: Event) -> ExportRecord:
@@ -79,12 +79,12 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     task = next((task for task in record.tasks if task.id == event.task), None)
     if task is None or not task.attempts or task.attempt.number != event.attempt or task.attempt.state.ended:
         return record
-    event = _checked(record, task, event)
+    event = _check_import(record, task, event)
     match event.kind:
         case EventKind.LEASED:
             last = task.attempt
             adopted = event.epoch == last.epoch  # its worker was alive, only silent
-            changed = task.moved(TaskState.RUNNING).with_attempt(
+            changed = task.move_to(TaskState.RUNNING).with_attempt(
                 state=TaskState.RUNNING,
                 worker=event.worker,
                 epoch=event.epoch,
@@ -99,7 +99,7 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
             record = _record_success(record, task, event)
             changed = record.task(task.id)
         case EventKind.FAILED:
-            changed = task.moved(TaskState.RUNNING).with_attempt(
+            changed = task.move_to(TaskState.RUNNING).with_attempt(
                 state=TaskState.FAILED,
                 failure=event.failure,
                 end_time=event.time,
@@ -107,10 +107,10 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
                 memory=event.memory,
             )
         case EventKind.CANCELLED if record.state is ExportState.CANCELLING:
-            changed = task.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
+            changed = task.move_to(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
         case _:  # a worker that shuts down returns its task
-            changed = task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)
-    record = record.replacing(changed)
+            changed = task.move_to(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED)
+    record = record.with_task(changed)
     if record.state is ExportState.CANCELLING:  # this task may be queued again, and an import may have added tasks
         record = _cancel_waiting(record, event.time)
     return advance(record, now=event.time)
@@ -122,7 +122,7 @@ def completes_plan(record: ExportRecord, event: Event) -> bool:
     return not others and first.stage == IMPORT and event.kind is EventKind.SUCCEEDED
 
 
-def _checked(record: ExportRecord, task: TaskRecord, event: Event) -> Event:
+def _check_import(record: ExportRecord, task: TaskRecord, event: Event) -> Event:
     """Return the event, or a failure in its place if an import succeeded with the wrong result."""
     if event.kind is not EventKind.SUCCEEDED or task.stage != IMPORT:
         return event
@@ -136,26 +136,26 @@ def _requeue_or_fail(task: TaskRecord, event: Event) -> TaskRecord:
     ran = last.state is TaskState.RUNNING
     losses, departures = last.losses + (ran and not event.departed), last.departures + (ran and event.departed)
     if losses < MOST_LOSSES and departures < MOST_DEPARTURES:
-        return task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, losses=losses, departures=departures)
+        return task.move_to(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, losses=losses, departures=departures)
     failure = StageError(
         f"{losses + departures} workers in a row fell silent while they ran {task.stage}, the last one {last.worker}",
         reason="STAGE_KILLED",
         about={"worker": last.worker, "losses": losses, "departures": departures},
     ).failure()
-    return task.moved(TaskState.RUNNING).with_attempt(
+    return task.move_to(TaskState.RUNNING).with_attempt(
         state=TaskState.FAILED, failure=failure, losses=losses, departures=departures, end_time=event.time
     )
 
 
-def undecided(record: ExportRecord) -> tuple[TaskRecord, ...]:
+def undecided_tasks(record: ExportRecord) -> tuple[TaskRecord, ...]:
     """Return the tasks whose latest attempt failed and still needs a decision."""
     return tuple(
         task for task in record.tasks if task.state is TaskState.RUNNING and task.attempt.state is TaskState.FAILED
     )
 
 
-def beginning(record: ExportRecord) -> tuple[TaskRecord, ...]:
-    """Return the tasks that are queued for the first time and for which no precedent was looked for."""
+def beginning_tasks(record: ExportRecord) -> tuple[TaskRecord, ...]:
+    """Return the tasks that are queued for the first time, before a precedent was looked for."""
     return tuple(
         task
         for task in record.tasks
@@ -164,20 +164,20 @@ def beginning(record: ExportRecord) -> tuple[TaskRecord, ...]:
 
 
 def begin_with(record: ExportRecord, task_id: str, key: str, precedent: Precedent | None) -> ExportRecord:
-    """Note the key of a task's precedents, and begin with the one that was found.
+    """Record the key of a task's precedents, and begin with a precedent if there is one.
 
     Args:
         record: The export.
-        task_id: A task that is :func:`beginning`.
+        task_id: One of :func:`beginning_tasks`.
         key: The key; empty for none.
-        precedent: The parameters that worked before; None for those of the plan.
+        precedent: The parameters that worked before; None for the planned parameters.
     """
     task = record.task(task_id).with_(precedent=key)
     if precedent is None:
-        return record.replacing(task)
+        return record.with_task(task)
     params = {**task.params, **precedent.params}
     begun = task.with_attempt(params=params, rule=PRECEDENT, note=precedent.note)
-    return record.replacing(begun).with_(warnings=_merge_warnings(record.warnings, precedent.warnings))
+    return record.with_task(begun).with_(warnings=_merge_warnings(record.warnings, precedent.warnings))
 
 
 def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[Failure, NextAttempt]]) -> ExportRecord:
@@ -190,16 +190,16 @@ def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[F
     """
     task = record.task(event.task)
     record = _record_success(record, task, event)
-    failed = tuple(failed_validation(failure.about.get("output", "")) for failure, _ in decided.values())
+    failed = tuple(failure_prefix(failure.about.get("output", "")) for failure, _ in decided.values())
     record = record.with_(warnings=tuple(each for each in record.warnings if not each.startswith(failed)))
     for task_id, (failure, following) in decided.items():
         made = record.task(task_id).with_attempt(state=TaskState.FAILED, failure=failure)
-        record = _with_warnings(record.replacing(made), following)
+        record = _with_warnings(record.with_task(made), following)
         record = queue_next(record, made, following, now=event.time)
     remade = set(decided)
     for user in record.tasks:  # producers come before consumers
         if user.state is TaskState.SUCCEEDED and set(producers(user.inputs)) & remade:
-            record = record.replacing(user.moved(TaskState.WAITING))
+            record = record.with_task(user.move_to(TaskState.WAITING))
             remade.add(user.id)
     return advance(record, now=event.time)
 
@@ -220,21 +220,21 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
                 rule=following.rule,
                 note=following.note,
             )
-            record = record.replacing(again)
+            record = record.with_task(again)
         if repeated:
-            return record.replacing(task.moved(TaskState.WAITING))
+            return record.with_task(task.move_to(TaskState.WAITING))
     return advance(queue_next(record, task, following, now=now), now=now)
 
 
 def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
     """Make a task's failure final. Independent branches continue; the deciding failure becomes the export's.
 
-    If others can do without the task's output, its failure is a warning instead. Which of several failures decides depends
+    If others can run without the task's output, its failure becomes a warning instead. Which of several failures decides depends
     neither on the order in which they happened nor on the number of workers.
     """
     task = record.task(task_id)
     end = TaskState.CANCELLED if record.state is ExportState.CANCELLING else TaskState.FAILED
-    changed = record.replacing(task.moved(end).with_attempt(failure=failure))
+    changed = record.with_task(task.move_to(end).with_attempt(failure=failure))
     if end is TaskState.FAILED and task.fallback:
         warning = f"{task.id}: it failed, so {task.fallback} ({failure.reason}: {failure.message})"
         changed = changed.with_(warnings=_merge_warnings(changed.warnings, (warning,)))
@@ -248,14 +248,14 @@ def cancel(record: ExportRecord, *, now: float) -> ExportRecord:
     """Begin to cancel: cancel waiting tasks now; running ones are ended by their workers."""
     if record.state.ended or record.state is ExportState.CANCELLING:
         return record
-    return advance(_cancel_waiting(record.moved(ExportState.CANCELLING), now), now=now)
+    return advance(_cancel_waiting(record.move_to(ExportState.CANCELLING), now), now=now)
 
 
 def stop(record: ExportRecord, failure: Failure, *, now: float) -> ExportRecord:
     """End an export at once, for a failure outside its tasks; it can be retried."""
     for task in record.tasks:
         if not task.state.ended:
-            record = record.replacing(end_unbegun(task, TaskState.CANCELLED, now))
+            record = record.with_task(end_unbegun(task, TaskState.CANCELLED, now))
     return record.with_(state=ExportState.FAILED, failure=failure, end_time=now)
 
 
@@ -268,15 +268,15 @@ def restart(record: ExportRecord) -> ExportRecord:
             again.add(task.id)
             current = record.task(task.id)
             planned = {name: source for name, source in current.inputs.items() if name not in task.reserve}
-            current = current.moved(TaskState.WAITING, outputs={}, facts={}, inputs=planned)
-            record = record.replacing(current)
+            current = current.move_to(TaskState.WAITING, outputs={}, facts={}, inputs=planned)
+            record = record.with_task(current)
             if current.requested:
                 record = deliver_as(record, current, current.requested)
-    return record.moved(ExportState.QUEUED, run=record.run + 1, events_read=0, failure=None, end_time=None)
+    return record.move_to(ExportState.QUEUED, run=record.run + 1, events_read=0, failure=None, end_time=None)
 
 
 def _record_success(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRecord:
-    done = task.moved(TaskState.SUCCEEDED, outputs=event.outputs, facts=event.facts).with_attempt(
+    done = task.move_to(TaskState.SUCCEEDED, outputs=event.outputs, facts=event.facts).with_attempt(
         state=TaskState.SUCCEEDED,
         end_time=event.time,
         start_time=task.attempt.start_time or event.time,
@@ -285,14 +285,14 @@ def _record_success(record: ExportRecord, task: TaskRecord, event: Event) -> Exp
         memory=event.memory,
     )
     record = record.with_(warnings=_merge_warnings(record.warnings, event.facts.get("warnings", ())))
-    return with_sources(record, done) if task.stage == IMPORT else record.replacing(done)
+    return with_sources(record, done) if task.stage == IMPORT else record.with_task(done)
 
 
 def _cancel_waiting(record: ExportRecord, now: float) -> ExportRecord:
     """Cancel the tasks that have not begun."""
     for task in record.tasks:
         if task.state in {TaskState.WAITING, TaskState.QUEUED}:
-            record = record.replacing(end_unbegun(task, TaskState.CANCELLED, now))
+            record = record.with_task(end_unbegun(task, TaskState.CANCELLED, now))
     return record
 
 

@@ -103,7 +103,7 @@ class Database:
             "create_time": record.create_time,
             "request_id": record.request_id or None,
             "creator": record.creator,
-            **_changing(record),
+            **_revision_columns(record),
         }
         with self.transactions.begin() as connection:
             if not connection.execute(_INSERT, row).rowcount:
@@ -121,7 +121,7 @@ class Database:
         """
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
-            if connection.execute(_SAVE, {"name": record.name, **_changing(record)}).rowcount:
+            if connection.execute(_SAVE, {"name": record.name, **_revision_columns(record)}).rowcount:
                 ownership.note(connection, record.name, made, project=record.project)
                 if before is not None and before.labels != record.labels:
                     connection.execute(sa.delete(_labels).where(_labels.c.export == record.name))
@@ -159,10 +159,10 @@ class Database:
             query = query.where(older | ((_exports.c.create_time == time) & (_exports.c.name > name)))
         return self._all(query.order_by(_exports.c.create_time.desc(), _exports.c.name).limit(limit))
 
-    def unended(self) -> dict[str, int]:
+    def unended_runs(self) -> dict[str, int]:
         """Return the run of each export that has not ended, by name, oldest first.
 
-        Each is read whole, a quarter of a millisecond, so that an older program ends before it changes what a newer one has begun.
+        Each record is parsed (a quarter of a millisecond), so that an older program ends before it changes an export of a newer one.
 
         Raises:
             ServiceError: reason ``STATE_SCHEMA`` when this program does not understand one of them.
@@ -170,7 +170,7 @@ class Database:
         query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False))
         return {record.name: record.run for record in self._all(query.order_by(_exports.c.create_time))}
 
-    def ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
+    def find_ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
         """Return exports that ended before a time, oldest first."""
         query = sa.select(_exports.c.record).where(_exports.c.ended.is_(True), _exports.c.end_time < time)
         return self._all(query.order_by(_exports.c.end_time).limit(limit))
@@ -199,8 +199,8 @@ class Database:
         return (limit or SEQUENCE_BLOCK) - SEQUENCE_BLOCK
 
     def _one(self, *conditions: sa.ColumnElement[bool]) -> ExportRecord | None:
-        found = self._all(sa.select(_exports.c.record).where(*conditions))
-        return found[0] if found else None
+        records = self._all(sa.select(_exports.c.record).where(*conditions))
+        return records[0] if records else None
 
     def _all(self, query: sa.Select[Any]) -> list[ExportRecord]:
         with self._engine.connect() as connection:
@@ -245,7 +245,7 @@ def _record(text: str) -> ExportRecord:
         ) from error
 
 
-def _changing(record: ExportRecord) -> dict[str, Any]:
+def _revision_columns(record: ExportRecord) -> dict[str, Any]:
     """Return the columns that change with every revision."""
     return {
         "state": record.state.value,

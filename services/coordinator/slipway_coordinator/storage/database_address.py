@@ -54,7 +54,7 @@ class PostgresState:
 State = SqliteState | PostgresState
 
 _KEYWORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service)\s*=")
-"""How libpq writes an address, too; as a path it would be a file with the password in its name. ``./`` before it makes it one."""
+"""libpq's other notation of an address. As a path it would be a file with the password in its name; write ``./`` before such a path."""
 _SECRET_PARAMETERS = ("password", "sslpassword")
 _SQLITE = b"SQLite format 3\0"
 
@@ -66,17 +66,17 @@ def state_at(place: str) -> State:
         ServiceError: reason ``REQUEST_INVALID`` for another kind of URL, or a file that is not a database or cannot be written.
     """
     if _KEYWORDS.match(place):
-        raise _unusable("the state is a list of PostgreSQL's keywords")
+        raise _unusable_error("the state is a list of PostgreSQL's keywords")
     if "://" not in place:
         return SqliteState(_database_file(Path(place).resolve()))
     try:
         address = sa.make_url(place)
     except (sa.exc.ArgumentError, ValueError) as error:
-        raise _unusable("the state's URL cannot be read") from error
+        raise _unusable_error("the state's URL cannot be read") from error
     if address.get_backend_name() not in {"postgresql", "postgres"}:
-        raise _unusable(f"the state's URL is of the kind {address.drivername}")
+        raise _unusable_error(f"the state's URL is of the kind {address.drivername}")
     if "@" in (address.host or "") + (address.database or ""):  # part of a password that would be shown and logged
-        raise _unusable(
+        raise _unusable_error(
             "the state's URL has more than one @, or a / before it: write %40 and %2F for those in a password"
         )
     _check_parameters(address)
@@ -90,7 +90,7 @@ def _check_parameters(address: sa.URL) -> None:
     try:
         conninfo.conninfo_to_dict(address.set(drivername="postgresql").render_as_string(hide_password=False))
     except ProgrammingError as error:
-        raise _unusable(f"the state's URL cannot be used: {str(error).strip()}") from None
+        raise _unusable_error(f"the state's URL cannot be used: {str(error).strip()}") from None
 
 
 def _database_file(path: Path) -> Path:
@@ -101,18 +101,18 @@ def _database_file(path: Path) -> Path:
             start = file.read(len(_SQLITE))
     except FileNotFoundError as error:
         if not path.parent.is_dir():  # most likely a misspelt path: a new state would have none of the exports
-            raise _unusable(f"the state's folder {path.parent} does not exist") from error
+            raise _unusable_error(f"the state's folder {path.parent} does not exist") from error
         start = b""
     except OSError as error:
-        raise _unusable(f"{path} cannot be used as a state file ({error.strerror})") from error
+        raise _unusable_error(f"{path} cannot be used as a state file ({error.strerror})") from error
     if not all(os.access(place, os.W_OK) for place in (path, path.parent) if place.exists()):
-        raise _unusable(f"{path} cannot be written")
+        raise _unusable_error(f"{path} cannot be written")
     if start and start != _SQLITE:
-        raise _unusable(f"{path} is not a SQLite database")
+        raise _unusable_error(f"{path} is not a SQLite database")
     return path
 
 
-def _unusable(problem: str) -> ServiceError:
+def _unusable_error(problem: str) -> ServiceError:
     return ServiceError(
         problem,
         reason="REQUEST_INVALID",

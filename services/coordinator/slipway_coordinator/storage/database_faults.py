@@ -71,8 +71,8 @@ def _postgres_fault(error: sa.exc.DBAPIError, state: PostgresState) -> ServiceEr
     code = getattr(error.orig, "sqlstate", None) or ""
     if code and not _DENIED.fullmatch(code):
         if isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError)):
-            return _silent(error, state)
-        return _wrong_tables(
+            return _unavailable_error(error, state)
+        return _wrong_tables_error(
             error, state, remedy="check which other program uses the database, or restore a backup of it"
         )
     if code in {"42501", "25006"}:
@@ -83,7 +83,7 @@ def _postgres_fault(error: sa.exc.DBAPIError, state: PostgresState) -> ServiceEr
     elif code or (_FULL.search(driver_message(error)) is None and _takes_connections(state)):
         remedy = "check user, password and database in the state's URL, and that user and database exist on the server"
     else:
-        return _silent(error, state)
+        return _unavailable_error(error, state)
     about = {"user": state.address.username, "host": state.address.host, "database": state.address.database}
     return ServiceError(
         f"the state's database {state} refuses: {driver_message(error)}",
@@ -117,18 +117,18 @@ def _sqlite_fault(error: sa.exc.DBAPIError, state: State) -> ServiceError:
             about={"file": state},
         )
     if isinstance(error, sa.exc.OperationalError):
-        return _silent(error, state)
-    return _wrong_tables(error, state, remedy="restore a backup of the file, or start with a new file")
+        return _unavailable_error(error, state)
+    return _wrong_tables_error(error, state, remedy="restore a backup of the file, or start with a new file")
 
 
-def _silent(error: sa.exc.DBAPIError, state: State) -> ServiceError:
+def _unavailable_error(error: sa.exc.DBAPIError, state: State) -> ServiceError:
     return ServiceError(
         f"the state's database {state} does not answer: {driver_message(error)}",
         remedy="check that it runs and can be reached from here, and try again",
     )
 
 
-def _wrong_tables(error: sa.exc.DBAPIError, state: State, *, remedy: str) -> ServiceError:
+def _wrong_tables_error(error: sa.exc.DBAPIError, state: State, *, remedy: str) -> ServiceError:
     return ServiceError(
         f"the tables of {state} cannot be used: {driver_message(error)}",
         reason="STATE_SCHEMA",

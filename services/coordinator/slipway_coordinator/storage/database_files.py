@@ -9,7 +9,7 @@ from slipway.files.regular_file import check_regular
 
 
 def check_database_files(path: Path) -> None:
-    """Refuse a SQLite file that is, or has beside it, what SQLite would wait for or follow, such as a pipe in its log's place.
+    """Refuse a SQLite file if SQLite would wait for it or follow it, or a file beside it, such as a pipe in place of its log.
 
     Raises:
         OSError: One of them is not a regular file. A missing file is not an error.

@@ -58,12 +58,12 @@ class _Channel:
         self.kept[key] = WatchEvent(self.last, time.time(), payload)
 
     def after(self, sequence: int) -> list[WatchEvent]:
-        found = []
+        events = []
         for event in reversed(self.kept.values()):
             if event.sequence <= sequence:
                 break
-            found.append(event)
-        return found[::-1]
+            events.append(event)
+        return events[::-1]
 
     def knows(self, payload: Payload) -> bool:
         """Return whether a payload can be dropped: reports after the end or of an unknown task, and states already published."""

@@ -69,14 +69,14 @@ def parse_filter(text: str) -> list[Condition]:
             if joined is None:
                 raise _invalid(text[position:], "joins conditions by AND")
             position = joined.end()
-        found = _CONDITION.match(text, position)
-        if found is None:
+        part = _CONDITION.match(text, position)
+        if part is None:
             raise _invalid(text[position:], 'is made of conditions like state=running or label.team="speech"')
         if len(conditions) == _MAX_CONDITIONS:
             raise _invalid(text[position:], f"has {_MAX_CONDITIONS} conditions at most")
-        value = found["word"] if found["text"] is None else re.sub(r"\\(.)", r"\1", found["text"])
-        conditions.append(_condition(found["field"], found["operator"], value))
-        position = found.end()
+        value = part["word"] if part["text"] is None else re.sub(r"\\(.)", r"\1", part["text"])
+        conditions.append(_condition(part["field"], part["operator"], value))
+        position = part.end()
     return conditions
 
 
@@ -127,10 +127,10 @@ def page_start(token: str, *, query: tuple[str, str]) -> tuple[float, str] | Non
     if len(token) > _LONGEST_TOKEN:
         raise _invalid_token(token)
     try:
-        found = parse_json(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
+        content = parse_json(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
     except ValueError as error:
         raise _invalid_token(token) from error
-    match found:
+    match content:
         case [float(time), str(name), str(fingerprint)]:
             if math.isfinite(time) and _PAGED.fullmatch(name) and fingerprint == _fingerprint(query):
                 return time, name

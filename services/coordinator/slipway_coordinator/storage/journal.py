@@ -142,7 +142,7 @@ class Journal:
 _under_way: set[asyncio.Task[Any]] = set()  # asyncio holds only weak references to tasks
 
 
-def shielded(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def shield(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Decorate a coroutine function to run to its end even if its caller is cancelled, so that memory stays in step with the database."""
 
     @functools.wraps(function)

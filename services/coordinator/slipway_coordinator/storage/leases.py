@@ -168,7 +168,7 @@ class Ledger:
             epoch = self.leases.grant(offer.key, export=offer.export, worker=worker)
             epochs.append(epoch)
             if epoch is not None:
-                told.append(self._leased(offer, worker, epoch, key=f"{offer.key}#{epoch}#leased"))
+                told.append(self._store_leased(offer, worker, epoch, key=f"{offer.key}#{epoch}#leased"))
         return epochs, told
 
     def complete(self, worker: str, held: Held, event: Event) -> tuple[bool, InboxEvent | None]:
@@ -205,9 +205,9 @@ class Ledger:
             return True, None
         self.leases.move(held.task, LeaseState.HELD, epoch=held.epoch, worker=worker)
         stamp = f"{held.task}#{row.epoch}#adopted{time.time_ns()}"
-        return True, None if offer is None else self._leased(offer, worker, row.epoch, key=stamp)
+        return True, None if offer is None else self._store_leased(offer, worker, row.epoch, key=stamp)
 
-    def _leased(self, offer: Offer, worker: str, epoch: int, *, key: str) -> InboxEvent | None:
+    def _store_leased(self, offer: Offer, worker: str, epoch: int, *, key: str) -> InboxEvent | None:
         return self._store_event(offer, EventKind.LEASED, key=key, worker=worker, epoch=epoch)
 
     def _store_event(self, offer: Offer, kind: EventKind, *, key: str, **more: Any) -> InboxEvent | None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from slipway_coordinator.storage.schema import artifacts as _artifacts
 from slipway_coordinator.storage.schema import blobs as _blobs
 
-BROUGHT_SECONDS = 86_400.0
+_UPLOAD_SECONDS = 86_400.0
 """Longest time between the upload of content and the creation of its artifact."""
 _AT_ONCE = 500  # variables of one query
 
@@ -38,9 +38,9 @@ class Ownership:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
-    def owned(self, project: str, digests: Iterable[str]) -> set[str]:
+    def find_owned(self, project: str, digests: Iterable[str]) -> set[str]:
         """Return which of these artifacts belong to a project."""
-        return self._found(_artifacts, project, digests)
+        return self._find(_artifacts, project, digests)
 
     def page(self, project: str, *, limit: int, after: str = "") -> list[str]:
         """Return digests of a project's artifacts (``-``: of all projects) that sort after ``after``."""
@@ -50,18 +50,18 @@ class Ownership:
         with self._engine.connect() as connection:
             return list(connection.execute(query.order_by(_artifacts.c.digest).limit(limit)).scalars())
 
-    def brought(self, project: str, digests: Iterable[str]) -> set[str]:
+    def find_uploaded(self, project: str, digests: Iterable[str]) -> set[str]:
         """Return which of these contents a project has uploaded."""
-        return self._found(_blobs, project, digests)
+        return self._find(_blobs, project, digests)
 
-    def bring(self, project: str, digest: str) -> None:
+    def record_upload(self, project: str, digest: str) -> None:
         """Record that a project has uploaded the content of a digest."""
         with self._engine.begin() as connection:
-            old = _blobs.c.create_time < time.time() - BROUGHT_SECONDS
+            old = _blobs.c.create_time < time.time() - _UPLOAD_SECONDS
             connection.execute(sa.delete(_blobs).where(old))
             connection.execute(_ADD_BLOB, {"project": project, "digest": digest, "create_time": time.time()})
 
-    def make(self, project: str, digest: str) -> None:
+    def record_artifact(self, project: str, digest: str) -> None:
         """Record that a project has made an artifact of uploaded content; making it again renews its time."""
         row = {"project": project, "digest": digest, "export": ""}
         with self._engine.begin() as connection:
@@ -69,21 +69,21 @@ class Ownership:
             made = [_artifacts.c[name] == value for name, value in row.items()]
             connection.execute(sa.update(_artifacts).where(*made).values(create_time=time.time()))
 
-    def forget_made(self, *, before: float) -> None:
+    def forget_artifacts(self, *, before: float) -> None:
         """Forget artifacts made before a time that belong to no export."""
         query = sa.delete(_artifacts).where(_artifacts.c.export == "", _artifacts.c.create_time < before)
         with self._engine.begin() as connection:
             connection.execute(query)
 
-    def _found(self, table: sa.Table, project: str, digests: Iterable[str]) -> set[str]:
-        asked, found = sorted(set(digests)), set[str]()
+    def _find(self, table: sa.Table, project: str, digests: Iterable[str]) -> set[str]:
+        asked, matches = sorted(set(digests)), set[str]()
         with self._engine.connect() as connection:
             for start in range(0, len(asked), _AT_ONCE):
                 some = table.c.digest.in_(asked[start : start + _AT_ONCE])
-                found |= set(
+                matches |= set(
                     connection.execute(sa.select(table.c.digest).where(table.c.project == project, some)).scalars()
                 )
-        return found
+        return matches
 
 
 def note(connection: sa.Connection, export: str, digests: Collection[str], *, project: str) -> None:

@@ -14,7 +14,7 @@ log = logging.getLogger("slipway.coordinator")
 
 
 class Precedents:
-    """What worked before. A store that is unavailable has no precedents and keeps none: exports go on without.
+    """Parameters that worked before. While the store is unavailable there are none, and exports run without them.
 
     Args:
         open_store: Opens the store; called at the first use. None keeps nothing.
@@ -27,7 +27,7 @@ class Precedents:
     def find(self, key: str, task: PlannedTask) -> Precedent | None:
         """Return the precedent for a task."""
         try:
-            store = self._opened()
+            store = self._open_once()
             return None if store is None else Precedent.of_result(store.action(key), task)
         except (ModelExportError, OSError) as error:
             log.warning(f"what worked for such a model before cannot be read: {error}")
@@ -36,13 +36,13 @@ class Precedents:
     def keep(self, key: str, precedent: Precedent) -> None:
         """Keep a precedent in place of an earlier one."""
         try:
-            store = self._opened()
+            store = self._open_once()
             if store is not None:
                 store.record_action(key, precedent.to_result())
         except (ModelExportError, OSError) as error:
             log.warning(f"what worked for this model cannot be kept: {error}")
 
-    def _opened(self) -> ArtifactStore | None:
+    def _open_once(self) -> ArtifactStore | None:
         if self._store is None and self._open_store is not None:
             self._store = self._open_store()
         return self._store

@@ -55,7 +55,7 @@ artifacts = sa.Table(
     metadata,
     sa.Column("project", sa.String(100), primary_key=True),
     sa.Column("digest", sa.String(80), primary_key=True, index=True),
-    sa.Column("export", sa.String(300), primary_key=True, index=True),  # empty for what was made without one
+    sa.Column("export", sa.String(300), primary_key=True, index=True),  # empty for artifacts made without an export
     sa.Column("create_time", sa.Double, nullable=False),
 )
 

@@ -40,15 +40,15 @@ def read_exports(state: Path, *, filter: str = "") -> list[ExportRecord]:  # noq
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read; ``REQUEST_INVALID`` for a filter that is not understood.
     """
-    documents = _documents(state, _filtered(filter) if filter else _ALL) or []
+    documents = _documents(state, _filter_query(filter) if filter else _ALL) or []
     try:
         return [ExportRecord.from_json(document) for document in documents]
     except pydantic.ValidationError as error:
-        raise _unreadable(state, "an export in it was written by another version of Slipway") from error
+        raise _unreadable_error(state, "an export in it was written by another version of Slipway") from error
 
 
-def digests_named(state: Path, *, running: bool) -> frozenset[str] | None:
-    """Return every digest that the exports in use name, whichever version of Slipway wrote them; None of a state without tables.
+def find_digests(state: Path, *, running: bool) -> frozenset[str] | None:
+    """Return every digest that the exports in use contain, whichever version of Slipway wrote them; None for a state without tables.
 
     Args:
         state: The file.
@@ -62,8 +62,8 @@ def digests_named(state: Path, *, running: bool) -> frozenset[str] | None:
     return None if documents is None else frozenset(_DIGEST.findall(json.dumps(documents)))
 
 
-def _filtered(filter: str) -> _Query:  # noqa: A002 - the field's name everywhere
-    """Return the query of the exports that match a filter. SQLAlchemy is imported here alone: it takes longer than the reading."""
+def _filter_query(filter: str) -> _Query:  # noqa: A002 - the field's name everywhere
+    """Return the query of the exports that match a filter. SQLAlchemy is imported only here: that takes longer than the reading."""
     import sqlalchemy as sa
     from sqlalchemy.dialects import sqlite
 
@@ -89,27 +89,29 @@ def _documents(state: Path, query: _Query, *, whole: bool = False) -> list[dict[
     try:
         check_database_files(state)
     except OSError as error:
-        raise _unreadable(state, f"{Path(error.filename or state).name} is {error.strerror}", damaged=False) from error
+        raise _unreadable_error(
+            state, f"{Path(error.filename or state).name} is {error.strerror}", damaged=False
+        ) from error
     address = f"file:{quote(str(state))}?mode=ro"
     try:
         with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS)) as connection:
             fault = connection.execute("PRAGMA integrity_check(1)").fetchone()[0] if whole else "ok"
             if fault != "ok":
-                raise _unreadable(state, str(fault))
+                raise _unreadable_error(state, str(fault))
             documents = [json.loads(text) for (text,) in connection.execute(query.text, query.values)]
     except sqlite3.DatabaseError as error:
         if "no such table" in str(error):
             return None
         # Only errors of the base class itself concern the file's content; others, such as a locked file, may pass.
-        raise _unreadable(state, str(error), damaged=type(error) is sqlite3.DatabaseError) from error
+        raise _unreadable_error(state, str(error), damaged=type(error) is sqlite3.DatabaseError) from error
     except (TypeError, ValueError) as error:
-        raise _unreadable(state, "an export in it is damaged") from error
+        raise _unreadable_error(state, "an export in it is damaged") from error
     if not all(isinstance(document, dict) for document in documents):
-        raise _unreadable(state, "an export in it is damaged")
+        raise _unreadable_error(state, "an export in it is damaged")
     return documents
 
 
-def _unreadable(state: Path, why: str, *, damaged: bool = True) -> ServiceError:
+def _unreadable_error(state: Path, why: str, *, damaged: bool = True) -> ServiceError:
     again = f"remove {state.parent} and run its export again: the store still has its finished stages"
     return ServiceError(
         f"{state} cannot be read: {why}",

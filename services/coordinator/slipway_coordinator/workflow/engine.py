@@ -91,8 +91,8 @@ class StoredWorkflow:
         """Whether the engine has finished with it."""
         return self.state not in {"PENDING", "ENQUEUED"}
 
-    def left_by_another(self, executor: str) -> bool:
-        """Return whether nobody runs it now: an earlier executor did. The engine itself takes up one that is queued again."""
+    def is_orphaned(self, executor: str) -> bool:
+        """Return whether an earlier executor ran it and nobody runs it now. The engine itself takes up a workflow that is queued again."""
         return self.state == "PENDING" and self.executor != executor
 
     @property

@@ -27,7 +27,7 @@ log = logging.getLogger("slipway.coordinator")
 
 def export_span(record: ExportRecord) -> str:
     """Return the span of a run of an export."""
-    return telemetry.derived(record.traceparent, record.name, record.run)
+    return telemetry.derive_span(record.traceparent, record.name, record.run)
 
 
 def attempt_span(traceparent: str, key: AttemptKey, epoch: int) -> str:
@@ -38,7 +38,7 @@ def attempt_span(traceparent: str, key: AttemptKey, epoch: int) -> str:
         key: Name of the attempt.
         epoch: Epoch of the lease.
     """
-    return telemetry.derived(traceparent, key, epoch)
+    return telemetry.derive_span(traceparent, key, epoch)
 
 
 def observe(before: ExportRecord | None, after: ExportRecord, *, at: float, news: bool) -> None:
@@ -72,12 +72,12 @@ def log_failures(before: ExportRecord | None, after: ExportRecord) -> None:
             with telemetry.within(after.traceparent):
                 log.info(
                     f"{after.name}: attempt {attempt.number} of {task.id} ({task.stage}) failed with {failure.reason}: "
-                    f"{_decided(task, attempt)}"
+                    f"{_describe_decision(task, attempt)}"
                 )
 
 
-def _decided(task: TaskRecord, failed: AttemptRecord) -> str:
-    """Return what recovery decided about a failed attempt."""
+def _describe_decision(task: TaskRecord, failed: AttemptRecord) -> str:
+    """Describe what recovery decided about a failed attempt."""
     following = next((one for one in task.attempts if one.number > failed.number), None)
     if following is not None:
         why = ", ".join(filter(None, (following.rule, following.note)))
@@ -117,8 +117,8 @@ def _observe_export(before: ExportRecord | None, after: ExportRecord, *, news: b
     identity, facts = export_span(after), {"slipway.export": after.name, "slipway.run": after.run}
     began = after.begin_time or after.create_time
     if before is None:
-        retried = (telemetry.derived(after.traceparent, after.name, after.run - 1),) if after.run > 1 else ()
-        _point(
+        retried = (telemetry.derive_span(after.traceparent, after.name, after.run - 1),) if after.run > 1 else ()
+        _write_point(
             "export created" if after.run == 1 else "export retried",
             began,
             facts,
@@ -131,7 +131,7 @@ def _observe_export(before: ExportRecord | None, after: ExportRecord, *, news: b
         return
     end = after.end_time or began
     facts |= {"slipway.state": after.state.value}
-    _point("export ended", end, facts, parent=identity)
+    _write_point("export ended", end, facts, parent=identity)
     telemetry.record(
         "export run",
         kind="server",
@@ -167,7 +167,7 @@ def _observe_attempt(
         "slipway.rule": new.rule,
     }
     if granted:
-        _point(f"{task.stage} granted", at, facts, parent=identity)
+        _write_point(f"{task.stage} granted", at, facts, parent=identity)
         return
     state = "taken back" if left else new.state.value
     facts |= {"slipway.state": state, "slipway.reused": new.reused}
@@ -184,7 +184,7 @@ def _observe_attempt(
         links=_attempt_before(record, task, new),
         failure=_failure(new.failure) or (("LEASE_LOST", "its worker was silent or handed it back") if left else None),
     )
-    _point(f"{task.stage} {state}", end, facts, parent=identity)
+    _write_point(f"{task.stage} {state}", end, facts, parent=identity)
     if news:
         reason = new.failure.reason if new.failure is not None and not left else ""
         metrics.ATTEMPTS.add(stage=task.stage, state=state.replace(" ", "_"), reason=reason)
@@ -199,9 +199,9 @@ def _attempt_before(record: ExportRecord, task: TaskRecord, attempt: AttemptReco
     return () if before is None else (attempt_span(record.traceparent, _key(record, task, before), before.epoch),)
 
 
-def _point(name: str, at: float, facts: dict[str, Any], *, parent: str, links: tuple[str, ...] = ()) -> None:
+def _write_point(name: str, at: float, facts: dict[str, Any], *, parent: str, links: tuple[str, ...] = ()) -> None:
     """Write a span of zero length for a transition."""
-    identity = telemetry.derived(parent, parent, name, at)
+    identity = telemetry.derive_span(parent, parent, name, at)
     telemetry.record(name, identity=identity, parent=parent, start=at, end=at, attributes=facts, links=links)
 
 

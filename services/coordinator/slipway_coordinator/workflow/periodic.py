@@ -1,4 +1,4 @@
-"""What the coordinator does from time to time: forget ended exports, and report offers that wait for long."""
+"""Periodic work of the coordinator: forget ended exports, and report offers that wait for long."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def forget_old(coordinator: Exports, *, days: float) -> int:
     """Forget exports that ended more than ``days`` ago, their workflows, and artifacts made as long ago; return how many exports."""
     before = time.time() - days * _DAY_SECONDS
     forgotten = 0
-    while old := await coordinator.call(lambda: coordinator.database.ended_before(before, limit=_AT_ONCE)):
+    while old := await coordinator.call(lambda: coordinator.database.find_ended_before(before, limit=_AT_ONCE)):
         for record in old:
             try:
                 await coordinator.delete(record)
@@ -56,7 +56,7 @@ async def forget_old(coordinator: Exports, *, days: float) -> int:
             else:
                 audit.write("DeleteExport", outcome=audit.DONE, principal=_WHO, resource=record.name)
                 forgotten += 1
-    await coordinator.call(lambda: coordinator.database.ownership.forget_made(before=before))
+    await coordinator.call(lambda: coordinator.database.ownership.forget_artifacts(before=before))
     return forgotten
 
 
@@ -114,11 +114,11 @@ class Unserved:
     async def check(self) -> None:
         """Publish the warnings, or fail the attempts, that are due."""
         if self._fail_after is not None:
-            for offer in self._board.unserved(longer_than=self._fail_after):
+            for offer in self._board.unserved_offers(longer_than=self._fail_after):
                 await self._fail(offer)
             return
-        unserved = self._board.unserved(longer_than=self._say_after, now_ready=True)
-        held_back = {offer.key: offer for offer in self._board.held_back(longer_than=self._say_after)}
+        unserved = self._board.unserved_offers(longer_than=self._say_after, now_ready=True)
+        held_back = {offer.key: offer for offer in self._board.held_back_offers(longer_than=self._say_after)}
         late = held_back | {offer.key: offer for offer in unserved}
         self._said &= set(late)
         for key in sorted(set(late) - self._said):

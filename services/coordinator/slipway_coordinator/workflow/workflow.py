@@ -29,15 +29,20 @@ from slipway.stage import Role
 from slipway.validation.findings import REJECTED
 from slipway_coordinator.model import gate, transitions
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.model.recovery import NextAttempt, as_planned, choose_profile, lasting, recover, with_guidance
+from slipway_coordinator.model.recovery import (
+    NextAttempt,
+    choose_profile,
+    is_lasting,
+    recover,
+    return_to_plan,
+    with_guidance,
+)
 from slipway_coordinator.model.rules import RuleTable
 from slipway_coordinator.model.scheduling import AGAIN
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.storage.inbox import InboxEvent
 
 log = logging.getLogger("slipway.coordinator.workflow")
-
-"""Reason of an attempt whose output failed validation."""
 
 
 class Transition(NamedTuple):
@@ -69,7 +74,7 @@ class Surroundings(Protocol):
         """
 
     async def find_precedent(self, key: str, task: PlannedTask) -> Precedent | None:
-        """Return what worked before under this key, for a task."""
+        """Return the precedent stored under a key, for a task."""
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
         """End an export that a fault in the coordinator itself keeps from continuing."""
@@ -133,7 +138,7 @@ async def _carry_out(record: ExportRecord, now: float) -> str:
         for message in await _surroundings().events(record, after=record.events_read):
             before = record
             record = await _apply(record, message.event)
-            for task in transitions.undecided(record):
+            for task in transitions.undecided_tasks(record):
                 record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
             record = await _recall(record)
             record = record.with_(revision=before.revision + 1, events_read=message.number)
@@ -143,24 +148,24 @@ async def _carry_out(record: ExportRecord, now: float) -> str:
 
 
 async def _apply(record: ExportRecord, event: transitions.Event) -> ExportRecord:
-    rejected = gate.rejected(record, event)
+    rejected = gate.find_rejected(record, event)
     if rejected:
         failures = {task: failure.to_json() for task, failure in rejected.items()}
         decisions = await _decide_rejected(record.to_json(), failures)
         decided = {
-            task: (rejected[task], NextAttempt.model_validate(found["next"]))
-            for task, found in decisions.items()
-            if found["next"] is not None
+            task: (rejected[task], NextAttempt.model_validate(decision["next"]))
+            for task, decision in decisions.items()
+            if decision["next"] is not None
         }
         if decided:
-            profile = next(found["profile"] for found in decisions.values())
+            profile = next(decision["profile"] for decision in decisions.values())
             return transitions.make_again(record.with_(recovery_profile=profile), event, decided)
     if not transitions.completes_plan(record, event):
         return transitions.apply(record, event)
-    found = await _plan(record.to_json(), event.model_dump(mode="json"))
-    if "failure" in found:
-        raise Failure.from_json(found["failure"]).error()
-    return ExportRecord.from_json(found["record"])
+    planned = await _plan(record.to_json(), event.model_dump(mode="json"))
+    if "failure" in planned:
+        raise Failure.from_json(planned["failure"]).error()
+    return ExportRecord.from_json(planned["record"])
 
 
 @DBOS.step(name="slipway.plan")
@@ -174,12 +179,12 @@ async def _plan(record_json: dict[str, Any], event_json: dict[str, Any]) -> dict
 
 
 async def _recall(record: ExportRecord) -> ExportRecord:
-    """Let tasks begin with what worked for such a model before, as far as their parameters are open."""
-    for task in transitions.beginning(record):
+    """Make tasks begin with the precedent for such a model, as far as their parameters are open."""
+    for task in transitions.beginning_tasks(record):
         asked = {"id": task.id, "stage": task.stage, "params": task.params, "open": list(task.open)}
-        found = await _find_precedent(asked, str(model_facts(record).get("model_class", "")), record.project)
-        precedent = Precedent(**found["precedent"]) if found["precedent"] else None
-        record = transitions.begin_with(record, task.id, found["key"], precedent)
+        lookup = await _find_precedent(asked, str(model_facts(record).get("model_class", "")), record.project)
+        precedent = Precedent(**lookup["precedent"]) if lookup["precedent"] else None
+        record = transitions.begin_with(record, task.id, lookup["key"], precedent)
     return record
 
 
@@ -201,11 +206,11 @@ async def _decide(record_json: dict[str, Any], task_id: str) -> dict[str, Any]:
 async def _decide_rejected(record_json: dict[str, Any], failures: dict[str, Any]) -> dict[str, Any]:
     """Decide about outputs that failed validation: return what :func:`decide` returns, by task."""
     record, around = ExportRecord.from_json(record_json), _surroundings()
-    found = {}
+    decisions = {}
     for name in sorted(failures):
         task = record.task(name).with_attempt(state=TaskState.FAILED, failure=Failure.from_json(failures[name]))
-        found[name] = decide(record, task, rules=around.rules, alone=around.alone)
-    return found
+        decisions[name] = decide(record, task, rules=around.rules, alone=around.alone)
+    return decisions
 
 
 def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: bool) -> dict[str, Any]:
@@ -220,8 +225,8 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
         settings.get("profile", "auto"), model_bytes=int(facts.get("model_bytes", 0)), history=everything
     )
     following = None
-    if record.state is ExportState.RUNNING and task.attempt.rule == PRECEDENT and lasting(failure):
-        following = as_planned(task, rules=rules)
+    if record.state is ExportState.RUNNING and task.attempt.rule == PRECEDENT and is_lasting(failure):
+        following = return_to_plan(task, rules=rules)
     elif record.state is ExportState.RUNNING:
         # If an attempt that replaces a rejected output fails itself, the next way to replace that output is taken.
         earlier = [attempt.failure for attempt in history if attempt.failure and attempt.failure.reason == REJECTED]
@@ -236,7 +241,7 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
                 max_attempts=settings.get("max_attempts", 6),
                 alone=alone,
                 reserve=task.reserve,
-                delivers=partial(_delivered_at, record, task),
+                delivers=partial(_format_at, record, task),
                 table=rules,
             )
     final = with_guidance(failure, task.stage, attempts=len(history), table=rules)
@@ -248,18 +253,19 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
 
 
 def _history(record: ExportRecord, task: TaskRecord) -> list[AttemptRecord]:
-    """Return the attempts of this run that count: not that of a precedent, and none before inputs were made again after a success.
+    """Return the attempts of this run that recovery counts.
 
-    An output of an earlier run that is rejected now is the first of this one.
+    The attempt of a precedent does not count, nor do attempts before a successful task ran again with new inputs. If none is left, the last
+    attempt of an earlier run counts: its output is rejected only now.
     """
-    found: list[AttemptRecord] = []
+    history: list[AttemptRecord] = []
     for attempt in task.attempts:
         if attempt.run == record.run and attempt.rule != PRECEDENT:
-            found = [attempt] if attempt.rule == AGAIN else [*found, attempt]
-    return found or [attempt for attempt in task.attempts[-1:] if attempt.run != record.run]
+            history = [attempt] if attempt.rule == AGAIN else [*history, attempt]
+    return history or [attempt for attempt in task.attempts[-1:] if attempt.run != record.run]
 
 
-def _delivered_at(record: ExportRecord, task: TaskRecord, level: str) -> str:
+def _format_at(record: ExportRecord, task: TaskRecord, level: str) -> str:
     """Return the format of a task's output at another level; empty if there is none, or another task delivers it."""
     name, _ = split_output(task.format)
     known = formats().get(name)

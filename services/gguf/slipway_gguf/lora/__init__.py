@@ -1,1 +1,1 @@
-"""Writes an adapter as a GGUF file that llama.cpp loads beside its base."""
+"""Write an adapter as a GGUF file that llama.cpp loads beside its base."""

@@ -58,7 +58,7 @@ def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Conte
     )
     ctx.digest(written.path, written.sha256)
     checks = check_file(written, factors.tensors)
-    add_reading(inputs["adapter"], inputs["base"], written.path, ctx)
+    add_text_files(inputs["adapter"], inputs["base"], written.path, ctx)
     facts = {
         "file": written.path.name,
         "sha256": written.sha256,
@@ -79,7 +79,7 @@ def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Conte
 
 
 def _check_plain(saved: Saved) -> None:
-    """Refuse what is more than pairs of factors: the stage ``adapter`` says by which rule, and where that is documented."""
+    """Refuse an adapter that has more than pairs of factors; the stage ``adapter`` explains such refusals rule by rule."""
     config = saved.config
     more = {
         "peft_type": saved.raw.get("peft_type") != "LORA",
@@ -92,37 +92,37 @@ def _check_plain(saved: Saved) -> None:
         f"the tensor {min(saved.others, default='')!r}": bool(saved.others),
         "no pair of factors": not saved.halves,
     }
-    found = next((name for name, there in more.items() if there), "")
-    if found:
+    extra = next((name for name, there in more.items() if there), "")
+    if extra:
         raise AdapterExportError(
-            f"the adapter is more or less than pairs of factors: {found}",
+            f"the adapter is more or less than pairs of factors: {extra}",
             remedy="deliver the merged model instead; the stage adapter with target=gguf makes of an adapter what this stage reads",
-            about={"rule": found},
+            about={"rule": extra},
         )
 
 
 DESCRIPTION = "gguf_adapter.json"
 PATTERN = "*-LoRA.gguf"
-"""The file, beside which a user may put one of the base."""
+"""Name of the adapter's file; a user may put a file of the base beside it."""
 HALVES = (".lora_a", ".lora_b")
 
 
 def missing_weights(folder: Path, file: Path) -> tuple[str, ...]:
-    """Return the weights whose factors the description lists and the file lacks, a half of them or both: llama.cpp would not miss them."""
+    """Return the weights of the description for which the file lacks a factor or both; llama.cpp would not notice."""
     listed = read_json_object(folder / DESCRIPTION, largest=LARGEST_LIST).get("weights")
     stored = {each.name for each in gguf.GGUFReader(file).tensors}
     wanted = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     return tuple(name for name in wanted if any(f"{name}{half}" not in stored for half in HALVES))
 
 
-def add_reading(adapter: Path, base: Path, file: Path, ctx: Context) -> None:
-    """Add the adapter's tokenizer files, or the base's if it has none, its chat template as a file, and the ``Modelfile``.
+def add_text_files(adapter: Path, base: Path, file: Path, ctx: Context) -> None:
+    """Add the adapter's tokenizer files (or else the base's), its chat template as a file, and the ``Modelfile``.
 
     Args:
         adapter: Folder of the adapter.
         base: Folder of the base.
         file: The adapter's file in the folder of the output.
-        ctx: The stage; a token that the base lacks is a warning.
+        ctx: Gets a warning if the tokenizer has tokens that the base's lacks.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``.
@@ -143,7 +143,7 @@ def add_reading(adapter: Path, base: Path, file: Path, ctx: Context) -> None:
     template = templates_of(files).get(DEFAULT, "")
     if template:
         (folder / CHAT_TEMPLATES[0]).write_text(template, encoding="utf-8")
-    modelfile.write_beside(folder, file.name, files)
+    modelfile.write_for_adapter(folder, file.name, files)
 
 
 def _numbers(files: TokenizerFiles) -> Mapping[str, int]:

@@ -12,11 +12,11 @@ from slipway_gguf.architectures import refusal_reason
 from slipway_gguf.params import AdapterParams
 
 _SHARE = 4
-"""Weights of a base by weight of an adapter, from above."""
+"""The adapter is estimated to have at most one weight for this many of the base."""
 
 
 def run(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> dict[str, Path]:
-    """Write the adapter in ``inputs["adapter"]``, whose modules have the names of ``inputs["base"]``; the README describes the folder.
+    """Write the adapter in ``inputs["adapter"]``, whose modules are named as in ``inputs["base"]``; the README describes the folder.
 
     Raises:
         AdapterExportError, GGUFExportError: With the reasons that the README lists.

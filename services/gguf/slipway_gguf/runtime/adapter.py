@@ -1,4 +1,4 @@
-"""An adapter's GGUF file in llama.cpp, beside a file of its base that is written for this alone."""
+"""Run an adapter's GGUF file in llama.cpp, beside a file of its base that is written only for this."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from slipway_gguf.runtime.model import Beside, GGUFModel, only_file
 from slipway_gguf.vocabulary.documents import DEFAULT, read_files, templates_of
 
 STORED = "float16"
-"""Type of the base's weights beside which an adapter is run: that of the format's unquantized file."""
+"""Type of the base's weights when an adapter is run: that of the format's unquantized file."""
 
 
 def load(folder: Path, base: Path, *, threads: int) -> GGUFModel:
     """Load an adapter beside its base in float16, the type of the format's unquantized file.
 
-    The base's file goes when results have been compared, or with the process's folder of temporary files. Writing it is no part of loading.
+    The base's file is removed after results have been compared, or with the process's temporary files. The time to write it does not
+    count as loading.
 
     Raises:
         NotRunnable: llama.cpp is missing here, or of another version.

@@ -1,7 +1,7 @@
 """Call llama.cpp's C functions, which the wheel of xllamacpp exports.
 
-Structs are passed by value and have no version of their own, so only versions are used whose ``llama.h`` has this layout. As a second
-guard, the defaults that the library fills in must be found where the layout says.
+Structs are passed by value and carry no version, so only versions of xllamacpp whose ``llama.h`` has this layout are used. As a second
+guard, the library's defaults must lie where the layout says.
 """
 
 from __future__ import annotations
@@ -137,31 +137,31 @@ _LOG = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 LOG_ERROR = 4
 _MOST_ERRORS = 1000
 _errors: deque[str] = deque(maxlen=_MOST_ERRORS)
-"""What went wrong since errors were last asked for, in llama.cpp's words."""
+"""llama.cpp's messages of errors since the last call of :meth:`Llama.errors`."""
 
 
 @_LOG
 def _note(level: int, text: bytes, _: Any) -> None:
-    """Keep an error. llama.cpp holds this function for as long as the process lives, so it belongs to no object that may end before."""
+    """Keep an error. llama.cpp holds this function until the process ends, so it must not belong to an object that may end before."""
     if level == LOG_ERROR:
         _errors.append(text.decode(errors="replace"))
 
 
 class Llama:
-    """The functions, and the errors that they wrote since they were last asked for.
+    """Load llama.cpp's functions, and collect their errors.
 
     Raises:
-        NotRunnable: xllamacpp is missing here, or of a version with another layout.
+        NotRunnable: xllamacpp is missing here, or its version has another layout.
     """
 
     def __init__(self) -> None:
         try:
-            found = version("xllamacpp")
+            installed = version("xllamacpp")
         except PackageNotFoundError:
             raise NotRunnable("llama.cpp is not installed here: pip install xllamacpp") from None
-        if found not in VERSIONS:
+        if installed not in VERSIONS:
             raise NotRunnable(
-                f"xllamacpp {found} may have other structs than {VERSIONS[-1]}: pip install xllamacpp=={VERSIONS[-1]}"
+                f"xllamacpp {installed} may have other structs than {VERSIONS[-1]}: pip install xllamacpp=={VERSIONS[-1]}"
             )
         try:
             import xllamacpp
@@ -173,7 +173,7 @@ class Llama:
                 function.restype, function.argtypes = result, arguments
         except (ImportError, OSError, AttributeError) as error:
             raise NotRunnable(
-                f"xllamacpp {found} cannot be used here ({error}): pip install --force-reinstall xllamacpp"
+                f"xllamacpp {installed} cannot be used here ({error}): pip install --force-reinstall xllamacpp"
             ) from error
         self.version = f"xllamacpp {xllamacpp.__version__}"
         self.functions = library
@@ -182,17 +182,17 @@ class Llama:
         self._check_layout()
 
     def errors(self) -> str:
-        """Return what went wrong since the last call, in llama.cpp's words."""
-        said = " ".join("".join(_errors).split())
+        """Return llama.cpp's messages of errors since the last call."""
+        text = " ".join("".join(_errors).split())
         _errors.clear()
-        return said[:500] or "it says nothing more"
+        return text[:500] or "it says nothing more"
 
     def listen(self) -> None:
-        """Receive llama.cpp's log, which a server in this process takes over for itself."""
+        """Receive llama.cpp's log (again, after a server in this process has taken it over)."""
         self.functions.llama_log_set(_note, None)
 
     def _check_layout(self) -> None:
-        """Refuse a library whose defaults lie elsewhere."""
+        """Refuse a library whose defaults do not lie where the structs expect them."""
         context, model = self.functions.llama_context_default_params(), self.functions.llama_model_default_params()
         places = {
             "n_batch": (context.n_batch, 2048),
@@ -207,7 +207,7 @@ class Llama:
             "vocab_only": (model.vocab_only, False),
             "kv_overrides": (model.kv_overrides, None),
         }
-        wrong = [f"{name} is {found}" for name, (found, wanted) in places.items() if found != wanted]
+        wrong = [f"{name} is {value}" for name, (value, wanted) in places.items() if value != wanted]
         if wrong:
             raise NotRunnable(f"the structs of {self.version} are not those of its header: {', '.join(wrong)}")
 
@@ -217,7 +217,7 @@ _LARGEST = 16 << 20
 
 
 class ChatServer:
-    """llama.cpp's server in this process, on a port of this machine alone. It has the file's vocabulary, and its template unless another is given."""
+    """llama.cpp's server in this process, on a local port. It uses the file's vocabulary and, unless another is given, its template."""
 
     def __init__(self, llama: Llama, file: Path, *, threads: int, template: str = "") -> None:
         import xllamacpp
@@ -236,30 +236,30 @@ class ChatServer:
     def end(self) -> None:
         """End the server.
 
-        It answers requests before its loop begins, and ended in between it would begin the loop and never leave it. So this waits for the answer to a
-        request that the loop itself takes.
+        The server answers some requests before its loop begins. If it were ended then, it would still begin the loop and never leave it.
+        So first wait for the answer to a request that only the loop answers.
         """
         if self._server is not None:
             with contextlib.suppress(Unusable):
-                self._answer("GET", "/slots")
+                self._request("GET", "/slots")
             self._server = None
             self._llama.listen()  # the server had the log
 
     __del__ = end
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
-        """Return the prompt of a conversation whose next turn is the model's.
+        """Return the prompt for a conversation in which the model answers next.
 
         Raises:
             Unusable: The template cannot be rendered.
         """
         request = json.dumps({"messages": list(messages), **({"tools": list(tools)} if tools else {})})
-        status, found = self._answer("POST", "/apply-template", request)
-        if status != http.client.OK or not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
-            raise Unusable(f"llama.cpp cannot render its chat template: {str(found)[:300]}")
-        return str(found["prompt"])
+        status, answer = self._request("POST", "/apply-template", request)
+        if status != http.client.OK or not isinstance(answer, dict) or not isinstance(answer.get("prompt"), str):
+            raise Unusable(f"llama.cpp cannot render its chat template: {str(answer)[:300]}")
+        return str(answer["prompt"])
 
-    def _answer(self, method: str, path: str, body: str | None = None) -> tuple[int, Any]:
+    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=_SECONDS)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})

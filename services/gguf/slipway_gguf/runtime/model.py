@@ -18,7 +18,7 @@ from slipway_gguf.metadata import BETWEEN, DIFFERS
 from slipway_gguf.runtime.llama import AUTO_FLASH, F16, F32, NO_FLASH, Batch, ChatServer, Llama
 
 _CALL = 128
-"""Tokens that llama.cpp computes at once: it keeps logits for each of them."""
+"""Number of tokens that llama.cpp computes in one call; it keeps logits for each of them."""
 _FIRST_CONTEXT = 512
 _LONGEST_VALUE = 1 << 20
 
@@ -29,8 +29,8 @@ class Beside:
 
     Attributes:
         adapter: The adapter's file.
-        template: Chat template that goes with it; empty for the base's.
-        release: Function that removes the base's file, which only the chat server opens again.
+        template: The adapter's chat template; empty for the base's.
+        release: Removes the base's file; only the chat server would open it again.
     """
 
     adapter: Path
@@ -67,8 +67,8 @@ class GGUFModel(LanguageModel):
         if not self._model:
             raise Unusable(f"llama.cpp cannot load {file.name}: {llama.errors()}")
         self._adapter = (
-            self._loaded(beside.adapter) if beside else None
-        )  # before any context, which has room for it then
+            self._load_adapter(beside.adapter) if beside else None
+        )  # before any context, so that contexts have room for it
         self._vocabulary = functions.llama_model_get_vocab(self._model)
         self._values = functions.llama_vocab_n_tokens(self._vocabulary)
         longest = max(1, functions.llama_model_n_ctx_train(self._model))
@@ -99,8 +99,8 @@ class GGUFModel(LanguageModel):
         wanted = columns[-1:] if step.last_only else columns
         results = np.zeros((1, 1 if step.last_only else width, self._values), dtype=np.float32)
         if len(ids):
-            found = self._decode(ids, positions, last_only=step.last_only)
-            results[0, [0] if step.last_only else wanted] = found
+            logits = self._decode(ids, positions, last_only=step.last_only)
+            results[0, [0] if step.last_only else wanted] = logits
         return results, _Cached(self._tokens, self._number)
 
     def prepare_comparison(self) -> None:
@@ -109,7 +109,7 @@ class GGUFModel(LanguageModel):
         self._open(self._size)
 
     def leave_comparison(self) -> None:
-        """As :meth:`LanguageModel.leave_comparison`. The server ends, so that it takes no time or memory from what is measured."""
+        """As :meth:`LanguageModel.leave_comparison`. End the server, so that it takes no time or memory during measurements."""
         if self._chat:
             self._chat.end()
             self._chat = None
@@ -129,7 +129,7 @@ class GGUFModel(LanguageModel):
         return list(ids[:count])
 
     def rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str | None:
-        """As :meth:`LanguageModel.rendered`; None if there is no template, for which llama.cpp takes another one."""
+        """As :meth:`LanguageModel.rendered`; None if there is no template, because llama.cpp would use one of its own."""
         template = self._beside.template if self._beside else ""
         if not template and not self._value("tokenizer.chat_template"):
             return None
@@ -138,14 +138,14 @@ class GGUFModel(LanguageModel):
         return self._chat.render(messages, tools)
 
     def text_differences(self) -> tuple[str, ...]:
-        """As :meth:`LanguageModel.text_differences`: what the file itself says."""
+        """As :meth:`LanguageModel.text_differences`; read them from the file's metadata."""
         return tuple(filter(None, self._value(DIFFERS).split(BETWEEN)))
 
-    def _loaded(self, adapter: Path) -> int:
-        found = self._llama.functions.llama_adapter_lora_init(self._model, str(adapter).encode())
-        if not found:
+    def _load_adapter(self, adapter: Path) -> int:
+        handle = self._llama.functions.llama_adapter_lora_init(self._model, str(adapter).encode())
+        if not handle:
             raise Unusable(f"llama.cpp cannot load {adapter.name} beside its base: {self._llama.errors()}")
-        return int(found)
+        return int(handle)
 
     def _value(self, key: str) -> str:
         buffer = ctypes.create_string_buffer(_LONGEST_VALUE)
@@ -157,7 +157,7 @@ class GGUFModel(LanguageModel):
         functions = self._llama.functions
         if self._context:
             functions.llama_free(self._context)
-            self._context = None  # what follows may fail, and nothing is freed twice
+            self._context = None  # so that it is not freed twice if the next steps fail
         params = functions.llama_context_default_params()
         params.n_ctx = self._size = max(_FIRST_CONTEXT, size)
         params.n_batch = params.n_ubatch = _CALL
@@ -165,7 +165,7 @@ class GGUFModel(LanguageModel):
         params.n_threads = params.n_threads_batch = max(1, self._threads)
         params.flash_attn_type = NO_FLASH if self._comparing else AUTO_FLASH
         params.type_k = params.type_v = F32 if self._comparing else F16
-        params.swa_full = True  # a cache that is cut back needs what left the window
+        params.swa_full = True  # a cache that is cut back needs tokens that have left the window
         params.no_perf = True
         self._llama.listen()
         self._context = functions.llama_init_from_model(self._model, params)
@@ -198,14 +198,14 @@ class GGUFModel(LanguageModel):
         self._tokens = past.tokens
 
     def _decode(self, ids: Any, positions: Any, *, last_only: bool) -> Logits:
-        """Compute tokens behind those in the cache; return the logits of all of them, or of the last one, (S, V)."""
-        found = []
+        """Compute tokens behind those in the cache; return the logits (S, V) of all of them, or of the last one."""
+        logits = []
         for start in range(0, len(ids), _CALL):
             piece = slice(start, start + _CALL)
             is_last = start + _CALL >= len(ids)
-            found += self._call(ids[piece], positions[piece], outputs=int(is_last) if last_only else len(ids[piece]))
+            logits += self._call(ids[piece], positions[piece], outputs=int(is_last) if last_only else len(ids[piece]))
         self._tokens += tuple(map(int, ids))
-        return np.concatenate(found)
+        return np.concatenate(logits)
 
     def _call(self, ids: Any, positions: Any, *, outputs: int) -> list[Logits]:
         count = len(ids)
@@ -238,7 +238,7 @@ def load(folder: Path, *, threads: int) -> GGUFModel:
 
 
 def only_file(folder: Path, pattern: str = "*.gguf") -> Path:
-    """Return the GGUF file in a folder, or that which matches a pattern.
+    """Return the only file in a folder that matches a pattern.
 
     Raises:
         Unusable: There is none, or several.

@@ -1,4 +1,4 @@
-"""Read the weights that a GGUF file stores, in the order and by the names of the model."""
+"""Read the weights that a GGUF file stores, with the model's names and order of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slipway.proof.stored_weights import Dense, NotUnderstoodError, Rows, StoredWeight, Turned, count_non_finite
-from slipway_gguf.weights.tensors import Array, Planned, plan_file, transposed
+from slipway_gguf.weights.tensors import Array, Planned, plan_file, transpose
 
 _MATRIX = 2
 _EXACT = {
@@ -27,8 +27,8 @@ def stored(folder: Path, model: Path, _rows: Callable[[str], int]) -> StoredFile
 
     Args:
         folder: Folder of the output.
-        model: Folder of a model of its architecture, whose names and order of rows are given.
-        _rows: Function that returns the number of output features of a weight, which is not asked: no tensor of a file joins layers.
+        model: Folder of a model of the same architecture, whose names and order of rows are used.
+        _rows: Returns the number of output features of a weight; not needed, because no tensor of a file joins layers.
 
     Raises:
         NotUnderstoodError: The folder has no file, or several.
@@ -50,7 +50,7 @@ class StoredFile:
 
     def __init__(self, file: Path, planned: list[Planned]) -> None:
         self._tensors = {each.name: each for each in gguf.GGUFReader(file).tensors}
-        # Of several tensors of the model that one of the file holds, as experts, none can be read alone here.
+        # Tensors that the file joins into one, such as experts, cannot be read alone here.
         self._planned = {
             each.parts[0].tensor.name: each
             for each in planned
@@ -65,7 +65,7 @@ class StoredFile:
         if tuple(int(size) for size in reversed(tensor.shape)) != planned.shape:
             raise NotUnderstoodError(f"{planned.name} has the shape {tuple(tensor.shape)}")
         whole = _Quantized(tensor, planned, _places(planned))
-        is_turned = planned.parts[0].view is transposed  # the file holds it (N, K), the model (K, N)
+        is_turned = planned.parts[0].view is transpose  # the file holds it (N, K), the model (K, N)
         return whole if turned == is_turned else Turned(whole)
 
     def non_finite(self) -> dict[str, int]:
@@ -95,17 +95,17 @@ class _Quantized:
         at = rows if self._places is None else self._places[rows].numpy()
         data, dtype = self._data[at], _EXACT.get(self._tensor.tensor_type)
         values = self._values(data)
-        found = Dense(values if dtype is None else values.to(dtype)).take(slice(None))
+        dense = Dense(values if dtype is None else values.to(dtype)).take(slice(None))
         codes = _CODES.get(self._tensor.tensor_type)
-        return found if codes is None else replace(found, grid=lambda: self._grid(data, values, codes))
+        return dense if codes is None else replace(dense, grid=lambda: self._grid(data, values, codes))
 
     def _values(self, data: Array) -> Tensor:
-        found = gguf.quants.dequantize(data, self._tensor.tensor_type)
-        values = torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32)).reshape(-1, self.shape[1])
+        raw = gguf.quants.dequantize(data, self._tensor.tensor_type)
+        values = torch.from_numpy(np.ascontiguousarray(raw, dtype=np.float32)).reshape(-1, self.shape[1])
         return (values - self._planned.offset) / self._planned.factor
 
     def _grid(self, data: Array, values: Tensor, codes: _Codes) -> Rows:
-        """Find the grid of rows by what their scales make of the codes 0 and 1."""
+        """Find the grid of rows: dequantize the codes 0 and 1 with the rows' scales."""
         blocks = data.reshape(len(data), -1, codes.block)
         low, next_one = (self._values(codes.all_of(blocks, one=one).reshape(data.shape)) for one in (False, True))
         first, second = (0.0, 1.0) if codes.levels is None else codes.levels[:2].tolist()
@@ -117,15 +117,15 @@ class _Quantized:
 
 @dataclass(frozen=True, slots=True)
 class _Codes:
-    """Where a block of a type has its codes. Source: ``ggml-common.h``.
+    """Positions of the codes in a block of a type. Source: ``ggml-common.h``.
 
     Attributes:
         block: Bytes of a block.
-        low: Bytes of the codes' low bits.
-        high: Bytes of their high bits.
-        one: Byte of low bits in which each code is 1.
+        low: Bytes with the codes' low bits.
+        high: Bytes with their high bits.
+        one: Value of a byte of low bits in which each code is 1.
         limits: Smallest and largest code.
-        levels: What the codes stand for, in their order, if that is not the codes themselves. float32 (M,)
+        levels: Values that the codes stand for, by code; None if these are the codes themselves. float32 (M,)
     """
 
     block: int
@@ -137,10 +137,10 @@ class _Codes:
 
     def all_of(self, blocks: Array, *, one: bool) -> Array:
         """Return blocks with the same scales and the code 0 or 1 everywhere."""
-        found = np.array(blocks)
-        found[..., self.high] = 0
-        found[..., self.low] = self.one if one else 0
-        return found
+        result = np.array(blocks)
+        result[..., self.high] = 0
+        result[..., self.low] = self.one if one else 0
+        return result
 
 
 _NONE = slice(0, 0)
@@ -157,19 +157,19 @@ _CODES = {
     gguf.GGMLQuantizationType.IQ4_XS: _Codes(136, slice(8, 136), _NONE, 0x11, levels=_IQ4),
     gguf.GGMLQuantizationType.IQ4_NL: _Codes(18, slice(2, 18), _NONE, 0x11, levels=_IQ4),
 }
-"""All quantized types of the files made here; no other grid is known."""
+"""All quantized types of files that Slipway writes; no other grid is known."""
 
 
 def _is_whole(planned: Planned) -> bool:
-    """Return whether a tensor of the file is one of the model, all of it."""
+    """Return whether a tensor of the file is one whole tensor of the model."""
     part = planned.parts[0]
-    return part.tensor.shape == (planned.shape[::-1] if part.view is transposed else planned.shape)
+    return part.tensor.shape == (planned.shape[::-1] if part.view is transpose else planned.shape)
 
 
 def _places(planned: Planned) -> Tensor | None:
-    """Return where each row of the model lies in the file; None if their order is the same."""
+    """Return the place in the file of each row of the model; None if their order is the same."""
     rows, view = planned.shape[0], planned.parts[0].view
-    if view is transposed:
+    if view is transpose:
         return None
     numbers: Array = np.arange(rows)[:, None]
     order = np.asarray(view(numbers)).reshape(-1)

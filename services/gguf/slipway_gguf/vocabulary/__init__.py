@@ -1,4 +1,4 @@
-"""Turn a tokenizer's files into the keys of a GGUF file with which llama.cpp reads text the same way."""
+"""Turn a tokenizer's files into keys of a GGUF file, so that llama.cpp splits text into the same tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gguf import GGUFValueType as Kind
 from slipway.texts import quoted
 from slipway.validation.texts import TextKind
 from slipway_gguf.metadata import BETWEEN, DIFFERS, Field
-from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of, unsupported
-from slipway_gguf.vocabulary.marks import around, numbers_of
+from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of, unsupported_error
+from slipway_gguf.vocabulary.marks import adds_begin_and_end, numbers_of
 from slipway_gguf.vocabulary.splitting import splitting_of
 from slipway_gguf.vocabulary.tokens import list_tokens, merge_texts, pairs_of, scores_of, spaces_of
 
@@ -32,7 +32,7 @@ def read(model: Path, *, rows: int) -> tuple[Field, ...]:
     tokens, pairs = list_tokens(files, rows=rows, spaces=spaces is not None), pairs_of(files)
     templates = templates_of(files)
     numbers = numbers_of(files, rows=rows, template=templates.get(DEFAULT, ""))
-    begin, end = around(files, numbers)
+    begin, end = adds_begin_and_end(files, numbers)
     differs = [TextKind.SPECIAL_SPACES] if any(each.strips for each in files.added.values()) else []
     own: tuple[Field, ...]
     if spaces is None:
@@ -82,10 +82,10 @@ def _templates(templates: dict[str, str]) -> tuple[Field, ...]:
 
 
 def _composes(files: TokenizerFiles) -> bool:
-    """Return whether text is composed first (NFC), which changes no text that is composed already.
+    """Return whether the tokenizer first composes text (NFC), which does not change composed text.
 
     Raises:
-        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: text is changed in another way.
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: the tokenizer changes text in another way.
     """
     normalizer = files.tokenizer.get("normalizer")
     kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
@@ -93,7 +93,7 @@ def _composes(files: TokenizerFiles) -> bool:
     kinds = [each.get("type") for each in steps if isinstance(each, dict)] if isinstance(steps, list) else [kind]
     other = [each for each in kinds if each not in (None, "NFC")]
     if other:
-        raise unsupported(
+        raise unsupported_error(
             f"it changes text before it splits ({', '.join(map(quoted, other))}), which llama.cpp does not"
         )
     return "NFC" in kinds

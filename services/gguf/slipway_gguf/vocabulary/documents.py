@@ -1,4 +1,4 @@
-"""Read a tokenizer's files with limits, and check their shape before anything is made of them."""
+"""Read a tokenizer's files with limits, and check their structure before they are used."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 
 
-def unsupported(
+def unsupported_error(
     message: str, remedy: str = "use another format for this model, or another tokenizer"
 ) -> GGUFExportError:
-    """Return the error for a tokenizer that llama.cpp cannot be told."""
+    """Return the error for a tokenizer that a GGUF file cannot describe to llama.cpp."""
     return GGUFExportError(message, reason="GGUF_TOKENIZER_UNSUPPORTED", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is found in the text before anything else.
+    """A token that the tokenizer looks for in the text before it splits.
 
     Attributes:
         id: Its number.
         content: Its text.
-        special: Whether it is no text, but a mark such as the end of a turn.
-        strips: Whether it takes spaces beside it along, or counts as a whole word only: llama.cpp has no such marks.
+        special: Whether it is a mark, such as the end of a turn, and not text.
+        strips: Whether it includes spaces beside it, or matches only a whole word; llama.cpp has no such tokens.
     """
 
     id: int
@@ -47,15 +47,15 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the files of a tokenizer say.
+    """The content of a tokenizer's files.
 
     Attributes:
         folder: The model's folder.
         tokenizer: ``tokenizer.json``.
-        model: The part ``model`` of it.
+        model: Its part ``model``.
         vocabulary: Number of each token by its text.
-        added: Tokens that are found in the text first, by number.
-        settings: ``tokenizer_config.json``, with what ``special_tokens_map.json`` adds to it.
+        added: Added tokens by number.
+        settings: ``tokenizer_config.json``, completed by ``special_tokens_map.json``.
         config: ``config.json``.
         generation: ``generation_config.json``.
     """
@@ -73,8 +73,8 @@ class TokenizerFiles:
         """Return the number of the token with this text; None if there is none."""
         return next((each.id for each in self.added.values() if each.content == text), self.vocabulary.get(text))
 
-    def special(self, name: str) -> int | None:
-        """Return the number of the token that the tokenizer's settings name, such as ``eos_token``; None without one."""
+    def number_of_setting(self, name: str) -> int | None:
+        """Return the number of the token under a key of the tokenizer's settings, such as ``eos_token``; None without one."""
         value = self.settings.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         return self.number_of(text) if isinstance(text, str) else None
@@ -84,60 +84,64 @@ def read_files(folder: Path) -> TokenizerFiles:
     """Read the files of a tokenizer.
 
     Raises:
-        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: a file is missing, too large or no tokenizer that llama.cpp has code for.
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: a file is missing or too large, or llama.cpp has no code for such a tokenizer.
     """
-    tokenizer = _document(folder, TOKENIZER, required=True)
+    tokenizer = _read_document(folder, TOKENIZER, required=True)
     model = tokenizer.get("model")
     if not isinstance(model, dict):
-        raise unsupported(f"{TOKENIZER} has no model of tokens")
+        raise unsupported_error(f"{TOKENIZER} has no model of tokens")
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind != "BPE":
-        raise unsupported(f"the tokenizer is of the kind {quoted(kind)}, and only BPE is written so far")
+        raise unsupported_error(f"the tokenizer is of the kind {quoted(kind)}, and only BPE is written so far")
     return TokenizerFiles(
         folder=folder,
         tokenizer=tokenizer,
         model=model,
-        vocabulary=_vocabulary(model.get("vocab")),
-        added=_added(tokenizer.get("added_tokens")),
-        settings={**_document(folder, SPECIAL_TOKENS), **_document(folder, TOKENIZER_CONFIG)},
-        config=_document(folder, CONFIG),
-        generation=_document(folder, GENERATION_CONFIG),
+        vocabulary=_check_vocabulary(model.get("vocab")),
+        added=_read_added_tokens(tokenizer.get("added_tokens")),
+        settings={**_read_document(folder, SPECIAL_TOKENS), **_read_document(folder, TOKENIZER_CONFIG)},
+        config=_read_document(folder, CONFIG),
+        generation=_read_document(folder, GENERATION_CONFIG),
     )
 
 
-def _document(folder: Path, name: str, *, required: bool = False) -> dict[str, Any]:
+def _read_document(folder: Path, name: str, *, required: bool = False) -> dict[str, Any]:
     try:
         return read_json_object(folder / name, largest=LARGEST_LIST, lenient=True)
     except FileNotFoundError:
         if not required:
             return {}
-        raise unsupported(
+        raise unsupported_error(
             f"the model has no {name}", "save the tokenizer with transformers beside the base model or the adapter"
         ) from None
     except (OSError, ValueError) as error:
-        raise unsupported(f"{name} cannot be read: {error}", "save the tokenizer again with transformers") from error
+        raise unsupported_error(
+            f"{name} cannot be read: {error}", "save the tokenizer again with transformers"
+        ) from error
 
 
-def _vocabulary(found: Any) -> dict[str, int]:
-    """Check the numbers of the tokens: each from 0 on, none twice."""
-    if not isinstance(found, dict) or not found:
-        raise unsupported(f"{TOKENIZER} has no vocabulary")
-    if len(found) > MOST_TOKENS:
-        raise unsupported(f"the vocabulary has {len(found)} tokens, more than {MOST_TOKENS}")
+def _check_vocabulary(entries: Any) -> dict[str, int]:
+    """Check the numbers of the tokens: each is at least 0, and none occurs twice."""
+    if not isinstance(entries, dict) or not entries:
+        raise unsupported_error(f"{TOKENIZER} has no vocabulary")
+    if len(entries) > MOST_TOKENS:
+        raise unsupported_error(f"the vocabulary has {len(entries)} tokens, more than {MOST_TOKENS}")
     seen = set()
-    for text, number in found.items():
+    for text, number in entries.items():
         _check_token(text, number)
         if number in seen:
-            raise unsupported(f"two tokens of the vocabulary have the number {number}, one of them is {quoted(text)}")
+            raise unsupported_error(
+                f"two tokens of the vocabulary have the number {number}, one of them is {quoted(text)}"
+            )
         seen.add(number)
-    return found
+    return entries
 
 
-def _added(found: Any) -> dict[int, AddedToken]:
+def _read_added_tokens(entries: Any) -> dict[int, AddedToken]:
     tokens: dict[int, AddedToken] = {}
-    for each in found if isinstance(found, list) else []:
+    for each in entries if isinstance(entries, list) else []:
         if not isinstance(each, dict):
-            raise unsupported(f"{TOKENIZER} has {quoted(each)} among its added tokens")
+            raise unsupported_error(f"{TOKENIZER} has {quoted(each)} among its added tokens")
         content, number = each.get("content"), each.get("id")
         _check_token(content, number)
         assert isinstance(content, str)
@@ -149,11 +153,11 @@ def _added(found: Any) -> dict[int, AddedToken]:
 
 def _check_token(text: Any, number: Any) -> None:
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MOST_TOKENS:
-        raise unsupported(
+        raise unsupported_error(
             f"the token {quoted(text)} has the number {quoted(number)}, which is none from 0 to {MOST_TOKENS}"
         )
     if not isinstance(text, str) or len(text.encode(errors="surrogatepass")) > MOST_TOKEN_BYTES or "\0" in text:
-        raise unsupported(
+        raise unsupported_error(
             f"token {number} is {quoted(text)}: not a text of at most {MOST_TOKEN_BYTES} bytes without NUL"
         )
 
@@ -165,27 +169,27 @@ _NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
 def templates_of(files: TokenizerFiles) -> dict[str, str]:
-    """Return the templates by name, in transformers' order: files of their own go before the tokenizer's settings.
+    """Return the templates by name; as in transformers, separate files have priority over the tokenizer's settings.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: a file cannot be read, or there are too many.
     """
     value = files.settings.get("chat_template")
     listed = value if isinstance(value, list) else [{"name": DEFAULT, "template": value}]
-    found = {str(each.get("name")): each.get("template") for each in listed if isinstance(each, Mapping)}
+    templates = {str(each.get("name")): each.get("template") for each in listed if isinstance(each, Mapping)}
     plain, packed = (files.folder / name for name in CHAT_TEMPLATES)
     paths = sorted((files.folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja"))
     try:
         if packed.is_file():
-            found[DEFAULT] = read_json_object(packed, largest=_LARGEST, lenient=True).get("chat_template")
+            templates[DEFAULT] = read_json_object(packed, largest=_LARGEST, lenient=True).get("chat_template")
         for name, path in [(DEFAULT, plain), *((path.stem, path) for path in paths[: _MOST + 1])]:
             if path.is_file():
-                found[name] = read_regular(path, largest=_LARGEST).decode("utf-8")
+                templates[name] = read_regular(path, largest=_LARGEST).decode("utf-8")
     except (OSError, ValueError) as error:
-        raise unsupported(
+        raise unsupported_error(
             f"a chat template cannot be read: {error}", "save the tokenizer again with transformers"
         ) from error
-    kept = {name: text for name, text in found.items() if isinstance(text, str) and text and _NAME.fullmatch(name)}
+    kept = {name: text for name, text in templates.items() if isinstance(text, str) and text and _NAME.fullmatch(name)}
     if len(kept) > _MOST:
-        raise unsupported(f"the tokenizer has {len(kept)} chat templates, more than {_MOST}")
+        raise unsupported_error(f"the tokenizer has {len(kept)} chat templates, more than {_MOST}")
     return kept

@@ -1,4 +1,4 @@
-"""Find the tokens with a meaning: begin and end of a text and of a turn, padding, parts of code, and what is put around a text."""
+"""Find the tokens with a meaning: begin and end of a text or turn, padding, gaps in code; and whether a text gets its begin and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = {
     "seperator": "sep_token",
     "mask": "mask_token",
 }
-"""Names in GGUF (one is spelt like this there), and names in a tokenizer's settings."""
+"""Names in GGUF (which spells one of them this way), and names in a tokenizer's settings."""
 _MESSAGE_END = ("<|eom_id|>",)
 _CODE = {
     "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "▁<PRE>", "<｜fim▁begin｜>"),
@@ -25,38 +25,38 @@ _CODE = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Texts of the tokens that mark a gap in code, of models that have them."""
+"""Texts of the tokens that mark a gap in code, in different models."""
 
 
 def numbers_of(files: TokenizerFiles, *, rows: int, template: str) -> dict[str, int]:
     """Return the numbers of the tokens with a meaning, by GGUF's name of the meaning.
 
-    Chat models end a turn by another token than a text, and name both only in ``generation_config.json``. llama.cpp ends a text at ``eos``,
-    ``eot`` and ``eom``; without an ``eos`` it takes token 11.
+    Chat models end a turn with another token than a text, and only ``generation_config.json`` names both. llama.cpp ends a text at ``eos``,
+    ``eot`` and ``eom``; without an ``eos`` it uses token 11.
 
     Args:
         files: The tokenizer, and the model's settings.
         rows: Number of tokens.
         template: The chat template; empty without one.
     """
-    found = {name: files.special(setting) for name, setting in _NAMED.items()}
+    numbers = {name: files.number_of_setting(setting) for name, setting in _NAMED.items()}
     ends = ends_of(files, rows=rows)
-    if found["eos"] is None and ends:
-        found["eos"] = ends[0]
+    if numbers["eos"] is None and ends:
+        numbers["eos"] = ends[0]
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
-        if found[name] is None:
-            found[name] = next(iter(_numbers(files, key, rows=rows)), None)
-    found["eot"] = _turn_end(files, ends, found["eos"], template=template)
-    others = [number for number in ends if number not in (found["eos"], found["eot"])]
+        if numbers[name] is None:
+            numbers[name] = next(iter(_numbers(files, key, rows=rows)), None)
+    numbers["eot"] = _turn_end(files, ends, numbers["eos"], template=template)
+    others = [number for number in ends if number not in (numbers["eos"], numbers["eot"])]
     named = [number for text in _MESSAGE_END if (number := files.number_of(text)) is not None]
-    found["eom"] = next(iter([*named, *others]), None)
+    numbers["eom"] = next(iter([*named, *others]), None)
     for name, texts in _CODE.items():
-        found[name] = next((number for text in texts if (number := files.number_of(text)) is not None), None)
-    return {name: number for name, number in found.items() if number is not None}
+        numbers[name] = next((number for text in texts if (number := files.number_of(text)) is not None), None)
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
-def around(files: TokenizerFiles, numbers: Mapping[str, int]) -> tuple[bool, bool]:
-    """Return whether the tokenizer puts the begin of a text before each text, and the end of a text behind it."""
+def adds_begin_and_end(files: TokenizerFiles, numbers: Mapping[str, int]) -> tuple[bool, bool]:
+    """Return whether the tokenizer adds the begin-of-text token before each text, and the end-of-text token behind it."""
     pieces = _template_pieces(files.tokenizer.get("post_processor"))
     if pieces is None:
         begin, end = (bool(files.settings.get(f"add_{name}_token")) for name in ("bos", "eos"))
@@ -69,13 +69,13 @@ def around(files: TokenizerFiles, numbers: Mapping[str, int]) -> tuple[bool, boo
 
 
 def _template_pieces(processor: Any) -> list[str] | None:
-    """Return the names of the parts of a text with the tokens around it; None if nothing says so."""
+    """Return the tokens around a text in order, with an empty name for the text; None if no template is set."""
     if not isinstance(processor, dict):
         return None
     if processor.get("type") == "Sequence":
         steps = processor.get("processors")
-        found = [_template_pieces(step) for step in (steps if isinstance(steps, list) else [])]
-        return next((each for each in found if each is not None), None)
+        lists = [_template_pieces(step) for step in (steps if isinstance(steps, list) else [])]
+        return next((each for each in lists if each is not None), None)
     if processor.get("type") != "TemplateProcessing" or not isinstance(processor.get("single"), list):
         return None
     parts = [next(iter(part.items())) for part in processor["single"] if isinstance(part, dict) and part]
@@ -88,7 +88,7 @@ def ends_of(files: TokenizerFiles, *, rows: int) -> list[int]:
 
 
 def _numbers(files: TokenizerFiles, key: str, *, rows: int) -> list[int]:
-    """Return the numbers under a key of the settings for generation, otherwise of the model's."""
+    """Return the numbers under a key of the generation settings, or else of the model's settings."""
     for settings in (files.generation, files.config):
         value = settings.get(key)
         listed = value if isinstance(value, list) else [value]
@@ -99,9 +99,9 @@ def _numbers(files: TokenizerFiles, key: str, *, rows: int) -> list[int]:
 
 
 def _turn_end(files: TokenizerFiles, ends: list[int], eos: int | None, *, template: str) -> int | None:
-    """Return the token that ends a turn: of those that end a text, the one that the chat template writes; ``eos`` first.
+    """Return the end-of-text token that the chat template emits; prefer ``eos``.
 
-    The end of a message is none: the model goes on behind it when it has the result of a tool.
+    Ignore the end-of-message token: the model continues behind it when it has the result of a tool.
     """
     if not template:
         return None

@@ -1,7 +1,7 @@
-"""Name how a tokenizer splits text before it merges: compare its own expressions with those that llama.cpp has under each name.
+"""Find llama.cpp's name for how a tokenizer splits text before it merges, by comparing regular expressions.
 
-llama.cpp knows how to split only by name, ``tokenizer.ggml.pre``, and gives the wrong tokens without a word if the name is wrong. The
-names and expressions are those of ``llama-vocab.cpp`` in b11549 (xllamacpp 2026.10.11549).
+A GGUF file names the way to split in ``tokenizer.ggml.pre``. With a wrong name llama.cpp silently gives wrong tokens. The names and
+expressions are those of ``llama-vocab.cpp`` in b11549 (xllamacpp 2026.10.11549).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from slipway.texts import quoted, shortened
 from slipway.validation.texts import TextKind
-from slipway_gguf.vocabulary.documents import unsupported
+from slipway_gguf.vocabulary.documents import unsupported_error
 
 _NESTED = 8
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -41,7 +41,7 @@ _DEEPSEEK = (
     + _REST
 )
 APPROXIMATE = (TextKind.CASED, TextKind.MARKS, TextKind.DECOMPOSED)
-"""Where llama.cpp's expression is another one than the tokenizer's, because its engine knows no classes such as ``\\p{Lu}``."""
+"""Kinds of text that llama.cpp splits differently, because its engine of expressions has no classes such as ``\\p{Lu}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Splitting:
     """A way to split that llama.cpp knows.
 
     Attributes:
-        pre: Its name, if a word that is a token as a whole is merged like any other.
-        whole: Its name, if such a word is that token without merging (``ignore_merges``); empty if llama.cpp has none.
-        approximate: Kinds of text in which llama.cpp splits otherwise.
+        pre: Its name if words that are tokens are merged like any other; empty if llama.cpp has none.
+        whole: Its name if such words become their token without merging (``ignore_merges``); empty if llama.cpp has none.
+        approximate: Kinds of text that llama.cpp splits differently.
     """
 
     pre: str
@@ -71,79 +71,84 @@ KNOWN: Mapping[tuple[str, ...], Splitting] = {
     (r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")): Splitting("", whole="minicpm5"),
     (r"[^\n]+|[\n]+", _QWEN2): Splitting("laguna"),
 }
-"""By expressions, as ``tokenizer.json`` has them, in the order in which each splits what those before it left."""
+"""Ways to split by their expressions in ``tokenizer.json``, in order: each expression splits the parts that the one before it left."""
 
 
 def splitting_of(pre_tokenizer: Any, *, whole: bool) -> tuple[str, tuple[TextKind, ...]]:
-    """Return llama.cpp's name of the way a byte-level tokenizer splits, and the kinds of text in which llama.cpp splits otherwise.
+    """Return llama.cpp's name for how a byte-level tokenizer splits, and the kinds of text that llama.cpp splits differently.
 
     Args:
         pre_tokenizer: The part ``pre_tokenizer`` of ``tokenizer.json``.
-        whole: Whether a word that is a token is not merged.
+        whole: Whether words that are tokens are not merged.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: llama.cpp knows no such way.
     """
-    expressions = tuple(map(_canonical, _expressions(pre_tokenizer)))
-    found = KNOWN.get(expressions)
-    if found is not None:
-        name = found.whole if whole else found.pre
+    expressions = tuple(map(_canonicalize, _expressions(pre_tokenizer)))
+    splitting = KNOWN.get(expressions)
+    if splitting is not None:
+        name = splitting.whole if whole else splitting.pre
         if name:
-            return name, found.approximate
-        other = found.pre or found.whole
+            return name, splitting.approximate
+        other = splitting.pre or splitting.whole
         merged = "without merging words that are tokens" if whole else "by merging words that are tokens too"
-        raise unsupported(f"llama.cpp splits as this tokenizer does only as {other!r}, and never {merged}")
-    raise unsupported(
+        raise unsupported_error(f"llama.cpp splits as this tokenizer does only as {other!r}, and never {merged}")
+    raise unsupported_error(
         f"llama.cpp has no name for how this tokenizer splits text, {shortened(' then '.join(expressions), 400)}; the nearest that it "
-        f"has is {_nearest(expressions)}"
+        f"has is {_describe_nearest(expressions)}"
     )
 
 
-def _nearest(expressions: tuple[str, ...]) -> str:
-    """Describe the way that looks most alike."""
+def _describe_nearest(expressions: tuple[str, ...]) -> str:
+    """Describe the known way with the most similar expressions."""
     text = " then ".join(expressions)
     known = {" then ".join(each): splitting for each, splitting in KNOWN.items()}
     near = max(known, key=lambda each: difflib.SequenceMatcher(None, text[:600], each, autojunk=False).ratio())
     return f"{(known[near].pre or known[near].whole)!r}, {near}"
 
 
-def _canonical(expression: str) -> str:
+def _canonicalize(expression: str) -> str:
     for spelt in _SHORT_SPELT:
         expression = expression.replace(spelt, _SHORT)
     return expression.replace("\\u3040", "\u3040")
 
 
-def _expressions(found: Any, depth: int = 0) -> list[str]:
+def _expressions(pre_tokenizer: Any, depth: int = 0) -> list[str]:
     """Return the expressions of a pre-tokenizer, without the step that writes bytes as characters."""
-    if not isinstance(found, dict) or depth > _NESTED:
-        raise unsupported(f"its pre-tokenizer is {quoted(found)}, which splits nothing that llama.cpp knows")
-    kind = found.get("type")
+    if not isinstance(pre_tokenizer, dict) or depth > _NESTED:
+        raise unsupported_error(
+            f"its pre-tokenizer is {quoted(pre_tokenizer)}, which splits nothing that llama.cpp knows"
+        )
+    kind = pre_tokenizer.get("type")
     match kind:
         case "Sequence":
-            steps = found.get("pretokenizers")
+            steps = pre_tokenizer.get("pretokenizers")
             return [
                 each for step in (steps if isinstance(steps, list) else []) for each in _expressions(step, depth + 1)
             ]
         case "ByteLevel":
-            if found.get("add_prefix_space"):
-                raise unsupported(
+            if pre_tokenizer.get("add_prefix_space"):
+                raise unsupported_error(
                     "it writes a space before each text (add_prefix_space), which llama.cpp does not do here"
                 )
-            return [_GPT2] if found.get("use_regex", True) else []
+            return [_GPT2] if pre_tokenizer.get("use_regex", True) else []
         case "Digits":
-            return [r"\p{N}" if found.get("individual_digits") else r"\p{N}+"]
+            return [r"\p{N}" if pre_tokenizer.get("individual_digits") else r"\p{N}+"]
         case "Split":
-            return [_split(found)]
-    raise unsupported(f"llama.cpp has no pre-tokenizer like {quoted(kind)}; it splits by expressions only")
+            return [_split_expression(pre_tokenizer)]
+    raise unsupported_error(f"llama.cpp has no pre-tokenizer like {quoted(kind)}; it splits by expressions only")
 
 
-def _split(found: Mapping[str, Any]) -> str:
-    pattern = found.get("pattern")
+def _split_expression(pre_tokenizer: Mapping[str, Any]) -> str:
+    pattern = pre_tokenizer.get("pattern")
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
-    # Each match is a part, and so is what lies between: "Removed" with "invert" says the same where everything matches.
-    same = (found.get("behavior"), bool(found.get("invert"))) in {("Isolated", False), ("Removed", True)}
+    # Each match is a part, and so is the text between matches. "Removed" with "invert" means the same if all text matches.
+    same = (pre_tokenizer.get("behavior"), bool(pre_tokenizer.get("invert"))) in {
+        ("Isolated", False),
+        ("Removed", True),
+    }
     if not isinstance(expression, str) or not same:
-        raise unsupported(
-            f"its pre-tokenizer splits by {quoted(pattern)} ({quoted(found.get('behavior'))}), which llama.cpp cannot"
+        raise unsupported_error(
+            f"its pre-tokenizer splits by {quoted(pattern)} ({quoted(pre_tokenizer.get('behavior'))}), which llama.cpp cannot"
         )
     return expression

@@ -1,4 +1,4 @@
-"""List the tokens of a vocabulary by number, as llama.cpp needs them: each text once, each of a type."""
+"""List the tokens of a vocabulary by number as llama.cpp needs them: each text occurs once, and each token has a type."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gguf import TokenType
 
 from slipway.texts import quoted
 from slipway.validation.texts import TextKind
-from slipway_gguf.vocabulary.documents import MOST_TOKENS, TokenizerFiles, unsupported
+from slipway_gguf.vocabulary.documents import MOST_TOKENS, TokenizerFiles, unsupported_error
 
 SPACE = "▁"
-"""The character that stands for a space in vocabularies in the manner of SentencePiece."""
+"""The character for a space in vocabularies like SentencePiece's."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -36,8 +36,8 @@ def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool) -> TokenList:
 
     Args:
         files: The tokenizer.
-        rows: Rows of the embedding, as many as there must be tokens: numbers without a token are filled.
-        spaces: Whether a space is written as :data:`SPACE`, and a byte that has no token as ``<0xHH>``.
+        rows: Number of rows of the embedding. There must be as many tokens, so numbers without one get a placeholder.
+        spaces: Whether a space is written as :data:`SPACE`, and a byte without a token as ``<0xHH>``.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: there are more tokens than rows, or bytes without a token.
@@ -46,13 +46,13 @@ def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool) -> TokenList:
         _check_bytes(files)
     highest = max([*files.vocabulary.values(), *files.added])
     if highest >= rows:
-        raise unsupported(
+        raise unsupported_error(
             f"the tokenizer has a token with the number {highest}, and the embedding has {rows} rows",
             "give the tokenizer of this model, or resize its embedding",
         )
     known = {number: (text, _type(text, files, spaces=spaces)) for text, number in files.vocabulary.items()}
     for number, added in files.added.items():
-        # llama.cpp looks for such a token in the text as it was given, where a space is a space.
+        # llama.cpp looks for such a token in the original text, where a space is a space.
         text = added.content.replace(SPACE, " ") if spaces and not added.special else added.content
         is_unknown = added.content == files.model.get("unk_token") and spaces
         special = TokenType.UNKNOWN if is_unknown else TokenType.CONTROL
@@ -61,7 +61,7 @@ def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool) -> TokenList:
     texts, types = [], []
     for number in range(rows):
         text, kind = known.get(number, ("", TokenType.UNUSED))
-        if not text or taken[text] != number:  # llama.cpp ends the process if two tokens have one text
+        if not text or taken[text] != number:  # llama.cpp ends the process if two tokens have the same text
             text, kind = f"[PAD{number}]", TokenType.UNUSED
             while text in taken:
                 text += "_"
@@ -72,17 +72,17 @@ def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool) -> TokenList:
 
 
 def _check_bytes(files: TokenizerFiles) -> None:
-    """Refuse a vocabulary in which a byte has no token: llama.cpp ends the process at a character that has none either."""
+    """Refuse a vocabulary in which a byte has no token: llama.cpp ends the process at a character that has no token either."""
     known = files.vocabulary.keys() | {added.content for added in files.added.values()}
     lacking = [text for text in (f"<0x{byte:02X}>" for byte in range(256)) if text not in known]
     if lacking:
-        raise unsupported(
+        raise unsupported_error(
             f"its vocabulary has no token for {len(lacking)} of 256 bytes, first {lacking[0]}, and llama.cpp needs them all"
         )
 
 
 def _owners(known: dict[int, tuple[str, TokenType]], files: TokenizerFiles) -> dict[str, int]:
-    """Return which number keeps each text; an added token goes before others, as it is found first."""
+    """Return the number that keeps each text; prefer added tokens, because tokenizers look for them first."""
     owners: dict[str, int] = {}
     for number in sorted(known, key=lambda each: (each not in files.added, each)):
         owners.setdefault(known[number][0], number)
@@ -99,35 +99,35 @@ _MOST_MERGES = 4 * MOST_TOKENS
 
 
 def pairs_of(files: TokenizerFiles) -> list[tuple[str, str]]:
-    """Return the merges, first the one that goes first.
+    """Return the merges, in the order of their priority.
 
     Raises:
-        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: a merge is none, or makes no token.
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: an entry is no merge, or a merge gives no token.
     """
     merges = files.model.get("merges")
     if not isinstance(merges, list) or len(merges) > _MOST_MERGES:
-        raise unsupported(f"the tokenizer has no list of at most {_MOST_MERGES} merges")
+        raise unsupported_error(f"the tokenizer has no list of at most {_MOST_MERGES} merges")
     pairs = [_pair(each) for each in merges]
-    wrong = next((pair for pair in pairs if not _known(pair, files)), None)
+    wrong = next((pair for pair in pairs if any(text not in files.vocabulary for text in (*pair, "".join(pair)))), None)
     if wrong is not None:
-        raise unsupported(f"the merge {quoted(' '.join(wrong))} has parts, or makes a text, that are no tokens")
+        raise unsupported_error(f"the merge {quoted(' '.join(wrong))} has parts, or makes a text, that are no tokens")
     return pairs
 
 
 def merge_texts(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield each merge as a GGUF file holds it; llama.cpp parts the two at the first space behind the first character."""
+    """Yield each merge as a GGUF file holds it; llama.cpp splits it at the first space behind the first character."""
     for left, right in pairs:
         if " " in left[1:] or " " in right:
-            raise unsupported(
+            raise unsupported_error(
                 f"the merge of {quoted(left)} and {quoted(right)} has a space, which a GGUF file cannot hold"
             )
         yield f"{left} {right}"
 
 
 def scores_of(pairs: Iterable[tuple[str, str]], tokens: TokenList) -> tuple[float, ...]:
-    """Return a score per token: llama.cpp merges the two neighbours whose token has the highest.
+    """Return a score per token: llama.cpp merges the two neighbours whose joint token has the highest score.
 
-    A token is as good as the first of the merges that make it. One that no merge makes goes last.
+    A token's score follows from the first merge that gives it. Tokens that no merge gives come last.
     """
     order: dict[str, int] = {}
     for left, right in pairs:
@@ -140,11 +140,7 @@ def _pair(merge: Any) -> tuple[str, str]:
     match parts:
         case [str(left), str(right)] if left and right:
             return left, right
-    raise unsupported(f"the tokenizer has {quoted(merge)} among its merges")
-
-
-def _known(pair: tuple[str, str], files: TokenizerFiles) -> bool:
-    return all(text in files.vocabulary for text in (*pair, "".join(pair)))
+    raise unsupported_error(f"the tokenizer has {quoted(merge)} among its merges")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +149,7 @@ class Spaces:
 
     Attributes:
         prefix: Whether a space is put before a text.
-        differs: Kinds of text that llama.cpp splits otherwise.
+        differs: Kinds of text that llama.cpp splits differently.
     """
 
     prefix: bool
@@ -161,7 +157,7 @@ class Spaces:
 
 
 def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
-    """Return how a tokenizer writes spaces as :data:`SPACE`; None for a tokenizer of bytes.
+    """Return how a tokenizer writes spaces as :data:`SPACE`; None for a byte-level tokenizer.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: it changes text in a way that llama.cpp does not.
@@ -174,41 +170,41 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
         return None
     prepended = [step.get("prepend") for step in steps if step.get("type") == "Prepend"]
     if prepended not in ([], [SPACE]):
-        raise unsupported(f"it writes {quoted(prepended)} before each text, and llama.cpp only a space")
+        raise unsupported_error(f"it writes {quoted(prepended)} before each text, and llama.cpp only a space")
     other = next((step for step in steps if step.get("type") != "Prepend" and not _replaces_spaces(step)), None)
     if other is not None:
-        raise unsupported(f"it changes text before it splits ({quoted(other)}), which llama.cpp does not")
+        raise unsupported_error(f"it changes text before it splits ({quoted(other)}), which llama.cpp does not")
     if meta is None:
         _check_inert(pre)
         return Spaces(bool(prepended))
     if prepended:
-        raise unsupported("it puts a space before each text twice (Prepend and Metaspace), and llama.cpp once")
+        raise unsupported_error("it puts a space before each text twice (Prepend and Metaspace), and llama.cpp once")
     if meta.get("replacement", SPACE) != SPACE:
-        raise unsupported(f"it writes a space as {quoted(meta.get('replacement'))}, and llama.cpp as {SPACE}")
+        raise unsupported_error(f"it writes a space as {quoted(meta.get('replacement'))}, and llama.cpp as {SPACE}")
     if meta.get("split", True):
-        raise unsupported(
+        raise unsupported_error(
             "it splits text at spaces (Metaspace with split), which llama.cpp does not do with such vocabularies"
         )
     scheme = meta.get("prepend_scheme", "always" if meta.get("add_prefix_space", True) else "never")
-    # This step puts no space before one that is there; llama.cpp always does, and behind special tokens too.
+    # This step adds no space before a text that begins with one. llama.cpp always does, and behind special tokens too.
     behind = (TextKind.SPECIAL,) if scheme == "first" else ()
     return Spaces(scheme != "never", (TextKind.LEADING, TextKind.SPECIAL_SPACES, *behind) if scheme != "never" else ())
 
 
 def _replaces_spaces(step: Mapping[str, Any]) -> bool:
-    """Return whether a step of the normalizer writes a space as :data:`SPACE`, and changes nothing else."""
+    """Return whether a step of the normalizer only writes spaces as :data:`SPACE`."""
     return (step.get("type"), step.get("pattern"), step.get("content")) == ("Replace", {"String": " "}, SPACE)
 
 
 def _check_inert(pre: Any) -> None:
-    """Refuse a pre-tokenizer that splits; splitting at spaces does nothing, as there are none any more."""
+    """Refuse a pre-tokenizer that splits. Splitting at spaces is allowed: it does nothing, because no space is left."""
     pattern = pre.get("pattern") if isinstance(pre, dict) else None
     if pre is not None and not (isinstance(pattern, dict) and pattern == {"String": " "}):
-        raise unsupported(f"it splits text by {quoted(pre)}, which llama.cpp does not do with such vocabularies")
+        raise unsupported_error(f"it splits text by {quoted(pre)}, which llama.cpp does not do with such vocabularies")
 
 
-def _steps(found: Any, key: str) -> list[Mapping[str, Any]]:
-    if isinstance(found, dict) and found.get("type") == "Sequence":
-        listed = found.get(key)
+def _steps(normalizer: Any, key: str) -> list[Mapping[str, Any]]:
+    if isinstance(normalizer, dict) and normalizer.get("type") == "Sequence":
+        listed = normalizer.get(key)
         return [each for each in (listed if isinstance(listed, list) else []) if isinstance(each, dict)]
-    return [found] if isinstance(found, dict) else []
+    return [normalizer] if isinstance(normalizer, dict) else []

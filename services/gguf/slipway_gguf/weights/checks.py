@@ -1,4 +1,4 @@
-"""Check a file that was written: ggml finds every tensor, and rows of it, dequantized by other code, are the model's."""
+"""Check a written file: ggml must find every tensor, and some of its rows, dequantized by other code, must be the model's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipway_gguf.weights.tensors import Planned
 from slipway_gguf.weights.writing import Written, float32_rows
 
 _ROWS = 4
-"""Most rows that are compared at a place of a tensor."""
+"""Most rows to compare at each place of a tensor."""
 _NOISE = {
     Kind.F32: 1e-7,
     Kind.F16: 1e-3,
@@ -33,9 +33,9 @@ _NOISE = {
     Kind.IQ4_XS: 2e-1,
     Kind.IQ4_NL: 2e-1,
 }
-"""Largest noise of rounding, as a share of the values' energy (root mean square): about twice that of normally distributed weights."""
+"""Largest noise of rounding, relative to the values' energy (root mean square): about twice that of normally distributed weights."""
 _SMALLEST = 2.0**-24
-"""Distance between the smallest numbers of float16, in which types store values or the scales of blocks."""
+"""Distance between the smallest numbers of float16, which stores values or the scales of blocks."""
 _MULTIPLES = {
     Kind.F16: 1,
     Kind.Q8_0: 127,
@@ -49,43 +49,43 @@ _MULTIPLES = {
     Kind.IQ4_XS: 32 * 127,
     Kind.IQ4_NL: 127,
 }
-"""Largest multiple of a block's scale: rows of almost nothing (tokens that were never trained) are off by that many of the smallest."""
+"""Largest multiple of a block's scale. Rows near zero (tokens never trained) may be off by this multiple of the smallest number."""
 
 
 def check_file(written: Written, tensors: list[Planned]) -> dict[str, Any]:
-    """Read a file back, and return facts about what was found.
+    """Read a file back, compare it with the model, and return facts for the report.
 
     Raises:
         GGUFExportError: ``GGUF_INVALID``.
     """
     stored = stored_tensors(written.path)
     expected = [(entry.name, entry.kind, entry.shape) for entry in written.entries]
-    found = [(each.name, each.kind, _padded(each.shape, written, index)) for index, each in enumerate(stored)]
-    if found != expected:
+    actual = [(each.name, each.kind, _pad_shape(each.shape, written, index)) for index, each in enumerate(stored)]
+    if actual != expected:
         wrong = next(
-            (pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]), (len(found), len(expected))
+            (pair for pair in zip(actual, expected, strict=False) if pair[0] != pair[1]), (len(actual), len(expected))
         )
-        raise _wrong(written.path, f"ggml finds {wrong[0]}, and {wrong[1]} was written")
+        raise _invalid_error(written.path, f"ggml finds {wrong[0]}, and {wrong[1]} was written")
     worst, where = 0.0, ""
     for planned, tensor in zip(tensors, stored, strict=True):
         share = _noise(written.path, planned, tensor) / _NOISE[tensor.kind]
         if share > worst:
             worst, where = share, planned.name
     if worst > 1.0:
-        raise _wrong(
+        raise _invalid_error(
             written.path, f"tensor {where!r} is {worst:.3g} times as far from the model's as its type explains"
         )
     return {"tensors_read_back": len(stored), "worst_share_of_expected_noise": round(worst, 4)}
 
 
-def _padded(shape: tuple[int, ...], written: Written, index: int) -> tuple[int, ...]:
-    """Return a shape with the leading ones that the tensor was written with, which ggml drops."""
+def _pad_shape(shape: tuple[int, ...], written: Written, index: int) -> tuple[int, ...]:
+    """Add the leading axes of size 1 that the tensor was written with; ggml drops them."""
     lacking = len(written.entries[index].shape) - len(shape) if index < len(written.entries) else 0
     return (1,) * lacking + shape
 
 
 def _noise(path: Path, planned: Planned, stored: StoredTensor) -> float:
-    """Return the largest distance of some rows from the model's, as a share of their energy."""
+    """Return the largest distance of some rows from the model's, relative to the energy of these rows."""
     worst = 0.0
     for row, block in planned.samples():
         values = float32_rows(block, planned)[:_ROWS]
@@ -106,7 +106,7 @@ def _rows(path: Path, planned: Planned, stored: StoredTensor, *, first: int, cou
     return gguf.quants.dequantize(raw, stored.kind).astype(np.float32)
 
 
-def _wrong(path: Path, what: str) -> GGUFExportError:
+def _invalid_error(path: Path, what: str) -> GGUFExportError:
     return GGUFExportError(
         f"{path.name} is not what was written: {what}",
         remedy="check the disk and the versions of xllamacpp and gguf; report it if both are those of constraints.txt",

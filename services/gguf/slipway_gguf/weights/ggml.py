@@ -18,7 +18,7 @@ from slipway.distribution.installed import install_command
 from slipway.errors import GGUFExportError
 
 _DIMENSIONS = 4
-"""Sizes that ggml stores of each tensor."""
+"""Number of sizes that ggml stores for each tensor."""
 
 
 class _Init(ctypes.Structure):
@@ -29,7 +29,7 @@ class _Init(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as ggml finds it in a file. ``shape`` has the longest-spaced axis first, as numpy's."""
+    """A tensor as ggml finds it in a file. ``shape`` has the axis with the largest stride first, as in numpy."""
 
     name: str
     kind: Kind
@@ -37,8 +37,8 @@ class StoredTensor:
     offset: int
 
 
-def unavailable(why: str) -> GGUFExportError:
-    """Return the error for a machine without ggml."""
+def unavailable_error(why: str) -> GGUFExportError:
+    """Return the error for a machine without a usable ggml."""
     return GGUFExportError(
         f"ggml's code for GGUF files cannot be used: {why}",
         reason="UNSUPPORTED",
@@ -53,23 +53,23 @@ def library() -> ctypes.CDLL:
     Raises:
         GGUFExportError: ``UNSUPPORTED``.
     """
-    found = find_spec("xllamacpp")
-    if found is None:
-        raise unavailable("xllamacpp is not installed")
-    places = list(found.submodule_search_locations or ())
+    spec = find_spec("xllamacpp")
+    if spec is None:
+        raise unavailable_error("xllamacpp is not installed")
+    places = list(spec.submodule_search_locations or ())
     files = sorted(path for place in places for path in Path(place).glob("xllamacpp*.so"))
     if not files:
-        raise unavailable(
+        raise unavailable_error(
             f"xllamacpp is installed without its library, xllamacpp*.so in {', '.join(places) or 'no folder'}"
         )
     try:
         loaded = ctypes.CDLL(str(files[0]))
-        return _declared(loaded)
+        return _declare(loaded)
     except (OSError, AttributeError) as error:
-        raise unavailable(str(error)) from error
+        raise unavailable_error(str(error)) from error
 
 
-def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
     functions: dict[str, tuple[Any, list[Any]]] = {
         "ggml_quantize_chunk": (ctypes.c_size_t, [ctypes.c_int, pointer, pointer, number, number, number, pointer]),
@@ -95,12 +95,12 @@ def row_bytes(kind: Kind, columns: int) -> int:
 
 
 def quantize(values: NDArray[np.float32], kind: Kind, importance: NDArray[np.float32] | None = None) -> memoryview:
-    """Return rows in a type of ggml; other threads run meanwhile.
+    """Convert rows to a type of ggml; other threads can run meanwhile.
 
     Args:
         values: The rows, contiguous. (rows, columns)
         kind: The type; its blocks divide the columns.
-        importance: Importance of each column, for types that weigh the error of rounding by it. (columns,)
+        importance: Importance of each column, for types that weight the error of rounding with it. (columns,)
     """
     rows, columns = values.shape
     target = np.empty(rows * row_bytes(kind, columns), np.uint8)
@@ -126,7 +126,7 @@ def stored_tensors(path: Path) -> tuple[StoredTensor, ...]:
         raise GGUFExportError(f"ggml cannot read {path.name}, which was just written", about={"file": path.name})
     try:
         start = ggml.gguf_get_data_offset(context)
-        found = []
+        tensors = []
         for index in range(ggml.gguf_get_n_tensors(context)):
             sizes = list(ggml.gguf_get_tensor_ne(context, index).contents)
             while len(sizes) > 1 and sizes[-1] == 1:
@@ -134,7 +134,7 @@ def stored_tensors(path: Path) -> tuple[StoredTensor, ...]:
             name = ggml.gguf_get_tensor_name(context, index).decode()
             kind = Kind(ggml.gguf_get_tensor_type(context, index))
             offset = start + ggml.gguf_get_tensor_offset(context, index)
-            found.append(StoredTensor(name, kind, tuple(reversed(sizes)), offset))
-        return tuple(found)
+            tensors.append(StoredTensor(name, kind, tuple(reversed(sizes)), offset))
+        return tuple(tensors)
     finally:
         ggml.gguf_free(context)

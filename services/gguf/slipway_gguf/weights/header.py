@@ -1,4 +1,4 @@
-"""The beginning of a GGUF file, version 3: metadata and the index of tensors.
+"""Build the beginning of a GGUF file, version 3: metadata and the index of tensors.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -20,7 +20,7 @@ from slipway_gguf.weights.ggml import row_bytes
 
 ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
 _LONGEST_NAME = 63
-"""Longest name of a tensor in bytes (``GGML_MAX_NAME`` with its end)."""
+"""Longest name of a tensor in bytes (``GGML_MAX_NAME`` includes the NUL behind it)."""
 _KIND = gguf.GGUFValueType
 _FORMATS = {
     _KIND.UINT8: "<B",
@@ -70,17 +70,17 @@ def header(fields: Sequence[Field], entries: Sequence[Entry]) -> bytes:
     """
     keys = [each.key for each in fields]
     if len(set(keys)) != len(keys):
-        raise _wrong(next(key for key in keys if keys.count(key) > 1), "occurs twice in the metadata")
+        raise _metadata_error(next(key for key in keys if keys.count(key) > 1), "occurs twice in the metadata")
     made = bytearray(struct.pack("<IIQQ", gguf.GGUF_MAGIC, gguf.GGUF_VERSION, len(entries), len(fields)))
     for each in fields:
         try:
             made += _text(each.key) + struct.pack("<I", each.kind) + _value(each.value, each.kind, each.item)
         except (struct.error, TypeError, AttributeError, UnicodeError) as error:
-            raise _wrong(each.key, f"cannot be stored as {each.kind.name} ({error})") from error
+            raise _metadata_error(each.key, f"cannot be stored as {each.kind.name} ({error})") from error
     offset = 0
     for entry in entries:
         if len(entry.name.encode()) > _LONGEST_NAME:
-            raise _wrong(entry.name, f"is longer than the {_LONGEST_NAME} bytes that llama.cpp reads")
+            raise _metadata_error(entry.name, f"is longer than the {_LONGEST_NAME} bytes that llama.cpp reads")
         sizes = tuple(reversed(entry.shape))
         made += _text(entry.name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, entry.kind, offset)
         offset += entry.nbytes + padding(entry.nbytes)
@@ -109,5 +109,5 @@ def _text(value: str | bytes) -> bytes:
     return struct.pack("<Q", len(encoded)) + encoded
 
 
-def _wrong(key: str, what: str) -> GGUFExportError:
+def _metadata_error(key: str, what: str) -> GGUFExportError:
     return GGUFExportError(f"{key!r} {what}", remedy="report it: Slipway made it", about={"key": key})

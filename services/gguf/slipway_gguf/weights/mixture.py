@@ -1,4 +1,4 @@
-"""Choose the type of each tensor at a level, as llama.cpp's quantizer does (``src/llama-quant.cpp``), so that files are what users expect."""
+"""Choose the type of each tensor at a level as llama.cpp's quantizer does (``src/llama-quant.cpp``), because users expect it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from slipway_gguf.weights.tensors import Planned
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _FLOAT32 = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
-"""Ends of the names of tensors that are computed with in float32 only."""
+"""Ends of the names of tensors that llama.cpp uses only in float32."""
 _POSITIONS = ("position_embd.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _NARROWER = {Kind.Q4_K: Kind.Q5_0, Kind.Q5_K: Kind.Q5_1, Kind.Q6_K: Kind.Q8_0, Kind.IQ4_XS: Kind.IQ4_NL}
 """Type with blocks of 32 weights for rows that blocks of 256 do not divide."""
 _MIXED = ("q4_k_m", "q5_k_m")
 _LARGE_LAYERS, _EIGHT = 80, 8
-"""Layers of the models of 70 billion weights (Llama, Qwen2), and experts of a mixture for which llama.cpp widens small tensors."""
+"""Number of layers of models with 70 billion weights (Llama, Qwen2), and number of experts for which llama.cpp widens small tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the mixture depends on.
+    """Facts about a model that decide the types of its tensors.
 
     Attributes:
         architecture: GGUF's name of the architecture.
@@ -58,33 +58,33 @@ def stored_kind(name: str, shape: tuple[int, ...], level: Level, sizes: Sizes, *
         shape: Its shape, columns last.
         level: The level.
         sizes: Sizes of the model.
-        weighed: Whether the rounding is weighed by importance.
+        weighed: Whether importance weights the rounding.
     """
     if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_FLOAT32) or name in _POSITIONS:
         return Kind.F32
     base = Kind[level.type]
     if base in (Kind.F32, Kind.F16, Kind.BF16):
         return base
-    chosen = _mixed(name, shape[-1], level, sizes, base, weighed=weighed)
-    return _fitting(chosen, shape[-1])
+    chosen = _choose_kind(name, shape[-1], level, sizes, base, weighed=weighed)
+    return _fit_kind(chosen, shape[-1])
 
 
-def _mixed(name: str, columns: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) -> Kind:
-    """Return the type that a level has for a tensor, before the length of rows is considered."""
+def _choose_kind(name: str, columns: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) -> Kind:
+    """Return the type that a level has for a tensor, whatever the length of its rows."""
     if name == "output.weight" or (sizes.tied and name == "token_embd.weight"):
         wide = base is Kind.Q8_0 or columns % gguf.GGML_QUANT_SIZES[base][0]
         return Kind.Q8_0 if wide else Kind.Q6_K
-    found = _BLOCK.match(name)
-    layer = int(found[1]) if found else 0
+    match = _BLOCK.match(name)
+    layer = int(match[1]) if match else 0
     if ".attn_v." in name or ".attn_qkv." in name:
-        return _values(layer, level, sizes, base)
+        return _values_kind(layer, level, sizes, base)
     if ".ffn_down" in name:
-        return _down(layer, level, sizes, base, weighed=weighed)
+        return _down_kind(layer, level, sizes, base, weighed=weighed)
     of_eight = {".attn_k.": Kind.Q8_0, ".attn_output.": Kind.Q5_K if level.name in ("q4_k_m", "iq4_xs") else base}
     return next((kind for part, kind in of_eight.items() if part in name and sizes.experts == _EIGHT), base)
 
 
-def _down(layer: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) -> Kind:
+def _down_kind(layer: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) -> Kind:
     """Return the type of the last projection of a layer, whose inputs have outliers."""
     if level.name in _MIXED:
         return Kind.Q6_K if _gets_more_bits(layer, sizes.layers) else base
@@ -95,8 +95,8 @@ def _down(layer: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) 
     return Kind.Q4_1 if level.name == "q4_0" and weighed else base
 
 
-def _values(layer: int, level: Level, sizes: Sizes, base: Kind) -> Kind:
-    """Return the type of the projection of values, which is small where heads share them, and sensitive."""
+def _values_kind(layer: int, level: Level, sizes: Sizes, base: Kind) -> Kind:
+    """Return the type of the projection of values, which is sensitive, and small if heads share values."""
     grouped = sizes.heads // max(1, sizes.kv_heads) >= 4
     if sizes.experts == _EIGHT:
         return Kind.Q8_0
@@ -109,12 +109,12 @@ def _values(layer: int, level: Level, sizes: Sizes, base: Kind) -> Kind:
 
 
 def _gets_more_bits(layer: int, layers: int) -> bool:
-    """Return whether a layer is one of the first or last eighth, or every third between them."""
+    """Return whether a layer is in the first or last eighth, or every third one between them."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def _fitting(kind: Kind, columns: int) -> Kind:
-    """Return a type whose blocks divide the rows."""
+def _fit_kind(kind: Kind, columns: int) -> Kind:
+    """Return the type, or a wider one if its blocks do not divide the rows."""
     if columns % gguf.GGML_QUANT_SIZES[kind][0] == 0:
         return kind
     narrower = _NARROWER.get(kind, Kind.F16)
@@ -127,13 +127,13 @@ _LEAST = 1e-6
 
 
 def read_importance(folder: Path, tensors: Sequence[Planned]) -> dict[str, NDArray[np.float32]]:
-    """Return the importance of each column by name of the file's tensor, for those that a vector was measured for.
+    """Return the measured importance of each column, by name of the file's tensor; leave out tensors without one.
 
     Raises:
-        GGUFExportError: ``CALIBRATION_MISMATCH``: it is of another model.
+        GGUFExportError: ``CALIBRATION_MISMATCH``: it was measured with another model.
     """
     measured = read_safetensors(folder / FILE).tensors
-    found = {}
+    importance = {}
     for planned in tensors:
         name = planned.parts[0].tensor.name if len(planned.parts) == 1 else ""
         if name not in measured or len(planned.shape) != 2:
@@ -147,5 +147,5 @@ def read_importance(folder: Path, tensors: Sequence[Planned]) -> dict[str, NDArr
                 remedy="measure it with this model",
                 about={"tensor": name},
             )
-        found[planned.name] = np.maximum(values, np.float32(_LEAST) * values.mean() or np.float32(1.0))
-    return found
+        importance[planned.name] = np.maximum(values, np.float32(_LEAST) * values.mean() or np.float32(1.0))
+    return importance

@@ -1,6 +1,6 @@
-"""Plan the tensors of a file from the tensors of a model: their names, shapes and types, and which values they get.
+"""Plan the tensors of a file from the tensors of a model: their names, shapes and types, and the source of their values.
 
-Each is described by views of mapped files, so that planning reads nothing, and writing holds a few rows.
+Views of mapped files describe each tensor, so planning reads no values, and writing holds only a few rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slipway_gguf.parameters import Parameters, parameters_of
 Array = NDArray[Any]
 View = Callable[[Array], Array]
 _NO_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
-"""Tensors that old checkpoints have, and that no class has as weights."""
+"""Tensors in old checkpoints that are weights of no class."""
 _EXPERT = re.compile(r"^(.*\.mlp\.experts\.)(\d+)(\.(?:gate|up|down)_proj\.weight)$")
 _FUSED_EXPERTS = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.*)$")
@@ -41,11 +41,11 @@ _EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Values of a tensor of the model.
+    """Values from a tensor of the model.
 
     Attributes:
         tensor: The tensor.
-        view: What is taken of it, and in which order.
+        view: Selects and orders its values.
     """
 
     tensor: TensorInfo
@@ -59,10 +59,10 @@ class Planned:
     Attributes:
         name: GGUF's name.
         shape: Its shape, columns last.
-        parts: Where its values come from, one behind the other.
-        offset: Number that is added to each value.
-        factor: Number that each value is multiplied by.
-        values: The values themselves, if they come from no tensor.
+        parts: Sources of its values, one behind the other.
+        offset: Number to add to each value.
+        factor: Number to multiply each value by.
+        values: The values, if they come from no tensor.
     """
 
     name: str
@@ -86,7 +86,10 @@ class Planned:
             yield before // self.shape[-1], wholes[index][first : first + 1]
 
     def blocks(self, most: int) -> Iterator[tuple[Part | None, Array]]:
-        """Yield views of blocks of whole rows, in order, each with its part: about ``most`` values, more where one index of the first axis has more."""
+        """Yield views of blocks of whole rows, in order, each with its part.
+
+        A block has at most ``most`` values, or one index of the first axis.
+        """
         if self.values is not None:
             yield None, self.values
         for part in self.parts:
@@ -106,35 +109,34 @@ def plan_tensors(tensors: Mapping[str, TensorInfo], parameters: Parameters, *, t
         tied: Whether the embedding is the head too.
 
     Raises:
-        GGUFExportError: ``GGUF_INVALID`` for a tensor that has no place in the file, or for a place without a tensor;
-            ``DTYPE_UNSUPPORTED``.
+        GGUFExportError: ``GGUF_INVALID`` for a tensor without a place in the file, or a place without a tensor; ``DTYPE_UNSUPPORTED``.
     """
     names = names_of(parameters)
-    found = [Planned(name, values.shape, values=values) for name, values in parameters.factors.items()]
+    planned = [Planned(name, values.shape, values=values) for name, values in parameters.factors.items()]
     experts: dict[str, dict[int, TensorInfo]] = defaultdict(dict)
     for name, info in tensors.items():
         if _NO_WEIGHTS.search(name) or (tied and name == _MODEL_HEAD):
             continue
         if info.dtype not in FLOATS:
-            raise _wrong(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
+            raise _tensor_error(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
         if expert := _EXPERT.match(name):
             experts[expert[1] + expert[3][1:]][int(expert[2])] = info
         elif fused := _FUSED_EXPERTS.match(name):
-            found += _unfused(fused[1], fused[2], info, names)
+            planned += _plan_unfused(fused[1], fused[2], info, names)
         else:
-            found.append(_single(name, info, parameters, names))
-    found += [_stacked(name, each, parameters, names) for name, each in experts.items()]
-    _check_complete(found, parameters, tied=tied)
-    return sorted(found, key=_place)
+            planned.append(_plan_single(name, info, parameters, names))
+    planned += [_plan_stacked(name, each, parameters, names) for name, each in experts.items()]
+    _check_complete(planned, parameters, tied=tied)
+    return sorted(planned, key=_sort_key)
 
 
 def is_tied(parameters: Parameters, weights: Mapping[str, TensorInfo]) -> bool:
-    """Return whether the embedding is the head too: the configuration says so, and no head with other values is stored."""
+    """Return whether the embedding is the head too: the configuration says so, and no other head is stored."""
     return parameters.decoder.tied and _head_is_embedding(weights)
 
 
 def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
-    """Return whether a model whose head is tied stores none, or the embedding again."""
+    """Return whether the stored weights have no head, or the embedding again as head."""
     if _MODEL_HEAD not in weights:
         return True
     head = weights[_MODEL_HEAD]
@@ -146,19 +148,19 @@ def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
     return all(np.array_equal(one[piece], other[piece]) for piece in pieces)
 
 
-def _single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.TensorNameMap) -> Planned:
+def _plan_single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.TensorNameMap) -> Planned:
     architecture, shape = parameters.architecture, info.shape
-    view: View = same
+    view: View = keep
     counts = {".self_attn.q_proj.": parameters.decoder.heads, ".self_attn.k_proj.": parameters.decoder.kv_heads}
     heads = next((count for part, count in counts.items() if architecture.paired and part in name), 0)
     if heads and (not shape or shape[0] != heads * parameters.decoder.width):
-        raise _wrong(f"tensor {name!r} has the shape {shape}, which config.json's heads do not divide", name)
+        raise _tensor_error(f"tensor {name!r} has the shape {shape}, which config.json's heads do not divide", name)
     if heads:
-        view = partial(_pairs, heads)
+        view = partial(_join_pairs, heads)
     elif name.endswith(architecture.transposed or ("\0",)):
-        view, shape = transposed, shape[::-1]
+        view, shape = transpose, shape[::-1]
     offset = architecture.kind.norm_offset if name.endswith("norm.weight") else 0.0
-    return Planned(_mapped_name(name, names), shape or (1,), (Part(info, view),), offset)
+    return Planned(_map_name(name, names), shape or (1,), (Part(info, view),), offset)
 
 
 def names_of(parameters: Parameters) -> gguf.TensorNameMap:
@@ -166,44 +168,46 @@ def names_of(parameters: Parameters) -> gguf.TensorNameMap:
     return gguf.get_tensor_name_map(gguf.MODEL_ARCH[parameters.architecture.name.upper()], parameters.decoder.layers)
 
 
-def _unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorNameMap) -> list[Planned]:
-    """Return the tensors of all experts of a layer from one of them. info: (experts, rows, columns)."""
+def _plan_unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorNameMap) -> list[Planned]:
+    """Plan the tensors of a layer's experts, which the model stores as one tensor. info: (experts, rows, columns)."""
     if len(info.shape) != 3 or (which == "gate_up_proj" and info.shape[1] % 2):
-        raise _wrong(f"tensor {info.name!r} has the shape {info.shape}, which is not that of experts", info.name)
+        raise _tensor_error(f"tensor {info.name!r} has the shape {info.shape}, which is not that of experts", info.name)
     experts, rows, columns = info.shape
     if which == "down_proj":
-        name = _mapped_name(f"{prefix}.down_proj.weight", names)
-        return [Planned(name, info.shape, (Part(info, same),))]
+        name = _map_name(f"{prefix}.down_proj.weight", names)
+        return [Planned(name, info.shape, (Part(info, keep),))]
     half = rows // 2
     return [
         Planned(
-            _mapped_name(f"{prefix}.{part}_proj.weight", names),
+            _map_name(f"{prefix}.{part}_proj.weight", names),
             (experts, half, columns),
-            (Part(info, partial(_rows, first, first + half)),),
+            (Part(info, partial(_take_rows, first, first + half)),),
         )
         for part, first in (("gate", 0), ("up", half))
     ]
 
 
-def _stacked(
+def _plan_stacked(
     name: str, experts: Mapping[int, TensorInfo], parameters: Parameters, names: gguf.TensorNameMap
 ) -> Planned:
-    """Return one tensor of the same weight of all experts of a layer."""
+    """Plan one tensor for a weight that the model stores once for each expert."""
     parts = [experts.get(index) for index in range(parameters.experts)]
     shapes = {each.shape for each in parts if each is not None}
     if None in parts or len(parts) != len(experts) or len(shapes) != 1:
-        raise _wrong(f"the experts of {name!r} are {len(experts)} of {parameters.experts}, of shapes {shapes}", name)
+        raise _tensor_error(
+            f"the experts of {name!r} are {len(experts)} of {parameters.experts}, of shapes {shapes}", name
+        )
     [shape] = shapes
-    stacked = tuple(Part(each, same) for each in parts if each is not None)
-    return Planned(_mapped_name(name, names), (len(parts), *shape), stacked)
+    stacked = tuple(Part(each, keep) for each in parts if each is not None)
+    return Planned(_map_name(name, names), (len(parts), *shape), stacked)
 
 
-def _check_complete(found: list[Planned], parameters: Parameters, *, tied: bool) -> None:
+def _check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool) -> None:
     """Refuse names that occur twice, and layers that lack a tensor that others have."""
-    names = [each.name for each in found]
+    names = [each.name for each in planned]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise _wrong(f"two tensors of the model are {twice[0]!r} of the file", twice[0])
+        raise _tensor_error(f"two tensors of the model are {twice[0]!r} of the file", twice[0])
     layers: dict[str, set[int]] = defaultdict(set)
     for name in names:
         if match := _BLOCK.match(name):
@@ -214,24 +218,24 @@ def _check_complete(found: list[Planned], parameters: Parameters, *, tied: bool)
     if not layers:
         lacking.append("blk.0.attn_norm.weight")
     if lacking:
-        raise _wrong(f"the model has no tensor for {lacking[0]!r} of the file", lacking[0])
+        raise _tensor_error(f"the model has no tensor for {lacking[0]!r} of the file", lacking[0])
 
 
-def _place(planned: Planned) -> tuple[int, str]:
+def _sort_key(planned: Planned) -> tuple[int, str]:
     match = _BLOCK.match(planned.name)
     if match:
         return int(match[1]), planned.name
     return (-1 if planned.name == EMBEDDING else 1 << 30), planned.name
 
 
-def _mapped_name(name: str, names: gguf.TensorNameMap) -> str:
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-    if found is None:
-        raise _wrong(f"tensor {name[:200]!r} has no place in a GGUF file of this architecture", name)
-    return found
+def _map_name(name: str, names: gguf.TensorNameMap) -> str:
+    target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if target is None:
+        raise _tensor_error(f"tensor {name[:200]!r} has no place in a GGUF file of this architecture", name)
+    return target
 
 
-def _wrong(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GGUFExportError:
+def _tensor_error(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GGUFExportError:
     return GGUFExportError(
         what,
         reason=reason,
@@ -240,25 +244,25 @@ def _wrong(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GGUFExpor
     )
 
 
-def same(whole: Array) -> Array:
+def keep(whole: Array) -> Array:
     """Return a tensor as it is."""
     return whole
 
 
-def transposed(whole: Array) -> Array:
+def transpose(whole: Array) -> Array:
     """Return a tensor with its axes exchanged."""
     return whole.T
 
 
-def _rows(first: int, end: int, whole: Array) -> Array:
+def _take_rows(first: int, end: int, whole: Array) -> Array:
     """Return rows of each expert. whole: (experts, rows, columns)."""
     return whole[:, first:end]
 
 
-def _pairs(heads: int, whole: Array) -> Array:
-    """Return the rows of each head so that the two values that the rotary embedding turns together are neighbours.
+def _join_pairs(heads: int, whole: Array) -> Array:
+    """Reorder the rows of each head so that the two values of a pair, which the rotary embedding turns together, are neighbours.
 
-    transformers has the first of all pairs of a head in its first half, and the second in its second half.
+    transformers has the first values of all pairs in a head's first half, and the second values in its second half.
     whole: (heads · width, …) → (heads, width / 2, 2, …).
     """
     return whole.reshape(heads, 2, -1, *whole.shape[1:]).swapaxes(1, 2)
@@ -266,7 +270,7 @@ def _pairs(heads: int, whole: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """What a model's file holds.
+    """The plan of a model's file.
 
     Attributes:
         parameters: The model's numbers.
@@ -287,14 +291,14 @@ def plan_file(model: Path) -> PlannedFile:
         CheckpointValidationError: A file cannot be read.
     """
     config = ModelConfig.read(model)
-    found = architecture_of(config)
-    if found is None or refusal_reason(config):
+    architecture = architecture_of(config)
+    if architecture is None or refusal_reason(config):
         raise GGUFExportError(
             refusal_reason(config),
             reason="FAMILY_UNSUPPORTED",
             remedy="use another format for this model",
             about={"model_type": str(config.get("model_type", ""))[:100]},
         )
-    parameters, weights = parameters_of(found, config), read_weights(model)
+    parameters, weights = parameters_of(architecture, config), read_weights(model)
     tied = is_tied(parameters, weights)
     return PlannedFile(parameters, tied, plan_tensors(weights, parameters, tied=tied))

@@ -1,4 +1,4 @@
-"""Write a GGUF file: the header, then tensor by tensor, a block of rows at a time, converted by several threads."""
+"""Write a GGUF file: the header, then each tensor in blocks of rows that several threads convert."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from slipway_gguf.weights.header import Entry, header, padding
 from slipway_gguf.weights.tensors import Planned
 
 BLOCK_WEIGHTS = 1 << 20
-"""Weights that a thread works on at once: 4 MiB in float32."""
+"""Number of weights that a thread converts at once: 4 MiB in float32."""
 _LARGEST = np.frombuffer(np.float32(65504.0).tobytes(), np.uint32)[0]
-"""Largest number of float16, in which every type but float32 and bfloat16 stores its scales or values, as the bits of a float32."""
+"""Bits, as a float32, of float16's largest number; every type but float32 and bfloat16 stores its scales or values in float16."""
 _INFINITE, _MAGNITUDE = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
 _WIDE = (Kind.F32, Kind.BF16)
 
@@ -72,8 +72,8 @@ def write_file(
         tensors: Its tensors.
         kinds: Type of each tensor by name.
         importance: Importance of each column by name of a tensor, for tensors that have one.
-        threads: Threads that convert.
-        on_bytes: Gets the number of bytes written and of all.
+        threads: Number of threads that convert.
+        on_bytes: Called with the numbers of written and of all bytes.
 
     Raises:
         GGUFExportError: ``NON_FINITE_WEIGHTS``.
@@ -88,9 +88,9 @@ def write_file(
             digest = _write(path, fields, tensors, entries, importance=importance, threads=threads, on_bytes=on_bytes)
         except _Overflow as overflow:
             path.unlink()
-            for each in _beyond_float16(tensors, chosen, first=str(overflow)):
+            for each in _find_beyond_float16(tensors, chosen, first=str(overflow)):
                 widened.append(each.name)
-                chosen[each.name] = _wider(each)
+                chosen[each.name] = _wider_kind(each)
         else:
             return Written(path, digest, path.stat().st_size, tuple(entries), tuple(widened))
 
@@ -112,7 +112,7 @@ def _write(
         start = header(fields, entries)
         digest.update(start)
         file.write(start)
-        for data in _in_order(_pieces(tensors, entries, importance), threads):
+        for data in _run_in_order(_pieces(tensors, entries, importance), threads):
             digest.update(data)
             done += file.write(data)
             on_bytes(done, total)
@@ -123,7 +123,7 @@ Work = Callable[[], memoryview | bytes]
 
 
 def _pieces(tensors: Sequence[Planned], entries: Sequence[Entry], importance: Importance) -> Iterator[Work]:
-    """Yield the work for each block of each tensor, and the padding behind the tensor."""
+    """Yield the work for each block of each tensor, and for the padding behind the tensor."""
     for planned, entry in zip(tensors, entries, strict=True):
         weight = importance.get(planned.name)
         for part, block in planned.blocks(BLOCK_WEIGHTS):
@@ -136,7 +136,7 @@ def _pieces(tensors: Sequence[Planned], entries: Sequence[Entry], importance: Im
 def _work(block: NDArray[Any], planned: Planned, kind: Kind, weight: NDArray[np.float32] | None, name: str) -> Work:
     def convert() -> memoryview:
         values = float32_rows(block, planned)
-        _check(values, planned.name, name, limited=kind not in _WIDE)
+        _check_values(values, planned.name, name, limited=kind not in _WIDE)
         return quantize(values, kind, weight)
 
     return convert
@@ -160,7 +160,7 @@ def float32_rows(block: NDArray[Any], planned: Planned) -> NDArray[np.float32]:
     return rows
 
 
-def _check(values: NDArray[np.float32], planned: str, tensor: str, *, limited: bool) -> None:
+def _check_values(values: NDArray[np.float32], planned: str, tensor: str, *, limited: bool) -> None:
     largest = (values.view(np.uint32) & _MAGNITUDE).max(initial=np.uint32(0))
     if largest >= _INFINITE:
         raise GGUFExportError(
@@ -173,8 +173,8 @@ def _check(values: NDArray[np.float32], planned: str, tensor: str, *, limited: b
         raise _Overflow(planned)
 
 
-def _beyond_float16(tensors: Sequence[Planned], kinds: Mapping[str, Kind], *, first: str) -> Iterator[Planned]:
-    """Yield the tensors from this one on that have values beyond float16."""
+def _find_beyond_float16(tensors: Sequence[Planned], kinds: Mapping[str, Kind], *, first: str) -> Iterator[Planned]:
+    """Yield the tensors with values beyond float16, from tensor ``first`` on."""
     names = [each.name for each in tensors]
     for planned in tensors[names.index(first) :]:
         if kinds[planned.name] in _WIDE:
@@ -182,18 +182,18 @@ def _beyond_float16(tensors: Sequence[Planned], kinds: Mapping[str, Kind], *, fi
         try:
             for part, block in planned.blocks(BLOCK_WEIGHTS):
                 name = part.tensor.name if part else planned.name
-                _check(float32_rows(block, planned), planned.name, name, limited=True)
+                _check_values(float32_rows(block, planned), planned.name, name, limited=True)
         except _Overflow:
             yield planned
 
 
-def _wider(planned: Planned) -> Kind:
-    """Return the type that holds a tensor's values: its own, so that nothing is rounded."""
+def _wider_kind(planned: Planned) -> Kind:
+    """Return a type that holds a tensor's values without rounding: bfloat16 if it is stored so, otherwise float32."""
     return Kind.BF16 if all(part.tensor.dtype == "BF16" for part in planned.parts) else Kind.F32
 
 
-def _in_order(work: Iterator[Work], threads: int) -> Iterator[memoryview | bytes]:
-    """Yield the results of the work in order, while several threads do a little of it ahead."""
+def _run_in_order(work: Iterator[Work], threads: int) -> Iterator[memoryview | bytes]:
+    """Yield the results of the work in order, while several threads work a little ahead."""
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[memoryview | bytes]] = deque()
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipway.errors import ModelMergeError
 from slipway.model.adapters.adapter_config import AdapterConfig, parse_adapter_config
-from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrapped
+from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrap_name
 from slipway.model.model_files import ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
@@ -34,10 +34,13 @@ class ExpertPair:
 class WholeTensor:
     """A tensor saved in full.
 
-    ``own`` is True for a module of ``modules_to_save``, which peft gives its own weights even if the base ties them; False for
-    a base weight saved along (a targeted or resized embedding), which replaces all weights tied to it. After a resize peft
-    writes a trained embedding under two names (``copies`` must equal ``info``), and its values before training beside it
-    (``untrained``, unused).
+    Attributes:
+        name: Name of the base tensor that it replaces.
+        info: Where it is stored.
+        own: True for a module of ``modules_to_save``, which peft gives its own weights even if the base ties them. False for a
+            base weight saved along (a targeted or resized embedding), which replaces all weights tied to it.
+        copies: The same tensor under other names, which peft writes after a resize; they must equal ``info``.
+        untrained: Values before the training, which peft also writes after a resize; unused.
     """
 
     name: str
@@ -71,7 +74,7 @@ class Adapter:
         """Return the LoRA modules left to peft."""
         return {key.removeprefix(ADAPTER_PREFIX).partition(".lora_")[0] for key in self.forms}
 
-    def by_module(self) -> Iterator[tuple[str, TensorInfo]]:
+    def tensors_by_module(self) -> Iterator[tuple[str, TensorInfo]]:
         """Yield every tensor not left to peft with its module, except those of targeted parameters."""
         for module, pair in self.pairs.items():
             yield from ((module, pair.a), (module, pair.b))
@@ -105,8 +108,8 @@ def read_adapter(folder: Path) -> Adapter:
 
         peft_config(config.raw)
     if not path.is_file():
-        raise _no_weights(folder)
-    tensors = _as_saved(stored, config)
+        raise _no_weights_error(folder)
+    tensors = _use_saved_names(stored, config)
     sides, rest = _take_sides(tensors, config)
     experts = _take_experts(sides, config)
     pairs = dict(sorted(make_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
@@ -136,18 +139,18 @@ def read_adapter(folder: Path) -> Adapter:
 
 def _module_of(key: str) -> str:
     """Return the module of a stored tensor, if it is a LoRA factor."""
-    return unwrapped(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")[0]
+    return unwrap_name(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")[0]
 
 
-def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
-    """Return tensors under the names that peft saves.
+def _use_saved_names(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
+    """Rename tensors to the names that peft saves.
 
-    Names in a model, and so in shards that a tool has joined, also contain the adapter's name and, before it, the model's wrappers
-    (``module``, ``_orig_mod``), whether the model was wrapped before or after it got the adapter.
+    In a model, and so in shards that a tool has joined, names also contain the adapter's name and the model's wrappers (``module``,
+    ``_orig_mod``). It does not matter whether the model was wrapped before or after it got the adapter.
     """
     saved: dict[str, TensorInfo] = {}
     for key, info in tensors.items():
-        name = unwrapped(key)
+        name = unwrap_name(key)
         if ".trainable_tokens_delta" in key or _is_of_form(key, config):
             name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", name)
             name = name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
@@ -157,7 +160,7 @@ def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[
 
 
 def _are_same(first: TensorInfo, second: TensorInfo) -> bool:
-    """Return whether two tensors are equal: with ``save_embedding_layers`` peft saves an embedding's DoRA tensors under two names."""
+    """Return whether two tensors are equal. With ``save_embedding_layers`` peft saves an embedding's DoRA tensors under two names."""
     with TensorReader() as reader:
         return reader.same(first, second)
 
@@ -167,7 +170,7 @@ _Sides = dict[tuple[str, bool], dict[str, TensorInfo]]
 
 
 def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[_Sides, dict[str, TensorInfo]]:
-    """Return the halves of plain pairs of matrices, and all other tensors; modules with more than a pair are left to peft."""
+    """Split tensors into the halves of plain pairs of matrices, and all others; peft merges modules with more than a pair."""
     sides: _Sides = {}
     rest: dict[str, TensorInfo] = {}
     adapters: set[str] = set()
@@ -210,7 +213,7 @@ def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int],
 
 
 def _is_of_form(key: str, config: AdapterConfig) -> bool:
-    """Return whether a tensor belongs to the adapter's form; ask peft for forms other than LoRA."""
+    """Return whether a tensor belongs to the adapter's form; ask peft unless the form is LoRA."""
     if config.raw.get("peft_type") == "LORA":
         return ".lora_" in key
     from slipway_merge.peft.config import is_peft_tensor
@@ -227,17 +230,17 @@ def _role(name: str) -> tuple[str, str]:
 
 
 def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> WholeTensor:
-    found = [slot[role] for role in ("modules_to_save", "plain", "base_layer") if role in slot]
+    trained = [slot[role] for role in ("modules_to_save", "plain", "base_layer") if role in slot]
     untrained: tuple[TensorInfo, ...] = (slot["original_module"],) if "original_module" in slot else ()
-    if not found:
+    if not trained:
         raise broken(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
     module = f".{name.rpartition('.')[0]}."
     listed = any(f".{saved}." in module for saved in config.modules_to_save)
     own = "modules_to_save" in slot or (listed and "base_layer" not in slot)
-    return WholeTensor(name, found[0], own=own, copies=tuple(found[1:]), untrained=untrained)
+    return WholeTensor(name, trained[0], own=own, copies=tuple(trained[1:]), untrained=untrained)
 
 
-def _no_weights(folder: Path) -> ModelMergeError:
+def _no_weights_error(folder: Path) -> ModelMergeError:
     pickle = (folder / ADAPTER_PICKLE).is_file()
     what = f"only a pickle ({ADAPTER_PICKLE}), which can run code when it is loaded" if pickle else "no weights"
     return ModelMergeError(

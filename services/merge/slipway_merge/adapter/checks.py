@@ -19,7 +19,7 @@ from slipway_merge.adapter.naming import NameMap
 from slipway_merge.tensors.values import Factor, Update, Value
 
 
-def checked_replacement(
+def check_replacement(
     name: str,
     whole: WholeTensor,
     shape: tuple[int, ...],
@@ -27,7 +27,7 @@ def checked_replacement(
     vocab_size: int | None,
     same: Callable[[TensorInfo, TensorInfo], bool],
 ) -> TensorInfo:
-    """Return the tensor that replaces a base weight: of its shape, or with another number of vocabulary rows.
+    """Return the tensor that replaces a base weight; check that it has the weight's shape, or only another number of vocabulary rows.
 
     Args:
         name: Name of the base weight.
@@ -49,11 +49,11 @@ def checked_replacement(
             )
     resized = len(shape) > 0 and shape[0] == vocab_size and whole.info.shape[1:] == shape[1:]
     if whole.info.shape != shape and not (resized and len(whole.info.shape) == len(shape)):
-        raise _mismatch(f"replaces {name!r}", whole.info, shape)
+        raise _mismatch_error(f"replaces {name!r}", whole.info, shape)
     return whole.info
 
 
-def fitted_update(
+def fit_update(
     pair: Pair, name: str, shape: tuple[int, ...], *, may_be_transposed: bool, is_transposed: Callable[[], bool]
 ) -> Update:
     """Return the product of a pair in the orientation of its weight.
@@ -63,7 +63,7 @@ def fitted_update(
         name: Name of the weight.
         shape: Shape of the weight.
         may_be_transposed: Whether some of the model's weights may be stored as (in, out).
-        is_transposed: Asks the model whether this one is; called only if the shapes do not tell.
+        is_transposed: Asks the model whether this weight is; called only if the shapes do not tell.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH``.
@@ -76,12 +76,12 @@ def fitted_update(
         update = replace(direct, left=Factor(pair.a, True), right=Factor(pair.b, True))
     if update.shape != shape:
         what = f"together with {pair.b.name!r} {pair.b.shape} updates {name!r} by a matrix of shape {update.shape} that"
-        raise _mismatch(what, pair.a, shape)
+        raise _mismatch_error(what, pair.a, shape)
     return update
 
 
 def has_transposed(base: Mapping[str, TensorInfo]) -> bool:
-    """Return whether any weight is stored as (in, out), judged by its bias; for a square weight only the model can tell.
+    """Return whether the bias of any weight shows that it is stored as (in, out); for a square weight only the model can tell.
 
     The adapter's ``fan_in_fan_out`` is not reliable: peft leaves it at the value of the last layer it met, which may be a linear
     head among ``Conv1D``.
@@ -94,7 +94,7 @@ def has_transposed(base: Mapping[str, TensorInfo]) -> bool:
 
 
 def new_vocab_size(values: Mapping[str, Value], base: Mapping[str, TensorInfo]) -> int | None:
-    """Return the rows of the embeddings after a resize; None without one.
+    """Return the number of rows of the embeddings after a resize; None without one.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if embeddings differ in their number of rows.
@@ -114,7 +114,7 @@ def new_vocab_size(values: Mapping[str, Value], base: Mapping[str, TensorInfo]) 
     return sizes.pop() if sizes else None
 
 
-def _mismatch(what: str, info: TensorInfo, base: tuple[int, ...]) -> ModelMergeError:
+def _mismatch_error(what: str, info: TensorInfo, base: tuple[int, ...]) -> ModelMergeError:
     message = f"adapter tensor {info.name!r} {info.shape} {what} does not fit the base's shape {base}"
     return misfit(message, tensor=info.name, shape=info.shape, base_shape=base)
 
@@ -122,9 +122,9 @@ def _mismatch(what: str, info: TensorInfo, base: tuple[int, ...]) -> ModelMergeE
 def check_complete(
     base: Mapping[str, TensorInfo], adapter: Adapter, names: NameMap, is_in_model: Callable[[str], bool]
 ) -> None:
-    """Check that the checkpoint has all that ``adapter_config.json`` names.
+    """Check that the checkpoint has a tensor for everything that ``adapter_config.json`` names.
 
-    :meth:`PeftForms.check` checks the modules that peft merges.
+    :meth:`PeftForms.check` does so for the modules that peft merges.
 
     Raises:
         ModelMergeError: ``CHECKPOINT_INCOMPLETE``.
@@ -133,7 +133,7 @@ def check_complete(
     _check_tokens(adapter)
     modules = [*adapter.pairs, *adapter.rows, *adapter.formed_modules()]
     taken = {names.stored(name) for name in [*(f"{module}.weight" for module in modules), *adapter.whole]}
-    modelled = {name: names.modelled(name).rpartition(".") for name in base}
+    modelled = {name: names.model_name(name).rpartition(".") for name in base}
     check_patterns(config.raw, (module for module, _, _ in modelled.values()))
     for name, info in base.items():
         module, _, parameter = modelled[name]
@@ -151,14 +151,14 @@ def check_complete(
 
 
 def _check_tokens(adapter: Adapter) -> None:
-    """Check that the named modules have rows; those of tied modules may be saved once."""
+    """Check that the named modules have rows; tied modules may share one tensor of rows."""
     tokens = adapter.config.tokens
     named = dict(tokens) if isinstance(tokens, Mapping) else {"its input embedding": tokens} if tokens else {}
     if len(adapter.rows) >= len(named) or (adapter.rows and len(set(named.values())) == 1):
         return
-    found = [name for name in named if any(f".{module}".endswith(f".{name}") for module in adapter.rows)]
+    names_with_rows = [name for name in named if any(f".{module}".endswith(f".{name}") for module in adapter.rows)]
     what = f"adapter_config.json names token ids for {', '.join(named)}, but the checkpoint has rows for "
-    raise incomplete(what + (", ".join(found) or "none"), key="trainable_token_indices")
+    raise incomplete(what + (", ".join(names_with_rows) or "none"), key="trainable_token_indices")
 
 
 def check_rows(config: AdapterConfig, module: str, info: TensorInfo) -> tuple[int, ...]:
@@ -168,8 +168,8 @@ def check_rows(config: AdapterConfig, module: str, info: TensorInfo) -> tuple[in
         ModelMergeError: ``ADAPTER_CONFIG_INVALID`` if the configuration names another number of rows, or none.
     """
     if isinstance(config.tokens, Mapping):
-        found = [rows for name, rows in config.tokens.items() if f".{module}".endswith(f".{name}")]
-        rows = found[0] if found else ()
+        matches = [rows for name, rows in config.tokens.items() if f".{module}".endswith(f".{name}")]
+        rows = matches[0] if matches else ()
     else:
         rows = config.tokens
     if len(info.shape) != 2 or len(rows) != info.shape[0]:
@@ -201,24 +201,24 @@ _OWN_EXPERTS = re.compile(r"\.experts\.(?P<kind>gate_up_projs|down_projs)\.\d+\.
 _VALUE_HEAD = re.compile(r"(?:^|\.)(?:v_head|value_head)\.")
 
 
-def no_place(
+def no_place_error(
     what: str, info: TensorInfo, *, settings: Mapping[str, Any], base: Mapping[str, TensorInfo]
 ) -> ModelMergeError:
-    """Return the refusal of a tensor without a place.
+    """Return the error for adapter tensors that no base weight takes.
 
     Args:
-        what: How many such tensors there are, and which is the first.
+        what: Their number, and the name of the first.
         info: The first.
         settings: Content of ``adapter_config.json``.
         base: The base's tensors by stored name.
     """
-    why, remedy = _explained(info, settings, base)
+    why, remedy = _explain(info, settings, base)
     if not why:
         return misfit(what, reason=_REASON, tensor=info.name)
     return ModelMergeError(f"{what}: {why}", reason=_REASON, remedy=remedy, about={"tensor": info.name})
 
 
-def _explained(info: TensorInfo, settings: Mapping[str, Any], base: Mapping[str, TensorInfo]) -> tuple[str, str]:
+def _explain(info: TensorInfo, settings: Mapping[str, Any], base: Mapping[str, TensorInfo]) -> tuple[str, str]:
     wrapped = next((name for name in base if _AROUND in name), None)
     if wrapped:
         return (
@@ -244,9 +244,9 @@ def _explained(info: TensorInfo, settings: Mapping[str, Any], base: Mapping[str,
     task = settings.get("task_type")
     if ".lora_" not in info.name and settings.get("modules_to_save") and task not in TRAINED_FAMILIES:
         head = info.name.rpartition(".")[0].rpartition(".")[2]
-        said = f"its task_type is {task}, whose models have none" if task else "it names no task_type"
+        task_text = f"its task_type is {task}, whose models have none" if task else "it names no task_type"
         return (
-            f"the adapter has a head of its own, {head!r}, and {said}",
+            f"the adapter has a head of its own, {head!r}, and {task_text}",
             _SET_TASK,
         )
     return "", ""

@@ -1,7 +1,7 @@
-"""Map names in a base's files to names in the model, where transformers converts them on loading.
+"""Map names in a base's files to names in the model, if transformers converts them on loading.
 
 Some architectures were renamed since their files were written (ViT); others hold several stored tensors in one parameter (a stack
-of experts). transformers' conversion mapping tells which. An adapter uses the model's names.
+of experts). transformers' conversion mapping says which. An adapter uses the model's names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipway.errors import ModelMergeError
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.model_facts import ModelFacts
 from slipway.model.safetensors_file import TensorInfo
-from slipway.model.trained import TrainedModel, missing_head
+from slipway.model.trained import TrainedModel, missing_head_error
 from slipway_merge.adapter.adapter import Adapter
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Place:
     Attributes:
         name: Its stored name, with the prefix of the model's own names.
         parameter: The parameter or buffer it belongs to.
-        whole: Whether it is all of it; otherwise it is one of several that transformers joins.
+        whole: Whether it is the whole parameter; otherwise transformers joins it with others.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Place:
 
 
 def places(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, Place]:
-    """Return the places of stored tensors in a model that they may not have been saved from; those without one are left out."""
+    """Return the places of stored tensors in a model that may be another than they were saved from; leave out those without a place."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -103,7 +103,7 @@ def places(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, Place]:
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     prefix, state = f"{model.base_model_prefix}.", model.state_dict()
-    found: dict[str, Place] = {}
+    by_name: dict[str, Place] = {}
     for name in sorted(stored):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target not in state:
@@ -113,8 +113,8 @@ def places(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, Place]:
             own = prefix + name
         elif name.startswith(prefix) and not target.startswith(prefix):
             own = name.removeprefix(prefix)
-        found[name] = Place(own, target, whole=pattern is None)
-    return found
+        by_name[name] = Place(own, target, whole=pattern is None)
+    return by_name
 
 
 def _stacks_rows(converter: Any) -> bool:
@@ -133,7 +133,7 @@ class Headed:
     """The base's tensors under the trained class's names.
 
     Attributes:
-        tensors: Stored tensors by output name. A new tensor of the head stands there with the shape that the class gives it.
+        tensors: Stored tensors by output name. A new tensor of the head has the shape that the class gives it.
         new: Names of the head's tensors that the base does not have.
         dropped: Names of stored tensors that the class does not have.
     """
@@ -143,8 +143,8 @@ class Headed:
     dropped: tuple[str, ...] = ()
 
 
-def with_head(base: Mapping[str, TensorInfo], adapter: Adapter, trained: TrainedModel, facts: ModelFacts) -> Headed:
-    """Return the tensors of the trained class: the base's, and the head that comes from the adapter.
+def add_head(base: Mapping[str, TensorInfo], adapter: Adapter, trained: TrainedModel, facts: ModelFacts) -> Headed:
+    """Return the tensors of the trained class: the base's, and the adapter's head.
 
     Args:
         base: Tensors of the base by stored name.
@@ -153,31 +153,33 @@ def with_head(base: Mapping[str, TensorInfo], adapter: Adapter, trained: Trained
         facts: Facts about that class.
 
     Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if base and adapter together lack a weight of the class, or the base's has
-            another shape.
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if neither base nor adapter has a weight of the class, or the base's weight
+            has another shape.
     """
     current = conversions(facts.model, base).current
     saved = {current(name): tensor.info for name, tensor in adapter.whole.items()}
-    found = places(facts.model, base)
-    fitting = {name: place for name, place in found.items() if _fits(base[name], place, saved, facts, trained)}
+    candidates = places(facts.model, base)
+    fitting = {name: place for name, place in candidates.items() if _fits(base[name], place, saved, facts, trained)}
     tensors = {place.name: replace(base[name], name=place.name) for name, place in fitting.items()}
-    stored = {facts.tied.get(place.parameter, place.parameter) for place in fitting.values()}  # of tied ones, the first
+    stored = {
+        facts.tied.get(place.parameter, place.parameter) for place in fitting.values()
+    }  # tied parameters count as their first
     new = {
         name: info for name, info in saved.items() if name in facts.shapes and facts.tied.get(name, name) not in stored
     }
-    given = stored | {facts.tied.get(name, name) for name in new}
+    covered = stored | {facts.tied.get(name, name) for name in new}
     missing = [
         name
         for name in sorted(facts.shapes)
-        if facts.tied.get(name, name) not in given
+        if facts.tied.get(name, name) not in covered
         and not name.startswith(trained.family.unused)
         and not _is_optional(name, facts)
     ]
     if missing:
         raise (
-            _no_body(trained, missing[0])
+            _no_body_error(trained, missing[0])
             if not stored
-            else missing_head(missing[0], name=trained.name, base=trained.base)
+            else missing_head_error(missing[0], name=trained.name, base=trained.base)
         )
     tensors |= {name: replace(info, name=name, shape=facts.shapes[name]) for name, info in sorted(new.items())}
     return Headed(tensors, frozenset(new), tuple(sorted(base.keys() - fitting.keys())))
@@ -201,8 +203,8 @@ def _fits(
     )
 
 
-def _no_body(trained: TrainedModel, name: str) -> ModelMergeError:
-    """Return the refusal of a base whose weights transformers ignores, because the class has its body under another name."""
+def _no_body_error(trained: TrainedModel, name: str) -> ModelMergeError:
+    """Return the error for a base whose weights transformers would ignore, because the class has its body under another name."""
     return ModelMergeError(
         f"transformers takes no weight of the base, a {trained.base}, into a {trained.name}, whose names begin as {name!r}: the "
         "training began with random weights, which no file has",

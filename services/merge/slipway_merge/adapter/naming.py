@@ -43,8 +43,8 @@ class Naming:
         if not unknown:
             return names
         renamed, current = self._conversions().renamed, self._conversions().current
-        found = {name: renamed[current(name)] for name in unknown if current(name) in renamed}
-        return replace(names, renamed={**renamed, **found}) if found else names
+        translations = {name: renamed[current(name)] for name in unknown if current(name) in renamed}
+        return replace(names, renamed={**renamed, **translations}) if translations else names
 
     def output(self, name: str) -> str:
         """Return the output name of a weight, given the adapter's name."""
@@ -54,25 +54,25 @@ class Naming:
         current = self._conversions().current(name)  # a tied weight has no stored tensor of its own
         return self._conversions().renamed.get(current, current)
 
-    def of_model(self, name: str) -> str:
+    def output_from_model(self, name: str) -> str:
         """Return the output name of a weight, given the model's name."""
         return self._conversions().renamed.get(name) or self.output(name)
 
-    def modelled(self, stored: str) -> str:
+    def model_name(self, stored: str) -> str:
         """Return the model's own name for a base tensor."""
-        return self._modelled.get(stored) or (self.names.modelled(stored) if stored in self._base else stored)
+        return self._model_names.get(stored) or (self.names.model_name(stored) if stored in self._base else stored)
 
-    def in_model(self, module: str) -> str:
+    def module_in_model(self, module: str) -> str:
         """Return the model's own name for a module, given the adapter's name."""
-        return self.modelled(self.output(f"{module}.weight")).removesuffix(".weight")
+        return self.model_name(self.output(f"{module}.weight")).removesuffix(".weight")
 
     @cached_property
-    def _modelled(self) -> dict[str, str]:
+    def _model_names(self) -> dict[str, str]:
         return {stored: name for name, stored in self._conversions().renamed.items()}
 
 
-def under_current_names(adapter: Adapter, model: PreTrainedModel, current: Callable[[str], str]) -> Adapter:
-    """Return the adapter with the tensors left to peft under today's module names, which may differ from earlier transformers'.
+def use_current_names(adapter: Adapter, model: PreTrainedModel, current: Callable[[str], str]) -> Adapter:
+    """Rename the tensors left to peft from module names of an earlier transformers to today's.
 
     Args:
         adapter: The adapter.
@@ -80,14 +80,15 @@ def under_current_names(adapter: Adapter, model: PreTrainedModel, current: Calla
         current: Returns today's name for an earlier one.
 
     Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for patterns of earlier names, ``ADAPTER_TENSOR_UNUSED`` for the same under both.
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for patterns of earlier names, ``ADAPTER_TENSOR_UNUSED`` for a tensor under both
+            names.
     """
     layers = {name for name, module in model.named_modules() if not list(module.children())}
-    found: dict[str, TensorInfo] = {}
+    forms: dict[str, TensorInfo] = {}
     for key, info in adapter.forms.items():
         name = key.removeprefix(ADAPTER_PREFIX)
         known = name == key or any(name[:end] in layers for end, letter in enumerate(name) if letter == ".")
-        if found.setdefault(key if known else ADAPTER_PREFIX + current(name), info) is not info:
+        if forms.setdefault(key if known else ADAPTER_PREFIX + current(name), info) is not info:
             raise ModelMergeError(
                 f"the adapter has {key!r} twice, under today's name and one of an earlier transformers",
                 reason="ADAPTER_TENSOR_UNUSED",
@@ -95,9 +96,9 @@ def under_current_names(adapter: Adapter, model: PreTrainedModel, current: Calla
                 about={"tensor": key},
             )
     patterns = adapter.config.alpha_pattern
-    if patterns and found.keys() != adapter.forms.keys():
+    if patterns and forms.keys() != adapter.forms.keys():
         raise unsupported("alpha_pattern", dict(patterns), "it is for the names that an earlier transformers had")
-    return replace(adapter, forms=found)
+    return replace(adapter, forms=forms)
 
 
 _MOST_PREFIXES = 64
@@ -108,10 +109,13 @@ _TEXT_PARTS = frozenset({"language_model", "text_model"})
 
 @dataclass(frozen=True)
 class NameMap:
-    """Names in the trained model ↔ names in the base's files: remove ``strip``, then add ``add``; one of them is empty, unless the names are those
-    of the text model within the base.
+    """Translates names in the trained model to names in the base's files, and back.
 
-    ``renamed`` has the stored names of weights that transformers has, or had, under another name.
+    Attributes:
+        names: Names in the base's files.
+        strip: Prefix to remove from the trained model's name.
+        add: Prefix to add then. It or ``strip`` is empty, unless the trained model is the text model within the base.
+        renamed: Stored names of weights that transformers has, or had, under another name.
     """
 
     names: frozenset[str]
@@ -130,7 +134,7 @@ class NameMap:
         candidate = self.add + name.removeprefix(self.strip)
         return candidate if candidate in self.names else None
 
-    def modelled(self, stored: str) -> str:
+    def model_name(self, stored: str) -> str:
         """Return the trained model's name for a base tensor (the stored name if the prefixes agree)."""
         if stored in self._originals:
             return self._originals[stored]
@@ -139,7 +143,7 @@ class NameMap:
         return stored
 
     def is_trained(self, stored: str) -> bool:
-        """Return whether a base tensor may be of the trained model: where that is the text model within the base, no other part is."""
+        """Return whether a base tensor may be part of the trained model, which may be only the text model within the base."""
         return stored.startswith(self.add) or not _TEXT_PARTS & set(self.add.split("."))
 
     @cached_property
@@ -152,7 +156,7 @@ def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
     """Find the prefix that makes most of the wanted names base tensors; none if they already are.
 
     A prefix is only removed or added, and has no layer number, so an encoder's adapter cannot be applied to a decoder, nor one layer's to
-    another. It is exchanged only for one with the text model's part behind it (``model.`` for ``model.language_model.``).
+    another. The only exchange appends the text model's part (``model.`` becomes ``model.language_model.``).
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if two prefixes explain the names equally well.
@@ -161,7 +165,7 @@ def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
     unresolved = sorted(name for name in set(wanted) if name not in names)
     candidates = sorted(_candidates(unresolved, names))
     if len(candidates) > _MOST_PREFIXES:
-        raise _ambiguous(unresolved[0], candidates[:3])
+        raise _ambiguity_error(unresolved[0], candidates[:3])
     counts = {
         (strip, add): sum(NameMap(names, strip, add).stored(name) is not None for name in unresolved)
         for strip, add in candidates
@@ -171,31 +175,31 @@ def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
     best = max(counts.values())
     winners = [pair for pair, count in counts.items() if count == best]
     if len(winners) > 1:
-        raise _ambiguous(unresolved[0], winners)
+        raise _ambiguity_error(unresolved[0], winners)
     return NameMap(names, *winners[0])
 
 
-def _ambiguous(name: str, prefixes: Sequence[tuple[str, str]]) -> ModelMergeError:
+def _ambiguity_error(name: str, prefixes: Sequence[tuple[str, str]]) -> ModelMergeError:
     shown = ", ".join(repr(add) if add else f"without {strip!r}" for strip, add in prefixes)
     return misfit(f"adapter tensor {name!r} fits base tensors under several prefixes ({shown})", tensor=name)
 
 
 def _candidates(unresolved: list[str], names: frozenset[str]) -> set[tuple[str, str]]:
-    found = set()
+    candidates = set()
     for name in unresolved[:64]:
         parts = name.split(".")
         for cut in range(1, len(parts) - 2):
             prefix = parts[:cut]
             if not any(part.isdigit() for part in prefix) and ".".join(parts[cut:]) in names:
-                found.add((f"{'.'.join(prefix)}.", ""))
+                candidates.add((f"{'.'.join(prefix)}.", ""))
         if len(parts) < 3:
             continue
         rest = f".{'.'.join(parts[1:])}"
         for part in _TEXT_PARTS:
             if f"{parts[0]}.{part}{rest}" in names:
-                found.add((f"{parts[0]}.", f"{parts[0]}.{part}."))
+                candidates.add((f"{parts[0]}.", f"{parts[0]}.{part}."))
         for stored in names:
             prefix = stored.removesuffix(f".{name}").split(".")
             if stored.endswith(f".{name}") and not any(part.isdigit() for part in prefix):
-                found.add(("", f"{'.'.join(prefix)}."))
-    return found
+                candidates.add(("", f"{'.'.join(prefix)}."))
+    return candidates

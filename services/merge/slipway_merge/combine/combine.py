@@ -32,7 +32,7 @@ from slipway.texts import one_line
 from slipway_merge.adapter.adapter import Adapter, read_adapter
 from slipway_merge.params import CombineParams
 
-#: Options for more than pairs. A checkpoint that has lost their tensors is refused by them.
+#: Options for more than pairs; they refuse even a checkpoint that has lost the tensors of an option.
 _NOT_PLAIN = ("layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices")
 
 
@@ -62,16 +62,16 @@ def combine(inputs: Sequence[tuple[str, Path]], output: Path, *, params: Combine
     parts = _read(inputs, params)
     _check_bases(parts, ctx)
     torch.manual_seed(params.seed)
-    tensors = _saved_along(parts)
+    tensors = _read_base_weights(parts)
     ranks: dict[str, int] = {}
     modules = sorted({module for part in parts for module in part.adapter.pairs})
     for number, module in enumerate(modules):
         ctx.progress("combine", done=number, total=len(modules), unit="modules")
-        found = [(part, part.adapter.pairs[module]) for part in parts if module in part.adapter.pairs]
-        _check_module(module, found, params)
-        a, b = _combined(found, params)
+        pairs = [(part, part.adapter.pairs[module]) for part in parts if module in part.adapter.pairs]
+        _check_module(module, pairs, params)
+        a, b = _combine_factors(pairs, params)
         ranks[module] = a.shape[0]
-        a_name, b_name = _names(module, embedding=found[0][1].embedding)
+        a_name, b_name = _names(module, embedding=pairs[0][1].embedding)
         tensors |= {a_name: a.contiguous(), b_name: b.contiguous()}
     _check_values(tensors)
     output.mkdir()
@@ -99,7 +99,7 @@ def _read(inputs: Sequence[tuple[str, Path]], params: CombineParams) -> list[_Pa
     parts = []
     for (name, folder), weight in zip(inputs, weights, strict=True):
         adapter = read_adapter(folder)
-        # A bias is trained; any other weight that is no module to save is the base's own, saved along.
+        # Biases and modules to save are trained; any other weight is a copy of the base's.
         trained = sorted(w.info.name for w in adapter.whole.values() if w.own or w.name.endswith(".bias"))
         trained += sorted([*adapter.forms, *(info.name for info in adapter.rows.values())])
         trained += sorted(pair.a.name for pair in adapter.experts.values())
@@ -116,8 +116,8 @@ def _read(inputs: Sequence[tuple[str, Path]], params: CombineParams) -> list[_Pa
     return parts
 
 
-def _saved_along(parts: Sequence[_Part]) -> dict[str, torch.Tensor]:
-    """Return the base weights that peft saves beside pairs (of a targeted embedding), which must be equal in all adapters."""
+def _read_base_weights(parts: Sequence[_Part]) -> dict[str, torch.Tensor]:
+    """Return the base weights that peft saves beside the pairs of a targeted embedding; check that all adapters have the same."""
     tensors: dict[str, torch.Tensor] = {}
     owners: dict[str, str] = {}
     for part in parts:
@@ -144,9 +144,9 @@ def _check_bases(parts: Sequence[_Part], ctx: Context) -> None:
         ctx.warn(f"the combined adapters name different base models ({listed})")
 
 
-def _check_module(module: str, found: Sequence[tuple[_Part, Pair]], params: CombineParams) -> None:
+def _check_module(module: str, pairs: Sequence[tuple[_Part, Pair]], params: CombineParams) -> None:
     """Check that all adapters of a module have the same weight shape and, if factors are mixed, the same rank."""
-    (first, pair), *others = found
+    (first, pair), *others = pairs
     for part, other in others:
         same = other.embedding == pair.embedding and other.a.shape[1:] == pair.a.shape[1:]
         if not (same and other.b.shape[0] == pair.b.shape[0]):
@@ -167,20 +167,20 @@ def _check_module(module: str, found: Sequence[tuple[_Part, Pair]], params: Comb
             )
 
 
-def _combined(found: Sequence[tuple[_Part, Pair]], params: CombineParams) -> tuple[torch.Tensor, torch.Tensor]:
+def _combine_factors(pairs: Sequence[tuple[_Part, Pair]], params: CombineParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the factors (r, in) and (out, r) of one module, in float32, for a scaling of 1."""
-    first = [_load(pair.a).float() for _, pair in found]
-    second = [_load(pair.b).float() for _, pair in found]
-    scales = [part.weight * pair.scaling for part, pair in found]
+    first = [_load(pair.a).float() for _, pair in pairs]
+    second = [_load(pair.b).float() for _, pair in pairs]
+    scales = [part.weight * pair.scaling for part, pair in pairs]
     if params.combination_type == "cat":
         return torch.cat([a * scale for a, scale in zip(first, scales, strict=True)], 0), torch.cat(second, 1)
     roots = torch.tensor([math.sqrt(abs(scale)) for scale in scales])
     signs = torch.tensor([math.copysign(1.0, scale) for scale in scales])
-    mix = _mixing(params)
+    mix = _mixing_method(params)
     return mix(first, roots * signs), mix(second, roots)  # signs on one factor only, otherwise they would cancel
 
 
-def _mixing(params: CombineParams) -> Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]:
+def _mixing_method(params: CombineParams) -> Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]:
     density, sign = params.density, params.majority_sign_method
     methods: Mapping[str, Callable[..., torch.Tensor]] = {
         "linear": merge_utils.task_arithmetic,
@@ -215,7 +215,7 @@ def _check_values(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _config(first: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """Return a configuration with which peft and this service give every module its rank and a scaling of 1."""
+    """Return a configuration that gives every module its rank and a scaling of 1, in peft and in this service."""
     common = max(ranks.values())
     others = {re.escape(module): rank for module, rank in sorted(ranks.items()) if rank != common}
     kept = ("base_model_name_or_path", "revision", "task_type", "peft_version", "auto_mapping")

@@ -1,4 +1,4 @@
-"""Combine stage: make one LoRA adapter of several, so that all later stages have one adapter to merge and to compare with."""
+"""Combine stage: make one LoRA adapter from several, so that later stages merge one adapter and compare with it."""
 
 from __future__ import annotations
 

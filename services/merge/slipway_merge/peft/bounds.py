@@ -1,4 +1,4 @@
-"""Bound the memory that peft takes to build a form: it builds whatever the numbers of ``adapter_config.json`` say."""
+"""Limit the memory that peft takes to build a form: peft trusts the numbers of ``adapter_config.json``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from slipway.sizes import format_size
 
 #: Bytes that any form may take.
 _ALWAYS = 64 << 20
-#: Times the square of the inputs of a layer, or its size: BOFT has some permutations of the inputs for each of its factors.
+#: Multiples of the square of a layer's inputs, or of its size: BOFT has some permutations of the inputs for each of its factors.
 _OF_LARGEST = 16
-#: Times the sizes of all layers together: FRoD has twice as much.
+#: Multiples of the sizes of all layers together: FRoD takes two.
 _OF_ALL = 3
 _BYTES = 4
 
 
 def most_bytes(layers: Iterable[nn.Module]) -> int:
-    """Return how many bytes of tensors a form may make on these layers, in float32: in proportion to them, and more than any needs."""
+    """Return the most bytes of float32 tensors that a form may make on these layers: in proportion to them, and more than any form needs."""
     shapes = [[parameter.shape for parameter in layer.parameters()] for layer in layers]
     sizes = [sum(shape.numel() for shape in each) for each in shapes]
     inputs = [shape[1:].numel() for each in shapes for shape in each]
@@ -31,7 +31,7 @@ def most_bytes(layers: Iterable[nn.Module]) -> int:
 
 
 class Bounded(TorchDispatchMode):
-    """Refuse to make tensors, within a block, that have more bytes in all than a limit. Those on ``meta`` have none.
+    """Limit the total bytes of the tensors made in a block. Tensors on ``meta`` take none.
 
     Only tensors made from numbers count: the sizes of all others follow from these, the base and the adapter's own tensors.
 

@@ -13,7 +13,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 
 from slipway.model.adapters.refusals import UNMERGED_REMEDY, unsupported
 from slipway.model.model_files import ADAPTER_PREFIX
-from slipway_merge.peft.modules import through_peft
+from slipway_merge.peft.modules import run_peft
 
 
 def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
@@ -34,7 +34,7 @@ def peft_config(raw: Mapping[str, Any]) -> peft.PeftConfig:
     for key in sorted(set(raw) - known):
         if raw[key]:
             raise unsupported(key, raw[key], f"peft {peft.__version__} does not know this option of {kind.value}")
-    with through_peft("adapter_config.json"):
+    with run_peft("adapter_config.json"):
         return peft.PeftConfig.from_peft_type(**{key: copy.deepcopy(raw[key]) for key in sorted(set(raw) & known)})
 
 
@@ -49,7 +49,7 @@ def _merges(tuner: type) -> bool:
 
 
 def is_peft_tensor(key: str, raw: Mapping[str, Any]) -> bool:
-    """Return whether an adapter tensor belongs to the form itself, not to a module or bias saved along."""
+    """Return whether an adapter tensor belongs to the form, and not to a module or bias saved along."""
     kinds = {kind.value: prefix for kind, prefix in PEFT_TYPE_TO_PREFIX_MAPPING.items()}
     prefix = kinds.get(str(raw.get("peft_type"))) or "?"
     parts = key.removeprefix(ADAPTER_PREFIX).split(".")

@@ -28,9 +28,9 @@ from slipway.model.weights import reading
 from slipway_merge.peft.bounds import Bounded, most_bytes
 from slipway_merge.tensors.tensor_io import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 
-#: Weights; positions of entries, and masks.
+#: Types of weights, then of positions of entries, and of masks.
 _STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")
-#: Types of computations by numpy's.
+#: torch's types for computing, by numpy's.
 TORCH_TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 #: One module is computed at a time, whatever the number of threads, to limit memory and because peft expects one thread.
 _ONE_AT_A_TIME = threading.RLock()
@@ -43,8 +43,8 @@ _SELECTING: Mapping[str, Any] = {
 
 
 @contextmanager
-def through_peft(what: str) -> Iterator[None]:
-    """Run peft's code in one thread at a time and silently; translate its errors.
+def run_peft(what: str) -> Iterator[None]:
+    """Run a block of peft's code silently, in one thread at a time; translate its errors.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED``.
@@ -64,7 +64,7 @@ def through_peft(what: str) -> Iterator[None]:
             ) from error
 
 
-def mapped(info: TensorInfo) -> torch.Tensor:
+def map_tensor(info: TensorInfo) -> torch.Tensor:
     """Return a stored tensor in its own type, mapped copy-on-write from its file.
 
     Raises:
@@ -83,12 +83,12 @@ def mapped(info: TensorInfo) -> torch.Tensor:
 
 
 def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
-    """Return :func:`mapped`, or a part of it, after checking that every value is finite.
+    """Return :func:`map_tensor`, or a part of it, after checking that every value is finite.
 
     Raises:
         ModelMergeError: ``NON_FINITE_WEIGHTS`` or ``DTYPE_UNSUPPORTED``.
     """
-    tensor = mapped(info)[part]
+    tensor = map_tensor(info)[part]
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise ModelMergeError(
             f"tensor {info.name!r} of {where} holds NaN or infinity",
@@ -99,12 +99,12 @@ def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> t
     return tensor
 
 
-def widened(info: TensorInfo, dtype: np.dtype[np.floating]) -> torch.Tensor:
+def read_widened(info: TensorInfo, dtype: np.dtype[np.floating]) -> torch.Tensor:
     """Return a copy of a base weight in the type of a computation (float32 or float64); raise as :func:`read_finite`."""
     return read_finite(info, "the base model").to(TORCH_TYPES[np.dtype(dtype)], copy=True)
 
 
-def filled(layer: nn.Module, fill: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
+def fill_layer(layer: nn.Module, fill: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
     """Return a copy of a layer with other values: ``fill`` gets each parameter's name and its (meta) tensor."""
     layer = copy.deepcopy(layer)
     for path, parameter in list(layer.named_parameters()):
@@ -162,7 +162,7 @@ class Holder:
         own += [name for name, _ in self.tuner.named_parameters(recurse=False)]
         return bool(own) or self.tuner.uses_shared_state
 
-    def expected(self) -> dict[str, tuple[int, ...]]:
+    def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the adapter tensors that these layers need, by checkpoint name, with their shapes."""
         state = peft.get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return {key: tuple(tensor.shape) for key, tensor in state.items()}
@@ -197,12 +197,12 @@ class Holder:
                     parameter.data = parameter.data.float() if parameter.dtype in narrow else parameter.data
 
     def base_layer(self, name: str) -> nn.Module:
-        """Return the base layer, which the adapter's initialisation may have changed."""
+        """Return the base layer; the adapter's initialisation may have changed it."""
         base: nn.Module = self.tuner.model.get_submodule(name).get_base_layer()
         return base
 
     def departure(self, name: str, merged: Mapping[str, torch.Tensor], layer: nn.Module) -> float | None:
-        """Return the relative difference of a merged layer's output from that of the layer with its adapter, on random input.
+        """Return how far a merged layer's output is from the unmerged layer's, on random input and relative to its norm.
 
         Args:
             name: Name of the layer, which is not merged yet.
@@ -210,13 +210,13 @@ class Holder:
             layer: The model's layer without adapter.
 
         Returns:
-            None for a layer whose input only its model can make.
+            None if only the model can make the layer's input.
         """
         inputs = _tokens(layer) if isinstance(layer, nn.Embedding) else _inputs(layer)  # scaled embeddings, too
         if inputs is None:
             return None
         trained = copy.deepcopy(self.tuner.model.get_submodule(name)).to(torch.float32).eval()
-        plain = filled(layer, lambda path, _: merged[path].to(torch.float32)).eval()
+        plain = fill_layer(layer, lambda path, _: merged[path].to(torch.float32)).eval()
         wanted, got = trained(inputs), plain(inputs)
         return float((wanted - got).norm() / wanted.norm().clamp_min(1e-30))
 
@@ -225,7 +225,7 @@ class Holder:
     ) -> float:
         """Return the error of a layer's output with a written parameter, against the unmerged layer with its adapter.
 
-        The largest difference on random input, as a share of what rounding the parameter explains; the merge code is not used.
+        It is the largest difference on random input, as a share of what rounding the parameter explains. The merge code is not used.
 
         Args:
             name: Name of the layer.
@@ -245,10 +245,10 @@ class Holder:
             wanted = nothing if parameter == "bias" else wanted - nothing
         del trained
 
-        def output(values: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-            """Return the output of a layer with only this parameter: linear in its values and in its input."""
-            alone = filled(layer, lambda path, other: values if path == parameter else torch.zeros(other.shape))
-            return alone.eval()(given if given.is_floating_point() else inputs)
+        def output(values: torch.Tensor, layer_input: torch.Tensor) -> torch.Tensor:
+            """Return the output of a layer with only this parameter; it is linear in its values and in its input."""
+            alone = fill_layer(layer, lambda path, other: values if path == parameter else torch.zeros(other.shape))
+            return alone.eval()(layer_input if layer_input.is_floating_point() else inputs)
 
         values = read_finite(written, "the merged model").to(torch.float32)
         error = (wanted - output(values, inputs)).abs()
@@ -257,7 +257,7 @@ class Holder:
         tolerance = DEVIATIONS * variance.sqrt() + COMPUTING_UNITS * UNIT_ROUNDOFF["F32"] * computing + 1e-30
         return float((error / tolerance).max())
 
-    def merged(self, name: str, dtype: torch.dtype, *, keep: bool, disturbed: bool = False) -> dict[str, torch.Tensor]:
+    def merge(self, name: str, dtype: torch.dtype, *, keep: bool, disturbed: bool = False) -> dict[str, torch.Tensor]:
         """Return one layer's parameters after peft's merge, computed in ``dtype``; with ``keep`` the holder can merge again.
 
         With ``disturbed`` (and ``keep``) add noise to the adapter's values, so that the merge changes everything it can change.

@@ -1,4 +1,4 @@
-"""Rows of embeddings: those that an adapter replaces, and those that its tokenizer needs."""
+"""Replace rows of embeddings, and check that every token of the tokenizer has one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipway_merge.tensors.values import Computed, Value
 
 
 def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, reader: TensorReader) -> None:
-    """Check that a head with such rows has no bias: peft ignores the bias in training and uses it again after the merge.
+    """Check that a head with replaced rows has no bias: peft ignores the bias in training and uses it again after the merge.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED``.
@@ -31,7 +31,7 @@ def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, rea
         )
 
 
-def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: TensorInfo) -> Value:
+def replace_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: TensorInfo) -> Value:
     """Return the weight with its ``rows`` replaced by those of ``info``.
 
     Raises:
@@ -47,9 +47,9 @@ def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: 
         )
 
     def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
-        from slipway_merge.peft.modules import read_finite, widened
+        from slipway_merge.peft.modules import read_finite, read_widened
 
-        weight = widened(source, dtype)
+        weight = read_widened(source, dtype)
         weight[list(rows)] = read_finite(info, "the adapter").to(weight.dtype)
         values: np.ndarray = weight.numpy()
         return values
@@ -59,14 +59,14 @@ def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: 
         replaced = list(range(0, len(rows), 1 + len(rows) // SAMPLE_ROWS))
         with TensorReader() as reader:
             expected = np.concatenate([read_rows(reader, source, kept), read_rows(reader, info, replaced)])
-            found = read_rows(reader, written, [*kept, *(rows[place] for place in replaced)])
-        return share_of_rounding(found, expected, written.dtype)
+            values = read_rows(reader, written, [*kept, *(rows[place] for place in replaced)])
+        return share_of_rounding(values, expected, written.dtype)
 
     return Value(source, computed=Computed(module, "rows", compute, error))
 
 
 def check_vocabulary(base: Path, adapter: Path, config: ModelConfig) -> None:
-    """Check that the checkpoint's tokenizer has no id beyond the merged embedding, unless the base's tokenizer has too.
+    """Check that the checkpoint's tokenizer has no id beyond the merged embedding, unless the base's tokenizer has one too.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH``.

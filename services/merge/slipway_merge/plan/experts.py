@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StackedPair:
-    """The factors of one parameter of shape (experts, out, in), or (experts, in, out) if ``transposed``. A matrix is a stack of one."""
+    """The factors of a parameter of shape (experts, out, in), or (experts, in, out) if ``transposed``; a matrix counts as one expert."""
 
     module: str
     a: TensorInfo
@@ -49,7 +49,7 @@ class StackedPair:
         return self.scaling * (b @ a)
 
     def line(self, expert: int, number: int, a: Array, b: Array) -> Array:
-        """Return the update of one row of one expert in its parameter's orientation, from all factors in float64."""
+        """Return the update of one row of one expert, oriented like the parameter, from all factors in float64."""
         a = a[expert * self.rank : (expert + 1) * self.rank]  # (r, in)
         b = b[:, expert :: self.shape[0]]  # (out, r)
         return np.asarray(self.scaling * (b @ a[:, number] if self.transposed else b[number] @ a))
@@ -64,7 +64,7 @@ def stacked_pairs(
         ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
     """
     left = dict(pairs)
-    found: dict[str, StackedPair] = {}
+    stacked: dict[str, StackedPair] = {}
     check_patterns(config.raw, (name for name, _ in model.named_parameters()))
     for module, layer in model.named_modules():
         names = [f"{module}.{name}" for name, _ in layer.named_parameters(recurse=False)]
@@ -75,15 +75,17 @@ def stacked_pairs(
                 what = f"adapter_config.json names parameter {name!r}, but the checkpoint holds no tensor for it"
                 raise incomplete(what, tensor=name)
             shape = tuple(model.get_parameter(name).shape)
-            found[name] = _stacked(name, pair, shape, config, transposed=bool(getattr(layer, "is_transposed", False)))
+            stacked[name] = _stack_pair(
+                name, pair, shape, config, transposed=bool(getattr(layer, "is_transposed", False))
+            )
     if left:
         info = next(iter(left.values())).a
         what = f"the adapter has {2 * len(left)} tensors that no base weight takes, first {info.name!r} {info.shape}"
         raise misfit(what, reason="ADAPTER_TENSOR_UNUSED", tensor=info.name)
-    return found
+    return stacked
 
 
-def _stacked(
+def _stack_pair(
     name: str, pair: ExpertPair, shape: tuple[int, ...], config: AdapterConfig, *, transposed: bool
 ) -> StackedPair:
     if len(shape) not in (2, 3):
@@ -128,14 +130,14 @@ def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) 
 
 def places(stack: Stack, base: Mapping[str, TensorInfo]) -> list[tuple[str, int, slice]]:
     """Return every stored tensor of a stack with its expert and its rows in it."""
-    found = []
+    parts = []
     for expert, names in enumerate(stack.parts):
         start = 0
         for name in names:
             stop = start + base[name].shape[0]
-            found.append((name, expert, slice(start, stop)))
+            parts.append((name, expert, slice(start, stop)))
             start = stop
-    return found
+    return parts
 
 
 def _value(
@@ -151,9 +153,9 @@ def _value(
         raise misfit(what, tensor=source.name, shape=source.shape, expected=shape)
 
     def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
-        from slipway_merge.peft.modules import widened
+        from slipway_merge.peft.modules import read_widened
 
-        weight = widened(source, dtype)
+        weight = read_widened(source, dtype)
         add(weight)
         values: np.ndarray = weight.numpy()
         return values

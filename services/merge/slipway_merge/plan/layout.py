@@ -55,7 +55,7 @@ class Shard:
         pieces: list[tuple[OutputTensor, ...]] = []
         for tensor in self.tensors:
             last = pieces[-1][-1] if pieces else None
-            if last is not None and last.untouched and tensor.untouched and _adjacent(last.value, tensor.value):
+            if last is not None and last.untouched and tensor.untouched and _are_adjacent(last.value, tensor.value):
                 pieces[-1] += (tensor,)
             else:
                 pieces.append((tensor,))
@@ -83,7 +83,7 @@ class Layout:
         return index_file(weight_map, total_bytes=self.data_bytes)
 
 
-def _adjacent(first: Value, second: Value) -> bool:
+def _are_adjacent(first: Value, second: Value) -> bool:
     return first.source.file == second.source.file and first.source.end == second.source.start
 
 

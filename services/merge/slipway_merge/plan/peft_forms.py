@@ -1,7 +1,6 @@
 """Merge adapter forms through peft: their modules, their tensors, and the merged values.
 
-peft decides whether a form can be merged: its layers either merge or say why not. So a form of a later peft is merged or refused
-without a change here.
+peft decides whether a form can be merged: its layers either merge or say why not. So a new form of a later peft needs no change here.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from slipway_merge.peft.config import peft_config
 from slipway_merge.peft.modules import (
     TORCH_TYPES,
     Holder,
-    filled,
-    mapped,
+    fill_layer,
+    map_tensor,
     read_finite,
+    run_peft,
     takes_known_inputs,
-    through_peft,
 )
 from slipway_merge.tensors.values import Computed
 
@@ -63,11 +62,11 @@ class PeftForms:
     ) -> None:
         self.raw = raw
         _check_rank(raw, tensors)
-        self.config = peft_config(_without_unknown_names(raw, model))
+        self.config = peft_config(_drop_unknown_names(raw, model))
         self.form = "dora" if raw.get("use_dora") else str(raw["peft_type"]).lower()
         self.tensors = tensors
         check_patterns(raw, names_in(model))
-        with through_peft("the adapter's target modules"):
+        with run_peft("the adapter's target modules"):
             targets = _targets(self.config, model)
         chosen = targets if only is None else [name for name in targets if name in set(only)]
         self.layers = {name: model.get_submodule(name) for name in chosen}
@@ -90,10 +89,10 @@ class PeftForms:
             ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
         """
         expected: dict[str, tuple[int, ...]] = {}
-        together = bool(self.layers) and self.shares_state
-        for group in [list(self.layers)] if together else [[name] for name in self.layers]:
-            with through_peft(f"module {group[0]!r}"):
-                expected |= self._expected(group)
+        joint = bool(self.layers) and self.shares_state
+        for group in [list(self.layers)] if joint else [[name] for name in self.layers]:
+            with run_peft(f"module {group[0]!r}"):
+                expected |= self._expected_tensors(group)
         for key, shape in expected.items():
             info = self.tensors.get(key)
             if info is None:
@@ -109,34 +108,34 @@ class PeftForms:
 
     def alters(self, module: str, parameter: str) -> bool:
         """Return whether the form changes a base weight when it is initialised, before any training."""
-        with through_peft(f"module {module!r}"):
+        with run_peft(f"module {module!r}"):
             weight = self._holder(module).base_layer(module).get_parameter(parameter)
-        return not torch.equal(weight.float(), mapped(self.sources[module][parameter]).float())
+        return not torch.equal(weight.float(), map_tensor(self.sources[module][parameter]).float())
 
-    def changed(self, module: str) -> frozenset[str]:
+    def changed_parameters(self, module: str) -> frozenset[str]:
         """Return which of a module's parameters the merge changes, determined once per kind of layer.
 
-        The first layer of a kind represents all, so it is also merged with disturbed values: its trained values may happen to change
-        nothing (an expert that no token reached).
+        The first layer of a kind represents all layers of that kind. It is also merged with disturbed values, because its trained values
+        may happen to change nothing (an expert that no token reached).
 
         Raises:
             ModelMergeError: ``ADAPTER_UNSUPPORTED`` if peft cannot merge this form or layer.
         """
         layer = self.layers[module]
         own = self.own_tensors(module).items()
-        # The shapes tell whether IA³ scales the input, or the output with its bias.
+        # The shapes show whether IA³ scales the input, or the output with its bias.
         shapes = tuple(sorted((key.removeprefix(ADAPTER_PREFIX + module), info.shape) for key, info in own))
         kind = (type(layer), tuple(self.parameters(module)), shapes)
         if kind not in self._changed:
-            with through_peft(f"module {module!r}"):
+            with run_peft(f"module {module!r}"):
                 holder = self._holder(module)
-                after = holder.merged(module, torch.float32, keep=True)
+                after = holder.merge(module, torch.float32, keep=True)
                 departure = holder.departure(module, after, layer)
-                disturbed = holder.merged(module, torch.float32, keep=True, disturbed=True)
+                disturbed = holder.merge(module, torch.float32, keep=True, disturbed=True)
             if departure is not None and not departure <= _TOLERANCE:
                 why = f"peft's merge of {module!r} is not what was trained: its output is off by {departure:.2g} of its norm"
                 raise unsupported("peft_type", self.raw["peft_type"], why, remedy=UNMERGED_REMEDY)
-            before = {name: mapped(info).to(torch.float32) for name, info in self.sources[module].items()}
+            before = {name: map_tensor(info).to(torch.float32) for name, info in self.sources[module].items()}
             self._changed[kind] = frozenset(
                 name
                 for name in before
@@ -148,17 +147,17 @@ class PeftForms:
                 raise unsupported("peft_type", self.raw["peft_type"], why)
         return self._changed[kind]
 
-    def computed(self, module: str, parameter: str) -> Computed:
+    def computation(self, module: str, parameter: str) -> Computed:
         """Return the computation of one parameter's merged values."""
 
         def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
-            with through_peft(f"module {module!r}"):
-                after = self._holder(module).merged(module, TORCH_TYPES[np.dtype(dtype)], keep=self.shares_state)
+            with run_peft(f"module {module!r}"):
+                after = self._holder(module).merge(module, TORCH_TYPES[np.dtype(dtype)], keep=self.shares_state)
             values: np.ndarray = after[parameter].contiguous().numpy()
             return values
 
         def error(written: TensorInfo) -> float:
-            with through_peft(f"module {module!r}"):
+            with run_peft(f"module {module!r}"):
                 holder, layer = self._holder(module), self.layers[module]
                 return holder.share_of_rounding(module, layer, parameter, written, keep=self.shares_state)
 
@@ -170,41 +169,43 @@ class PeftForms:
         first = next(iter(self.layers))
         if PEFT_TYPE_TO_TUNER_MAPPING[self.config.peft_type].uses_shared_state:
             return True
-        with through_peft(f"module {first!r}"):
+        with run_peft(f"module {first!r}"):
             return self._blank_holder([first]).shares_state
 
     def _blank_holder(self, names: list[str]) -> Holder:
         """Return a holder without values: on ``meta`` if the form can be built there, otherwise with zeros."""
         try:
             holder = Holder(self.config, {name: copy.deepcopy(self.layers[name]) for name in names})
-            holder.expected()
+            holder.expected_tensors()
         except (NotImplementedError, RuntimeError):  # the form needs values when it is built
             return self._zero_holder(names)
         return holder
 
-    def _expected(self, names: list[str]) -> dict[str, tuple[int, ...]]:
+    def _expected_tensors(self, names: list[str]) -> dict[str, tuple[int, ...]]:
         if self.shares_state:
-            return self._together.expected()
-        expected = self._blank_holder(names).expected()
+            return self._joint_holder.expected_tensors()
+        expected = self._blank_holder(names).expected_tensors()
         complete = all(self.own_tensors(name).keys() <= expected.keys() for name in names)
-        return expected if complete else self._zero_holder(names).expected()  # on meta a form may defer some parts
+        return (
+            expected if complete else self._zero_holder(names).expected_tensors()
+        )  # on meta a form may defer some parts
 
     def _zero_holder(self, names: list[str]) -> Holder:
-        return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
+        return Holder(self.config, {name: fill_layer(self.layers[name], _zeros) for name in names})
 
     @cached_property
-    def _together(self) -> Holder:
+    def _joint_holder(self) -> Holder:
         """All modules in one holder, on the base's own bytes, for forms whose modules depend on each other."""
-        layers = {name: filled(layer, partial(self._stored, name)) for name, layer in self.layers.items()}
+        layers = {name: fill_layer(layer, partial(self._map_source, name)) for name, layer in self.layers.items()}
         return Holder(self.config, layers)
 
-    def _stored(self, module: str, path: str, _: torch.Tensor) -> torch.Tensor:
-        return mapped(self.sources[module][path])
+    def _map_source(self, module: str, path: str, _: torch.Tensor) -> torch.Tensor:
+        return map_tensor(self.sources[module][path])
 
     @cached_property
-    def _loaded_together(self) -> Holder:
-        self._together.load({key: read_finite(info, "the adapter") for key, info in sorted(self.tensors.items())})
-        return self._together
+    def _loaded_joint_holder(self) -> Holder:
+        self._joint_holder.load({key: read_finite(info, "the adapter") for key, info in sorted(self.tensors.items())})
+        return self._joint_holder
 
     def _holder(self, module: str) -> Holder:
         """Return the module with its trained adapter.
@@ -213,8 +214,8 @@ class PeftForms:
         """
         values = {name: read_finite(info, "the base model") for name, info in self.sources[module].items()}
         if self.shares_state:
-            return self._loaded_together
-        holder = Holder(self.config, {module: filled(self.layers[module], lambda path, _: values[path])})
+            return self._loaded_joint_holder
+        holder = Holder(self.config, {module: fill_layer(self.layers[module], lambda path, _: values[path])})
         own = self.own_tensors(module)
         holder.load({key: read_finite(info, "the adapter") for key, info in sorted(own.items())})
         return holder
@@ -224,10 +225,10 @@ def _zeros(_: str, parameter: torch.Tensor) -> torch.Tensor:
     return torch.zeros(parameter.shape, dtype=torch.float32)
 
 
-def _without_unknown_names(raw: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """Drop listed names that no module of the model has: peft compares each name with every other one.
+def _drop_unknown_names(raw: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """Drop listed names that no module has, because peft compares each name with every other one.
 
-    If no target is left, the first stays, so that peft refuses the list.
+    Keep the first target if none is left, so that peft refuses the list.
     """
     known = {
         ".".join(parts[start:])
@@ -247,7 +248,7 @@ def _without_unknown_names(raw: Mapping[str, Any], model: PreTrainedModel) -> di
 def _check_rank(raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
     """Refuse a large rank that no tensor of the adapter has, before factors of it are built.
 
-    LoKr writes any large rank for "no factors"; AdaLoRA's tensors are smaller than its first rank, which its lists of ranks show.
+    LoKr writes any large rank to mean "no factors". AdaLoRA's tensors are smaller than its first rank; its lists of ranks show that rank.
     """
     rank = max((raw[key] for key in ("r", "init_r") if isinstance(raw.get(key), int)), default=0)
     if rank <= _LARGE_RANK or raw.get("peft_type") == "LOKR":
@@ -265,9 +266,9 @@ def _check_rank(raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> No
 
 
 def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
-    """Return the names of the modules a configuration targets, found by peft's own matching and in the model's order."""
+    """Return the names of the modules that a configuration targets by peft's own matching, in the model's order."""
     tuner: Any = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
-    found: list[str] = []
+    modules: list[str] = []
 
     class Matching(tuner):
         """The tuner, changed to record the modules instead of replacing them."""
@@ -279,7 +280,7 @@ def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
         def _mark_only_adapters_as_trainable(self, *args: Any, **kwargs: Any) -> None: ...
 
         def _create_and_replace(self, *_: Any, current_key: str, **__: Any) -> None:
-            found.append(current_key)
+            modules.append(current_key)
 
     config = copy.deepcopy(config)
     if hasattr(config, "target_parameters"):
@@ -288,4 +289,4 @@ def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
         config.layer_replication = None
     Matching(copy.deepcopy(model), {"default": config}, "default")._check_merge_allowed()
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
-    return sorted(found, key=lambda name: order[name])
+    return sorted(modules, key=lambda name: order[name])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.pairs import Pair, unwrapped
+from slipway.model.adapters.pairs import Pair, unwrap_name
 from slipway.model.adapters.refusals import PEFT_REMEDY
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import ADAPTER_PREFIX
@@ -22,17 +22,17 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.checks import (
     check_complete,
+    check_replacement,
     check_rows,
-    checked_replacement,
-    fitted_update,
+    fit_update,
     has_transposed,
     new_vocab_size,
-    no_place,
+    no_place_error,
 )
-from slipway_merge.adapter.naming import Naming, under_current_names
-from slipway_merge.plan.embeddings import check_no_bias, replaced_rows
+from slipway_merge.adapter.naming import Naming, use_current_names
+from slipway_merge.plan.embeddings import check_no_bias, replace_rows
 from slipway_merge.plan.initial_weights import initial_precision_warning, restore_initial_weights
-from slipway_merge.plan.replication import replicated, source_layers
+from slipway_merge.plan.replication import replicate, source_layers
 from slipway_merge.plan.ties import Ties, write_untied
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, MergePlan, Value
@@ -65,7 +65,7 @@ class Planner:
     def __post_init__(self) -> None:
         self.layers = source_layers(self.adapter.config.replication)
         if self.layers:
-            self.base = replicated(self.base, self.layers)
+            self.base = replicate(self.base, self.layers)
 
     def plan(self) -> MergePlan:
         """Return the plan of the merge.
@@ -78,8 +78,8 @@ class Planner:
         grouped = {member for group in self.groups for member in group}
         for whole in self.adapter.whole.values():
             if (name := self.naming.output(whole.name)) not in grouped:
-                self._stored(name, whole.info)
-                value = Value(self._checked_replacement(name, whole, self.base[name].shape))
+                self._check_stored(name, whole.info)
+                value = Value(self._check_replacement(name, whole, self.base[name].shape))
                 copies = [name] if whole.own or not self.layers else self._copies(name)
                 values.update(dict.fromkeys(copies, value))
         self._check_once()
@@ -92,12 +92,12 @@ class Planner:
             write_untied(values, self.facts("which weights are tied").groups(), self.naming)
         self._warn_of_ambiguous_alphas()
         check_complete(self.base, self.adapter, self.naming.names, self._is_in_model)
-        of_base = {id(info) for info in self.base.values()}
+        base_ids = {id(info) for info in self.base.values()}
         return MergePlan(
             values=values,
             untied=bool(untied),
             vocab_size=new_vocab_size(values, self.base),
-            replaced=tuple(sorted(name for name, value in values.items() if id(value.source) not in of_base)),
+            replaced=tuple(sorted(name for name, value in values.items() if id(value.source) not in base_ids)),
             warnings=tuple(self.warnings),
             layers=self.layers,
         )
@@ -123,16 +123,16 @@ class Planner:
         return conversions(self.facts("which stored tensors its modules are made of").model, self.base)
 
     def names_in_peft(self) -> dict[str, str]:
-        """Return for every tensor of the adapter's file the name that peft expects on the model as transformers loads it."""
-        found = {info.name: key for key, info in self.adapter.forms.items()}
-        found |= {
-            info.name: unwrapped(info.name) for pair in self.adapter.experts.values() for info in (pair.a, pair.b)
+        """Return, for every tensor of the adapter's file, the name that peft expects for the model as transformers loads it."""
+        names = {info.name: key for key, info in self.adapter.forms.items()}
+        names |= {
+            info.name: unwrap_name(info.name) for pair in self.adapter.experts.values() for info in (pair.a, pair.b)
         }
-        for module, info in self.adapter.by_module():
-            name = self.naming.in_model(module)
-            own = unwrapped(info.name)
-            found[info.name] = ADAPTER_PREFIX + own[own.index(module) :].replace(module, name, 1)
-        return found
+        for module, info in self.adapter.tensors_by_module():
+            name = self.naming.module_in_model(module)
+            own = unwrap_name(info.name)
+            names[info.name] = ADAPTER_PREFIX + own[own.index(module) :].replace(module, name, 1)
+        return names
 
     @cached_property
     def forms(self) -> PeftForms | None:
@@ -142,7 +142,7 @@ class Planner:
         from slipway_merge.plan.peft_forms import PeftForms
 
         model = self.facts("which layers the adapter is for").model
-        self.adapter = under_current_names(self.adapter, model, self._conversions.current)
+        self.adapter = use_current_names(self.adapter, model, self._conversions.current)
         only = None if self.adapter.config.through_peft else self.adapter.formed_modules()
         return PeftForms(self.adapter.config.raw, self.adapter.forms, model, only=only)
 
@@ -156,7 +156,7 @@ class Planner:
         """Weights that share a storage and that the adapter changes, by output name."""
         return self.ties.groups(self.vocab_size, self.facts)
 
-    def of_base(self, name: str) -> TensorInfo | None:
+    def base_tensor(self, name: str) -> TensorInfo | None:
         """Return the base's tensor for an output tensor, possibly under a tied name."""
         members = [name, *next((group for group in self.groups if name in group), ())]
         return next((self.base[member] for member in members if member in self.base), None)
@@ -167,17 +167,17 @@ class Planner:
         return Ties(self.base, self.adapter, self._form_weights, self.naming, self.reader)
 
     def _copies(self, name: str) -> list[str]:
-        """Return the tensors of repeated layers that share one weight in training, so a trained bias of one applies to all."""
+        """Return all copies of a weight in repeated layers: they are one weight in training, so a trained bias applies to all."""
         return [other for other, info in self.base.items() if info is self.base[name]]
 
     def _weight(self, pair: Pair) -> str:
         return self.naming.output(f"{pair.module}.weight")
 
-    def _stored(self, name: str, info: TensorInfo) -> None:
+    def _check_stored(self, name: str, info: TensorInfo) -> None:
         if name not in self.base:
             unused = [w for w in self.adapter.whole.values() if self.naming.output(w.name) not in self.base]
             pairs = [pair for pair in self.adapter.pairs.values() if self._weight(pair) not in self.base]
-            raise no_place(
+            raise no_place_error(
                 f"the adapter has {counted(len(unused) + 2 * len(pairs), 'tensor')} that no base weight takes, "
                 f"first {info.name!r} {info.shape} (looked for {name!r})",
                 info,
@@ -201,24 +201,26 @@ class Planner:
                 )
 
     def _changes(self) -> dict[str, Alteration]:
-        """Return the adapter's changes of weights it does not replace, by output name; refuse two changes of one weight."""
-        found: list[tuple[str, Alteration]] = []
+        """Return the changes of the weights that the adapter does not replace, by output name; refuse two changes of one weight."""
+        alterations: list[tuple[str, Alteration]] = []
         for pair in self.adapter.pairs.values():
             name = self._weight(pair)
-            self._stored_or_tied(name, pair.a)
-            found.append((name, partial(self._paired, pair, name)))
+            self._find_source(name, pair.a)
+            alterations.append((name, partial(self._apply_pair, pair, name)))
         for module, info in self.adapter.rows.items():
             name = self.naming.output(f"{module}.weight")
-            self._stored_or_tied(name, info)
+            self._find_source(name, info)
             self._check_no_bias(name)
-            found.append((name, partial(replaced_rows, module, info, check_rows(self.adapter.config, module, info))))
+            alterations.append(
+                (name, partial(replace_rows, module, info, check_rows(self.adapter.config, module, info)))
+            )
         if self.adapter.experts or self.adapter.config.parameters:
-            found += self._expert_changes()
+            alterations += self._expert_changes()
         if self.forms is not None:
-            found += self._form_changes(self.forms)
-        changes = dict(found)
-        if len(changes) < len(found):
-            twice = next(name for name, count in Counter(name for name, _ in found).items() if count > 1)
+            alterations += self._form_changes(self.forms)
+        changes = dict(alterations)
+        if len(changes) < len(alterations):
+            twice = next(name for name, count in Counter(name for name, _ in alterations).items() if count > 1)
             raise ModelMergeError(
                 f"the adapter changes {twice!r} in two ways at once",
                 reason="ADAPTER_UNSUPPORTED",
@@ -228,11 +230,13 @@ class Planner:
         return changes
 
     def _check_no_bias(self, name: str) -> None:
-        """Check that no head tied to this embedding, which gets the same rows, has a bias."""
+        """Check that no head tied to this embedding has a bias, since the head gets the same rows."""
         for member in next((group for group in self.groups if group[0] == name), [name]):
-            bias = self.naming.modelled(f"{member.removesuffix('weight')}bias")
+            bias = self.naming.model_name(f"{member.removesuffix('weight')}bias")
             tied = next((names for names in self.facts("which layers have a bias").groups() if bias in names), [bias])
-            stored = next((self.base[other] for other in map(self.naming.of_model, tied) if other in self.base), None)
+            stored = next(
+                (self.base[other] for other in map(self.naming.output_from_model, tied) if other in self.base), None
+            )
             check_no_bias(self.adapter.config, member, stored, self.reader)
 
     def _form_changes(self, forms: PeftForms) -> list[tuple[str, Alteration]]:
@@ -241,7 +245,7 @@ class Planner:
             for path in forms.parameters(module):
                 name = self.naming.output(f"{module}.{path}")
                 first = next(iter(forms.own_tensors(module).values()), next(iter(forms.tensors.values())))
-                sources[path] = self._stored_or_tied(name, first)
+                sources[path] = self._find_source(name, first)
             forms.sources[module] = sources
         forms.check()
         restore_initial_weights(
@@ -250,46 +254,46 @@ class Planner:
         if warning := initial_precision_warning(forms):
             self.warnings.append(warning)
         return [
-            (self.naming.output(f"{module}.{path}"), partial(_computed, forms, module, path))
+            (self.naming.output(f"{module}.{path}"), partial(_computed_value, forms, module, path))
             for module in forms.layers
-            for path in sorted(forms.changed(module))
+            for path in sorted(forms.changed_parameters(module))
         ]
 
     def _expert_changes(self) -> list[tuple[str, Alteration]]:
         from slipway_merge.plan.experts import one_expert, places, stacked_pairs, whole_stack
 
         model = self.facts("which parameters the adapter is for").model
-        found: list[tuple[str, Alteration]] = []
+        alterations: list[tuple[str, Alteration]] = []
         for parameter, pair in stacked_pairs(self.adapter.experts, self.adapter.config, model).items():
             stack = self._conversions.stacks.get(parameter)
             if stack is None:
                 name = self._conversions.renamed.get(parameter) or self.naming.output(parameter)
-                self._stored(name, pair.a)
-                found.append((name, partial(whole_stack, pair)))
+                self._check_stored(name, pair.a)
+                alterations.append((name, partial(whole_stack, pair)))
             else:
                 parts = places(stack, self.base)
-                found += [(name, partial(one_expert, pair, expert, rows)) for name, expert, rows in parts]
-        return found
+                alterations += [(name, partial(one_expert, pair, expert, rows)) for name, expert, rows in parts]
+        return alterations
 
-    def _paired(self, pair: Pair, name: str, source: TensorInfo) -> Value:
+    def _apply_pair(self, pair: Pair, name: str, source: TensorInfo) -> Value:
         maybe = self.adapter.config.fan_in_fan_out or self._has_transposed
         transposed = partial(self._is_transposed, name)
-        update = fitted_update(pair, name, source.shape, may_be_transposed=maybe, is_transposed=transposed)
+        update = fit_update(pair, name, source.shape, may_be_transposed=maybe, is_transposed=transposed)
         return Value(source, update=update)
 
-    def _stored_or_tied(self, name: str, info: TensorInfo) -> TensorInfo:
-        """Return a weight's tensor before its change: the adapter's own, or the base's, possibly under a tied name."""
+    def _find_source(self, name: str, info: TensorInfo) -> TensorInfo:
+        """Return a weight's tensor before its change: the adapter's own or the base's, possibly under a tied name."""
         own = [whole for whole in self.adapter.whole.values() if self.naming.output(whole.name) == name]
         if own:
             return own[0].info
-        stored = self.of_base(name)
+        stored = self.base_tensor(name)
         if stored is None:
-            self._stored(name, info)
+            self._check_stored(name, info)
         return stored or self.base[name]
 
     def _plan_group(self, values: dict[str, Value], group: list[str], changes: Mapping[str, Alteration]) -> bool:
         """Plan one group of tied weights; return True if its members differ now and are written separately."""
-        settled = self.ties.settle(group, changes, self._checked_replacement)
+        settled = self.ties.settle(group, changes, self._check_replacement)
         values.update(settled.values)
         if settled.untied:
             self.warnings.append(
@@ -298,8 +302,8 @@ class Planner:
             )
         return settled.untied
 
-    def _checked_replacement(self, name: str, whole: WholeTensor, shape: tuple[int, ...]) -> TensorInfo:
-        return checked_replacement(name, whole, shape, vocab_size=self.vocab_size, same=self.reader.same)
+    def _check_replacement(self, name: str, whole: WholeTensor, shape: tuple[int, ...]) -> TensorInfo:
+        return check_replacement(name, whole, shape, vocab_size=self.vocab_size, same=self.reader.same)
 
     @cached_property
     def _has_transposed(self) -> bool:
@@ -307,11 +311,11 @@ class Planner:
 
     def _is_transposed(self, name: str) -> bool:
         facts = self.facts("which weights are stored transposed (fan_in_fan_out)")
-        return self.naming.modelled(name) in facts.transposed
+        return self.naming.model_name(name) in facts.transposed
 
     def _is_in_model(self, stored: str) -> bool:
-        """Return whether the model has a stored tensor: files may hold layers that the class omits (multi-token prediction, fused experts)."""
-        return self.naming.modelled(stored) in self.facts("which modules the adapter should cover").shapes
+        """Return whether the model has a stored tensor: its class may omit layers of the files (multi-token prediction, fused experts)."""
+        return self.naming.model_name(stored) in self.facts("which modules the adapter should cover").shapes
 
     def _warn_of_ambiguous_alphas(self) -> None:
         """Warn if several alpha patterns match a module: peft sorts them when saving, so the one used in training is unknown."""
@@ -325,5 +329,5 @@ class Planner:
                 return
 
 
-def _computed(forms: PeftForms, module: str, path: str, source: TensorInfo) -> Value:
-    return Value(source, computed=forms.computed(module, path))
+def _computed_value(forms: PeftForms, module: str, path: str, source: TensorInfo) -> Value:
+    return Value(source, computed=forms.computation(module, path))

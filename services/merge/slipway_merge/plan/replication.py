@@ -29,8 +29,8 @@ def source_layers(ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(number for first, end in ranges for number in range(first, end))
 
 
-def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[str, TensorInfo]:
-    """Return the deeper model's tensors by their names, in the base's order, each with the bytes of its original.
+def replicate(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[str, TensorInfo]:
+    """Return the deeper model's tensors by name, in the base's order, each with the bytes of its original.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` for a model with several stacks, ``ADAPTER_BASE_MISMATCH`` for a layer that
@@ -65,7 +65,7 @@ def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[st
 
 
 def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Sequence[int]) -> None:
-    """Check that the deeper model has at each place the kind of layer that was copied there.
+    """Check that each layer of the deeper model has the kind of the layer that was copied there.
 
     Args:
         model: The deeper model, without weights.

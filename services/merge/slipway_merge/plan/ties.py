@@ -55,11 +55,14 @@ class Ties:
 
         Like transformers, treat a weight that the base stores twice as tied only if both copies are equal.
         """
-        touched = self._touched()
+        touched = self._changed_names()
         if not self._may_be_tied(touched, vocab_size):
             return []
-        named = [[self.naming.of_model(name) for name in group] for group in facts("which weights are tied").groups()]
-        groups = [self._really_tied(group) for group in named if touched & set(group)]
+        named = [
+            [self.naming.output_from_model(name) for name in group]
+            for group in facts("which weights are tied").groups()
+        ]
+        groups = [self._keep_tied(group) for group in named if touched & set(group)]
         return [group for group in groups if len(group) > 1 and touched & set(group)]
 
     def settle(self, group: list[str], changes: Mapping[str, Alteration], replacement: Replacement) -> Settled:
@@ -98,12 +101,12 @@ class Ties:
         self._check_rows_there(group)
         if self.adapter.config.ties_embeddings:
             self._check_all_trained(group, whole, changes)
-        if self._all_same(list(members.values())):
+        if self._are_all_same(list(members.values())):
             return Settled(dict.fromkeys(written, members[written[0]]), untied=False)
         return Settled(members, untied=True)
 
     def _check_rows_alone(self, group: list[str], changes: Mapping[str, Alteration]) -> None:
-        """Refuse rows of an embedding if a tied weight has another change: peft puts the rows below that change too."""
+        """Refuse rows of an embedding if a tied weight has another change: peft applies that change on top of the rows."""
         with_rows = {self.naming.output(f"{module}.weight") for module in self.adapter.rows}
         more = [name for name in group if name in changes and name not in with_rows]
         if group[0] in with_rows and more:
@@ -119,7 +122,7 @@ class Ties:
         tokens = self.adapter.config.tokens
         with_rows = {self.naming.output(f"{module}.weight") for module in self.adapter.rows}
         for name in group if isinstance(tokens, Mapping) and with_rows & set(group) else ():
-            module = self.naming.modelled(name).removesuffix(".weight")
+            module = self.naming.model_name(name).removesuffix(".weight")
             if name not in with_rows and any(f".{module}".endswith(f".{key}") for key in tokens):
                 raise unsupported(
                     "trainable_token_indices",
@@ -133,8 +136,8 @@ class Ties:
     ) -> None:
         """Check that the adapter has tensors for all weights that were trained as one.
 
-        They need not be equal: peft shares them in memory, but loses the sharing when it converts 16-bit ones to float32; from then
-        on each is trained separately.
+        They need not be equal: peft shares them in memory, but stops sharing when it converts 16-bit ones to float32. From then on each
+        is trained separately.
         """
         saved = [whole[name].info for name in group if name in whole]
         if any(tensor.own for tensor in whole.values()):  # a module to save stays one object in any type
@@ -157,7 +160,7 @@ class Ties:
                 about={"key": "ensure_weight_tying", "tensor": left[0]},
             )
 
-    def _touched(self) -> set[str]:
+    def _changed_names(self) -> set[str]:
         weights = (f"{module}.weight" for module in [*self.adapter.pairs, *self.adapter.rows])
         return {self.naming.output(name) for name in [*weights, *self.form_weights, *self.adapter.whole]}
 
@@ -169,7 +172,7 @@ class Ties:
         infos = [self.base.get(name) for name in touched]
         return any(info is None or vocab_size is None or vocab_size in info.shape for info in infos)
 
-    def _really_tied(self, group: list[str]) -> list[str]:
+    def _keep_tied(self, group: list[str]) -> list[str]:
         """Return the members of a group that are not stored, or stored with the same values as the first stored one."""
         first = next((self.base[name] for name in group if name in self.base), None)
         if first is None:
@@ -181,11 +184,11 @@ class Ties:
         rows = {self.naming.output(f"{module}.weight"): (module, info) for module, info in self.adapter.rows.items()}
         if not rows.keys() >= set(names):
             return False
-        found = [rows[name] for name in names]
-        numbers = {check_rows(self.adapter.config, module, info) for module, info in found}
-        return len(numbers) == 1 and all(self.reader.same(found[0][1], info) for _, info in found[1:])
+        replacements = [rows[name] for name in names]
+        numbers = {check_rows(self.adapter.config, module, info) for module, info in replacements}
+        return len(numbers) == 1 and all(self.reader.same(replacements[0][1], info) for _, info in replacements[1:])
 
-    def _all_same(self, values: list[Value]) -> bool:
+    def _are_all_same(self, values: list[Value]) -> bool:
         """Return whether all have equal sources and get the same product added."""
         first = values[0]
         return all(
@@ -203,7 +206,7 @@ class Ties:
         return self._are_same(first.left, second.left) and self._are_same(first.right, second.right)
 
     def _are_same(self, first: Factor, second: Factor) -> bool:
-        """Return whether two factors are equal; those of an embedding are stored transposed."""
+        """Return whether two factors are equal; an embedding's factors are stored transposed."""
         if first.transposed == second.transposed:
             return self.reader.same(first.info, second.info)
         return np.array_equal(self.reader.read(first.info), self.reader.read(second.info).T)
@@ -218,7 +221,7 @@ def write_untied(values: dict[str, Value], groups: Iterable[list[str]], naming: 
         naming: Translates them.
     """
     for group in groups:
-        names = [naming.of_model(name) for name in group]
+        names = [naming.output_from_model(name) for name in group]
         shared = next((values[name] for name in names if name in values), None)
         if shared is not None:
             values.update({name: shared for name in names if name not in values})

@@ -72,7 +72,12 @@ class Change:
 
 
 def compute_type(output: str, source: str) -> np.dtype[Any]:
-    """Return the type to compute in: at least twice as precise as the output's, and able to hold the source's (safetensors names)."""
+    """Return the type to compute in: float64 if the output has 32 bits or more or the source more than 32, otherwise float32.
+
+    Args:
+        output: Safetensors name of the output's type.
+        source: Safetensors name of the source's type.
+    """
     return np.dtype(np.float64 if DTYPES[output].bits >= 32 or DTYPES[source].bits > 32 else np.float32)
 
 
@@ -95,7 +100,7 @@ class LowRank:
 
     @property
     def nbytes(self) -> int:
-        """Memory that they take in bytes, including their reading."""
+        """Bytes of memory that the factors take, including what reading them takes."""
         return (self._update.left.info.numel + self._update.right.info.numel) * (self._dtype.itemsize + 16)
 
     def factors(self) -> tuple[Array, Array]:
@@ -161,7 +166,7 @@ def merge_block(
     if source == output == "BF16" and (compiled := kernel()):
         rounded = block.array("rounded", base.dtype, base.shape)
         counts = compiled.merge(base, rows, low_rank.panels(compiled), out=rounded)
-        if counts.finite:  # otherwise numpy names the place, below
+        if counts.finite:  # otherwise numpy computes it again, below, and names the tensor
             change.weight_sum += counts.weight_sum
             change.changed += counts.changed
             change.total += base.size
@@ -194,7 +199,7 @@ def round_block(
     wide = block.array("wide", compute_type(output, source), base.shape)
     rounded = block.array("rounded", FLOAT_TYPES[output], base.shape)
     spare = block.array("spare", wide.dtype, base.shape)
-    with np.errstate(over="ignore", invalid="ignore"):  # found below, by name
+    with np.errstate(over="ignore", invalid="ignore"):  # the checks below name the tensor
         convert(base, wide, block)
         convert(wide if add is None else add(wide, spare), rounded, block)
         if not is_finite(rounded, output):  # a non-finite base gives a non-finite result

@@ -1,6 +1,6 @@
 """The compiled kernel for low-rank updates of bfloat16 weights.
 
-If there was no C compiler at installation, or the processor lacks fused multiply-add, numpy does the same in more passes.
+If the installation had no C compiler, or the processor lacks fused multiply-add, numpy does the same in more passes.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """Return the kernel for this processor, if there is one."""
-    found = best_kernel(FOLDER)
-    return Kernel(*found) if found else None
+    best = best_kernel(FOLDER)
+    return Kernel(*best) if best else None
 
 
 _MANTISSA_SHIFT = 23 - 10
@@ -102,7 +102,7 @@ def _widen(source: Array, target: Array, block: Block) -> Array:
     stored, bits = source.view(np.int16), target.view(np.int32)
     np.copyto(bits, stored)  # extends the sign
     np.left_shift(bits, _MANTISSA_SHIFT, out=bits)
-    np.bitwise_and(bits, np.int32(-0x70000001), out=bits)  # of the sign's copies, the highest alone
+    np.bitwise_and(bits, np.int32(-0x70000001), out=bits)  # keep only the highest copy of the sign
     np.add(bits, _EXPONENT_SHIFT, out=bits)
     exponent = np.bitwise_and(stored, 0x7C00, out=block.array("exponent", np.dtype(np.int16), source.shape))
     distance = exponent.view(np.uint16)

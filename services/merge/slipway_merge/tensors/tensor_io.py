@@ -16,7 +16,7 @@ import numpy as np
 
 from slipway.errors import ModelMergeError
 from slipway.model.dtypes import FLOATS, numpy_dtypes
-from slipway.model.safetensors_file import TensorInfo, corrupt
+from slipway.model.safetensors_file import TensorInfo, corrupt_error
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,7 +69,9 @@ class TensorReader:
         while view:
             count = os.preadv(self.descriptor(info.file), [view], position)
             if count == 0:
-                raise corrupt(info.file, f"it ends at byte {position}, within tensor {info.name!r}", tensor=info.name)
+                raise corrupt_error(
+                    info.file, f"it ends at byte {position}, within tensor {info.name!r}", tensor=info.name
+                )
             view, position = view[count:], position + count
 
     def read(self, info: TensorInfo) -> Array:
@@ -192,7 +194,7 @@ def float_type(info: TensorInfo) -> np.dtype[Any]:
 SAMPLE_ROWS = 16
 #: Largest relative error of rounding to a type: half a unit in the last of its digits.
 UNIT_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
-#: The same in absolute terms where a type's numbers are smallest.
+#: Largest absolute error of rounding among a type's smallest numbers.
 SMALLEST_ERROR = {"F64": 2.0**-1075, "F32": 2.0**-150, "F16": 2.0**-25, "BF16": 2.0**-134}
 #: Rounding errors are practically independent, so their sum is within this many standard deviations.
 DEVIATIONS = 8.0
@@ -220,10 +222,10 @@ def read_rows(reader: TensorReader, info: TensorInfo, numbers: list[int]) -> Arr
     """Return the rows of a stored tensor, seen as a matrix of its last dimension, in float64: (rows, columns)."""
     columns = info.shape[-1] if info.shape else 1
     dtype = FLOAT_TYPES[info.dtype]
-    found = np.empty((len(numbers), columns), dtype)
+    rows = np.empty((len(numbers), columns), dtype)
     for place, number in enumerate(numbers):
-        reader.fill(found[place].view(np.uint8), info, number * columns * dtype.itemsize)
-    return found.astype(np.float64)
+        reader.fill(rows[place].view(np.uint8), info, number * columns * dtype.itemsize)
+    return rows.astype(np.float64)
 
 
 def share_of_rounding(written: Array, expected: Array, dtype: str) -> float:

@@ -1,8 +1,8 @@
-"""Load the written folder like its users: transformers must find every weight, and the logits must be those of base plus adapter.
+"""Load the written folder as users do: transformers must find every weight, and the logits must be those of base plus adapter.
 
-Both are computed in float32, so they may differ only by the rounding of the written weights. Its effect on the logits is measured by
-moving the merged weights at random by as much as rounding does. One model is in memory at a time. Larger checkpoints are left to the
-spot check and to the validation of an export.
+Both are computed in float32, so they may differ only by the rounding of the written weights. To measure its effect on the logits, the
+merged weights are moved at random by as much as rounding does. One model is in memory at a time. Larger checkpoints get only the spot
+check and the validation of an export.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_facts import check_loadable, configuration_of, named_class
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
-from slipway.model.pytorch.placing import placeable, unplaced
+from slipway.model.pytorch.placing import find_unplaced, make_placeable
 from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors, read_weights
@@ -36,7 +36,7 @@ from slipway.model.trained import TrainedModel
 from slipway.stage import Context
 from slipway_merge.tensors.tensor_io import UNIT_ROUNDOFF
 
-#: Largest effect of rounding on the logits, in multiples of that of random rounding (at most 2.8 with all known forms).
+#: Largest effect of rounding on the logits, in multiples of random rounding's effect (at most 2.8 with all known forms).
 _NOISE_FACTOR = 6.0
 #: Error of a model's float32 computation relative to its logits (at most 8e-7 with all known forms).
 _COMPUTING = 1e-5
@@ -80,8 +80,8 @@ def reload_check(
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     for kind, keys in wrong.items():
         if keys:
-            raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {keys[0]}", keys[0])
-    family = family or _by_tokens(merged)
+            raise _not_verified_error(f"transformers finds {kind.replace('_', ' ')}: {keys[0]}", keys[0])
+    family = family or _guess_family(merged)
     if family is None:
         return {"loaded": True, "logits": f"not compared: what a {config.description} takes and gives is not known"}
     try:
@@ -89,7 +89,7 @@ def reload_check(
         ours = compared_outputs(merged, family, inputs)
     except Exception as error:  # noqa: BLE001 - the model's own code may raise anything, for example if it needs more
         not_compared = (
-            f"not compared: the {config.description} does not run on random input of its kind ({_line(error)})"
+            f"not compared: the {config.description} does not run on random input of its kind ({_first_line(error)})"
         )
         ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
         return {"loaded": True, "logits": not_compared}
@@ -102,13 +102,13 @@ def reload_check(
     def run(model: Any) -> torch.Tensor:
         return compared_outputs(model, family, inputs)
 
-    with _readable_to_peft(adapter, names(), ctx) as renamed:
+    with _rename_for_peft(adapter, names(), ctx) as renamed:
         model = _load(cls, base, config=trained.config if trained else None)
         return {"loaded": True, **_compare(model, base, renamed, ours, run=run, noise=noise, size=size, ctx=ctx)}
 
 
 @contextmanager
-def _readable_to_peft(adapter: Path, names: Mapping[str, str], ctx: Context) -> Iterator[Path]:
+def _rename_for_peft(adapter: Path, names: Mapping[str, str], ctx: Context) -> Iterator[Path]:
     """Yield the adapter with its tensors under the names that peft expects, because peft silently ignores others."""
     if all(old == new for old, new in names.items()):
         yield adapter
@@ -147,15 +147,15 @@ def _compare(
     before = run(model)
     check_patterns(read_adapter_config(adapter), names_in(model))
     try:
-        with _quiet(), placeable(model, base, adapter) as (folder, joined):
+        with _silence_libraries(), make_placeable(model, base, adapter) as (folder, joined):
             config = PeftConfig.from_pretrained(str(folder))
             _load_tied_factors_separately(config, folder)
             module = PeftModel.from_pretrained(model, str(folder), config=config)
-            if is_plain_lora(folder) and (left := unplaced(module, folder)):
+            if is_plain_lora(folder) and (left := find_unplaced(module, folder)):
                 raise ValueError(f"it drops {len(left)} of its factors, first {min(left)!r}")  # noqa: TRY301 - as what peft raises
             if joined:
                 joined.attach(model, module)
-            # The model itself, because what peft wraps around it names inputs of its own (of Whisper: input_ids).
+            # Run the model itself, because peft's wrapper names other inputs (input_ids for Whisper).
             tuned = run(module.get_base_model())
     except Exception as error:  # noqa: BLE001 - whatever peft's own checks and constructors raise
         not_compared = f"not compared: peft cannot load the adapter ({error})"
@@ -164,7 +164,7 @@ def _compare(
     difference, change = _norm(ours - tuned), _norm(tuned - before)
     tolerance = _NOISE_FACTOR * noise + _COMPUTING * _norm(tuned) + 1e-6
     if not difference <= tolerance:
-        raise _not_verified(
+        raise _not_verified_error(
             f"its logits differ from those of base and adapter by {difference:.3g} (norm), which rounding does not explain "
             f"({tolerance:.3g}); the adapter changes them by {change:.3g}",
             "",
@@ -196,8 +196,8 @@ def _norm(values: torch.Tensor) -> float:
     return float(by_position.quantile(0.75))
 
 
-def _by_tokens(model: Any) -> Family | None:
-    """Return a family to run an unknown model as, if it takes tokens: both compared models have one class, so either will do."""
+def _guess_family(model: Any) -> Family | None:
+    """Return a family to run an unknown model as, if it takes tokens. Both compared models have one class, so the guess does no harm."""
     if model.main_input_name != "input_ids":
         return None
     try:
@@ -207,30 +207,30 @@ def _by_tokens(model: Any) -> Family | None:
     return ENCODER_DECODER if model.config.is_encoder_decoder else DECODER
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _load(cls: Any, folder: Path, *, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Load a model; with ``output_loading_info`` return the loading information too.
 
-    With ``config`` it has that configuration instead of its folder's, and new weights where the folder has none that fit.
+    With ``config`` use that configuration instead of the folder's, and new weights where the folder has none that fit.
 
     Raises:
         ModelMergeError: ``MERGE_NOT_VERIFIED`` if transformers refuses it.
     """
     try:
-        with _quiet():
+        with _silence_libraries():
             check_loadable(folder, cls, config=config)
             if config is not None:
                 options |= {"config": configuration_of(config), "ignore_mismatched_sizes": True}
             return cls.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **options)
     except Exception as error:  # the model's own code may raise anything
-        raise _not_verified(f"transformers cannot load it: {error}", "") from error
+        raise _not_verified_error(f"transformers cannot load it: {error}", "") from error
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_libraries() -> Iterator[None]:
     """Silence progress bars and warnings of libraries within the block."""
     before = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
@@ -243,7 +243,7 @@ def _quiet() -> Iterator[None]:
         transformers.utils.logging.set_verbosity(before)
 
 
-def _not_verified(what: str, tensor: str) -> ModelMergeError:
+def _not_verified_error(what: str, tensor: str) -> ModelMergeError:
     return ModelMergeError(
         f"the merged model does not behave like base and adapter: {what}",
         reason="MERGE_NOT_VERIFIED",

@@ -52,8 +52,8 @@ def spot_check(
         folder: The written model.
         layout: The planned files.
         reader: Reads base and adapter.
-        replaced: Names of the tensors that the adapter brings as a whole, such as a head.
-        on_tensor: Gets the number of checked tensors and of all; an exception from it ends the check.
+        replaced: Names of the tensors that the adapter replaces, such as a head.
+        on_tensor: Called with the numbers of checked and of all tensors; an exception from it ends the check.
 
     Raises:
         ModelMergeError: ``MERGE_NOT_VERIFIED`` naming the first wrong tensor.
@@ -62,7 +62,9 @@ def spot_check(
     stored = read_weights(folder)
     planned = {tensor.name: tensor for shard in layout.shards for tensor in shard.tensors}
     for name in sorted(stored.keys() ^ planned.keys()):
-        raise _differs(name, "it was planned but not written" if name in planned else "it was written but not planned")
+        raise _difference_error(
+            name, "it was planned but not written" if name in planned else "it was written but not planned"
+        )
     worst = 0.0
     checked = 0
     with TensorReader() as written:
@@ -70,7 +72,9 @@ def spot_check(
             on_tensor(done, len(planned))
             info = stored[name]
             if (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
-                raise _differs(name, f"it is {info.dtype} {info.shape} instead of {tensor.dtype} {tensor.shape}")
+                raise _difference_error(
+                    name, f"it is {info.dtype} {info.shape} instead of {tensor.dtype} {tensor.shape}"
+                )
             if tensor.value.update is not None:
                 worst = max(worst, _check_update(tensor, info, reader, written))
                 checked += 1
@@ -89,7 +93,7 @@ def _check_update(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, 
 
 
 class UpdateSample:
-    """Rows of a weight with an update, and what they compute on a random input by base and adapter, unmerged.
+    """Rows of a weight with an update, and the results of base and adapter, unmerged, for them on a random input.
 
     Args:
         tensor: The weight.
@@ -113,7 +117,7 @@ class UpdateSample:
 
         Args:
             merged: Rows of the sample, in float64. (rows, columns)
-            first: Number of the first of them in the weight.
+            first: Number of the first of these rows in the weight.
 
         Raises:
             ModelMergeError: ``MERGE_NOT_VERIFIED`` if it is above 1.
@@ -124,7 +128,7 @@ class UpdateSample:
         share = float((error / tolerance).max())
         if not share <= 1.0:
             row = int((error / tolerance).argmax())
-            raise _differs(
+            raise _difference_error(
                 self._name,
                 f"on a random input its row {first + row} computes {(merged @ self._vector)[row]:.6g} where base and adapter compute "
                 f"{expected[row]:.6g}, {share:.1f} times what rounding explains",
@@ -142,21 +146,21 @@ def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReade
         expected = computed.compute(compute_type(tensor.dtype, tensor.value.source.dtype))
         share = share_of_rounding(written.read(info).astype(np.float64), expected.astype(np.float64), tensor.dtype)
     if not share <= 1.0:
-        raise _differs(tensor.name, f"on a random input it is off by {share:.1f} times what rounding explains")
+        raise _difference_error(tensor.name, f"on a random input it is off by {share:.1f} times what rounding explains")
     return share
 
 
 def _check_replaced(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, written: TensorReader) -> None:
-    """Check that a tensor has the adapter's values: all of a small one such as a head, otherwise some rows."""
+    """Check that a tensor has the adapter's values: all of them if it is small, such as a head, otherwise some rows."""
     if not math.prod(tensor.shape) or not {tensor.dtype, tensor.value.source.dtype} <= UNIT_ROUNDOFF.keys():
         return
     rows = tensor.shape[0] if tensor.shape else 1
     count = rows if info.nbytes <= _SMALL_BYTES else min(SAMPLE_ROWS, rows)
     first = int(generator(tensor.name).integers(0, rows - count + 1))
-    found = _rows(written, info, first, count)
-    share = share_of_rounding(found, _rows(reader, tensor.value.source, first, count), tensor.dtype)
+    values = _rows(written, info, first, count)
+    share = share_of_rounding(values, _rows(reader, tensor.value.source, first, count), tensor.dtype)
     if not share <= 1.0:
-        raise _differs(
+        raise _difference_error(
             tensor.name, f"its values are not those that the adapter brings ({share:.1f} times the rounding)"
         )
 
@@ -190,7 +194,7 @@ def _update_rows(update: Update, reader: TensorReader, first: int, rows: int) ->
     return np.asarray(values * update.scaling)
 
 
-def _differs(name: str, what: str) -> ModelMergeError:
+def _difference_error(name: str, what: str) -> ModelMergeError:
     return ModelMergeError(
         f"the merged model is not as planned: tensor {name!r}: {what}",
         reason="MERGE_NOT_VERIFIED",

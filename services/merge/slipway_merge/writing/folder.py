@@ -80,8 +80,9 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 def copy_small_files(base: ModelFolder, adapter: Path, output: ModelFolder, *, tokenizer: bool) -> list[str]:
     """Copy generation settings, pooling, tokenizer and processor from the checkpoint if it has them, otherwise from the base.
 
-    A model that got a new head is no sentence encoder any more. Tokenizer files come from one place and are never mixed, except that the base's chat template is used for a checkpoint whose
-    tokenizer has none. The same holds for a processor's files, which a run that got only the tokenizer does not save.
+    A model that got a new head is no sentence encoder any more. Tokenizer files come from one folder and are never mixed, except that a
+    checkpoint whose tokenizer has no chat template gets the base's. The files of a processor come from one folder, too; a run that only
+    loaded the tokenizer does not save them.
 
     Returns:
         Names of the copied files, sorted.
@@ -98,11 +99,11 @@ def copy_small_files(base: ModelFolder, adapter: Path, output: ModelFolder, *, t
         chosen |= _modules_of(encoder, base.path)
     written: dict[str, bytes] = {}
     if tokenizer:
-        own, others = _by_kind(adapter), _by_kind(base.path)
+        own, others = _group_by_kind(adapter), _group_by_kind(base.path)
         chosen |= (own["tokenizer"] or others["tokenizer"]) | (own["processor"] or others["processor"])
         if _has_template(adapter, own["template"]):
             chosen |= own["template"]
-        elif own["tokenizer"]:  # the settings of the base's do not travel with it, but the templates among them do
+        elif own["tokenizer"]:  # take only the templates from the settings of the base's tokenizer
             written = chat_templates(base.path)
         else:
             chosen |= others["template"]
@@ -117,7 +118,7 @@ def copy_small_files(base: ModelFolder, adapter: Path, output: ModelFolder, *, t
 
 
 def _modules_of(encoder: Path, base: Path) -> dict[str, Path]:
-    """Return the files of a sentence encoder by name; refuse one that would lack a part.
+    """Return the files of a sentence encoder by name; refuse it if a part is missing.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` or ``UNSAFE_PICKLE``.
@@ -141,15 +142,15 @@ def _modules_of(encoder: Path, base: Path) -> dict[str, Path]:
     return chosen
 
 
-def _by_kind(folder: Path) -> dict[str, dict[str, Path]]:
+def _group_by_kind(folder: Path) -> dict[str, dict[str, Path]]:
     """Return the files of a folder's tokenizer, chat template and processor by their names in it."""
-    found: dict[str, dict[str, Path]] = {"tokenizer": {}, "template": {}, "processor": {}}
+    files: dict[str, dict[str, Path]] = {"tokenizer": {}, "template": {}, "processor": {}}
     for path in tokenizer_files(folder):
         name = path.relative_to(folder).as_posix()
-        found["template" if is_chat_template(name) else "processor" if name in PROCESSOR_FILES else "tokenizer"][
+        files["template" if is_chat_template(name) else "processor" if name in PROCESSOR_FILES else "tokenizer"][
             name
         ] = path
-    return found
+    return files
 
 
 def _has_template(folder: Path, files: Mapping[str, Path]) -> bool:

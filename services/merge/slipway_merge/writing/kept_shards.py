@@ -1,7 +1,7 @@
 """Keep finished shards of an interrupted merge for the next attempt.
 
-A shard is kept as a hard link beside a small record: its plan, its SHA-256, and the statistics of its changes. It is reused only if
-it was made from the same plan and its content, read again, has that digest; otherwise it is made again.
+A shard is kept as a hard link beside a small record of its plan, its SHA-256, and the statistics of its changes. It is reused only if
+the plan is the same and its content, read again, has that digest; otherwise it is written again.
 """
 
 from __future__ import annotations
@@ -82,20 +82,20 @@ class KeptShards:
         Args:
             shard: The wanted shard.
             path: Its place in the output, which does not exist yet.
-            on_bytes: Gets the bytes read so far, to show progress or to raise.
+            on_bytes: Called with the number of bytes read so far, to show progress or to raise.
         """
         if self._folder is None:
             return None
         kept, record = self._paths(self._folder, shard)
         try:
-            found = TypeAdapter(KeptShard).validate_json(read_regular(record, largest=LARGEST_LIST), strict=True)
-            if found.identity != _identity(shard) or kept.stat().st_size != shard.nbytes:
+            entry = TypeAdapter(KeptShard).validate_json(read_regular(record, largest=LARGEST_LIST), strict=True)
+            if entry.identity != _identity(shard) or kept.stat().st_size != shard.nbytes:
                 return None
             path.hardlink_to(kept)  # before the check, so that the checked bytes are the output's
         except (OSError, ValidationError):
             return None
-        if _digest(path, on_bytes) == found.sha256:
-            return found
+        if _digest(path, on_bytes) == entry.sha256:
+            return entry
         path.unlink()
         return None
 
@@ -119,7 +119,7 @@ def _digest(path: Path, on_bytes: Callable[[int], None]) -> str:
 def _identity(shard: Shard) -> str:
     """Return the digest of the plan of a shard's bytes.
 
-    The inputs' content is not needed for it: a kept folder belongs to one action, whose key has the digests of its inputs.
+    It need not cover the inputs' content: a kept folder belongs to one action, whose key has the digests of its inputs.
     """
     sha = hashlib.sha256(shard.header)
     for tensor in shard.tensors:

@@ -24,8 +24,8 @@ class Abandoned(Exception):  # noqa: N818 - not an error: the file is no longer 
 class OutputFile:
     """A new file of known size.
 
-    Its portions are written in any order and digested in file order, each by the thread that wrote it, whose processor still has the
-    bytes in its cache.
+    Its portions are written in any order and digested in file order. The thread that wrote a portion digests it, because its processor
+    still has the bytes in its cache.
 
     Args:
         path: Path of the file, which must not exist.
@@ -125,11 +125,11 @@ class OutputFile:
 
 
 class NoFile(OutputFile):
-    """Takes the portions of a file that is not wanted: they are computed and checked, and neither written nor digested.
+    """Accepts the portions of a file without writing or digesting them, so that they are only computed and checked.
 
     Args:
-        _path: Path of the file, which is not made.
-        nbytes: The size that it would have.
+        _path: Path of the file, which is not created.
+        nbytes: The size that the file would have.
     """
 
     def __init__(self, _path: Path, nbytes: int) -> None:
@@ -149,7 +149,7 @@ class NoFile(OutputFile):
         """Write nothing."""
 
     def copy(self, source: int, start: int, position: int, size: int) -> int:
-        """Copy nothing. That the source is long enough is found when it is scanned."""
+        """Copy nothing; the scan of the source checks that it is long enough."""
         del source, start, position
         return size
 

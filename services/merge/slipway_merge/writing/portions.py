@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipway.errors import ModelMergeError
-from slipway.model.safetensors_file import corrupt
+from slipway.model.safetensors_file import corrupt_error
 from slipway_merge.plan.layout import OutputTensor, Shard
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
 from slipway_merge.tensors.kernel import Block
@@ -63,13 +63,13 @@ def portions(shard: Shard, reader: TensorReader, changes: list[Change]) -> Itera
     Args:
         shard: The plan of the file.
         reader: Reads base and adapter.
-        changes: Gets an entry for every changed weight before its first portion.
+        changes: Extended by an entry for every changed weight, before its first portion.
     """
     yield Header(start=0, end=len(shard.header), header=shard.header)
     for piece in shard.pieces():
         tensor, value = piece[0], piece[0].value
         if tensor.untouched:
-            yield from _copied(piece, reader)
+            yield from _copied_portions(piece, reader)
         elif value.computed is not None:
             changes.append(Change(value.computed.module, tensor.name, form=value.computed.form))
             end = tensor.start + tensor.nbytes
@@ -78,19 +78,21 @@ def portions(shard: Shard, reader: TensorReader, changes: list[Change]) -> Itera
             update = value.update
             changes.append(Change(update.module, tensor.name, rank=update.rank, scaling=update.scaling))
             wide = compute_type(tensor.dtype, value.source.dtype)
-            yield from _rows(tensor, reader, changes[-1], LowRank(update, reader, wide))
+            yield from _row_portions(tensor, reader, changes[-1], LowRank(update, reader, wide))
         else:
-            yield from _rows(tensor, reader, Change("", value.source.name), None)
+            yield from _row_portions(tensor, reader, Change("", value.source.name), None)
 
 
-def _copied(piece: tuple[OutputTensor, ...], reader: TensorReader) -> Iterator[Portion]:
+def _copied_portions(piece: tuple[OutputTensor, ...], reader: TensorReader) -> Iterator[Portion]:
     last = piece[-1].start + piece[-1].nbytes
     for start in range(piece[0].start, last, _COPY_BYTES):
         yield Copied(start=start, end=min(start + _COPY_BYTES, last), piece=piece, reader=reader)
 
 
-def _rows(tensor: OutputTensor, reader: TensorReader, change: Change, update: LowRank | None) -> Iterator[Portion]:
-    rows, columns = as_matrix(tensor)
+def _row_portions(
+    tensor: OutputTensor, reader: TensorReader, change: Change, update: LowRank | None
+) -> Iterator[Portion]:
+    rows, columns = matrix_shape(tensor)
     row_bytes = tensor.nbytes // max(rows, 1)
     for first, count in row_blocks((rows, columns), BLOCK_ELEMENTS):
         start = tensor.start + first * row_bytes
@@ -128,7 +130,9 @@ class Copied(Portion):
             count = file.copy(source, position + ahead, position, self.end - position)
             if count == 0:
                 [name] = [one.name for one in self.piece if one.start <= position < one.start + one.nbytes]
-                raise corrupt(origin.file, f"it ends at byte {position + ahead}, within tensor {name!r}", tensor=name)
+                raise corrupt_error(
+                    origin.file, f"it ends at byte {position + ahead}, within tensor {name!r}", tensor=name
+                )
             position += count
         for tensor in self.piece:
             first, last = max(self.start, tensor.start), min(self.end, tensor.start + tensor.nbytes)
@@ -182,7 +186,7 @@ class Whole(Portion):
 
     def fill(self, file: OutputFile, block: Block, part: Change, /) -> None:
         """Compute the weight, then round and write it."""
-        values = self._values().reshape(as_matrix(self.tensor))
+        values = self._values().reshape(matrix_shape(self.tensor))
         source, output = self.tensor.value.source.dtype, self.tensor.dtype
         position = self.start
         for first, count in row_blocks(values.shape, BLOCK_ELEMENTS):
@@ -215,17 +219,17 @@ class Whole(Portion):
 def read_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: int, block: Block) -> Array:
     """Return stored rows as (count, columns)."""
     dtype = float_type(tensor.value.source)
-    columns = as_matrix(tensor)[1]
+    columns = matrix_shape(tensor)[1]
     base = block.array("base", dtype, (count, columns))
     reader.fill(base.reshape(-1).view(np.uint8), tensor.value.source, first * columns * dtype.itemsize)
     return base
 
 
-def as_matrix(tensor: OutputTensor) -> tuple[int, int]:
+def matrix_shape(tensor: OutputTensor) -> tuple[int, int]:
     """Return rows and columns, with all dimensions but the first taken together."""
     shape = tensor.value.source.shape
     return (shape[0] if shape else 1), math.prod(shape[1:])
 
 
 def _block_bytes(tensor: OutputTensor) -> int:
-    return max(BLOCK_ELEMENTS, as_matrix(tensor)[1]) * _BYTES_PER_ELEMENT
+    return max(BLOCK_ELEMENTS, matrix_shape(tensor)[1]) * _BYTES_PER_ELEMENT

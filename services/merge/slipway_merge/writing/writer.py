@@ -30,7 +30,7 @@ class MergeWriter:
         reader: Reads stored tensors.
         ctx: Progress, cancellation, threads, and the kept folder of an interrupted attempt; gets the digests.
         max_memory_bytes: Memory limit of all threads together.
-        discard: Whether everything is computed and checked, and nothing written.
+        discard: Whether to compute and check everything, but write nothing.
 
     Attributes:
         written: Statistics of all finished files.
@@ -199,7 +199,7 @@ class OpenShard:
 class Schedule:
     """Hands out portions.
 
-    Those of one file are taken in order and only when their memory is available, so a thread that waits for earlier portions waits
+    It hands out a file's portions in order, and only when their memory is available. So a thread that waits for earlier portions waits
     for threads that can continue.
 
     Args:

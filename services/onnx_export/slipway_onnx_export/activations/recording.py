@@ -13,13 +13,13 @@ import torch
 from slipway.errors import ONNXExportError
 from slipway.model.activations.request import CROSS, Activation, Part
 
-Wanted = tuple[Activation, ...]
+WantedActivations = tuple[Activation, ...]
 
 _FEED_FORWARD = (
     *("mlp", "feed_forward", "ffn", "block_sparse_moe", "fc2", "output.dense"),
     *("layer.2.DenseReluDense", "layer.1.DenseReluDense"),
 )
-"""Names of the module in a layer whose output is that of its feed-forward part, by class of transformers."""
+"""Names of a layer's feed-forward module in transformers' classes."""
 
 _CROSS = ("encoder_attn", "encdecattention", "crossattention")
 """Parts of the paths and class names of modules that attend to the encoder's results."""
@@ -61,11 +61,13 @@ def layers_of(model: Any, part: Part = "") -> tuple[str, list[torch.nn.Module]]:
         and all(isinstance(each, GradientCheckpointingLayer) for each in module)
     ]
     if len(lists) != 1:
-        raise unsupported(model, f"has {len(lists)} lists of layers{f' in its {part}' if part else ''} instead of one")
+        raise unsupported_error(
+            model, f"has {len(lists)} lists of layers{f' in its {part}' if part else ''} instead of one"
+        )
     return lists[0]
 
 
-def places_of(model: Any, wanted: Wanted) -> tuple[Place, ...]:
+def places_of(model: Any, wanted: WantedActivations) -> tuple[Place, ...]:
     """Find the modules of activations.
 
     Raises:
@@ -78,20 +80,20 @@ def places_of(model: Any, wanted: Wanted) -> tuple[Place, ...]:
         owner, at = layers[each.layer or 0], f"{path}.{each.layer or 0}"
         modules: tuple[torch.nn.Module, ...] = (owner,)
         if each.kind == "mlp":
-            found = next((name for name in _FEED_FORWARD if _has(owner, name)), None)
-            if found is None:
-                raise unsupported(model, f"has no feed-forward module of a known name in {at}")
-            at, modules = f"{at}.{found}", (owner.get_submodule(found),)
+            feed_forward = next((name for name in _FEED_FORWARD if _has_module(owner, name)), None)
+            if feed_forward is None:
+                raise unsupported_error(model, f"has no feed-forward module of a known name in {at}")
+            at, modules = f"{at}.{feed_forward}", (owner.get_submodule(feed_forward),)
         elif each.kind in ("attentions", CROSS):
-            named = _attention(owner, cross=each.kind == CROSS)
+            named = _attention_modules(owner, cross=each.kind == CROSS)
             if not named:
-                raise unsupported(model, f"has no {'cross-' if each.kind == CROSS else ''}attention in {at}")
+                raise unsupported_error(model, f"has no {'cross-' if each.kind == CROSS else ''}attention in {at}")
             at, modules = f"{at}.{next(iter(named))}", tuple(named.values())
         places.append(Place(each.name, at, modules, each.kind))
     return tuple(places)
 
 
-def _attention(layer: torch.nn.Module, *, cross: bool) -> dict[str, torch.nn.Module]:
+def _attention_modules(layer: torch.nn.Module, *, cross: bool) -> dict[str, torch.nn.Module]:
     """Return the modules of a layer that compute attention to its own tokens or to the encoder's results, by path."""
     named = {path: each for path, each in layer.named_modules() if "attention" in type(each).__name__.lower()}
     return {
@@ -102,37 +104,37 @@ def _attention(layer: torch.nn.Module, *, cross: bool) -> dict[str, torch.nn.Mod
 
 
 @contextmanager
-def recording(places: Iterable[Place]) -> Iterator[dict[str, list[torch.Tensor]]]:
+def record_activations(places: Iterable[Place]) -> Iterator[dict[str, list[torch.Tensor]]]:
     """Record the activations of a model's calls, by name, until the caller clears them."""
-    found: dict[str, list[torch.Tensor]] = {}
+    values: dict[str, list[torch.Tensor]] = {}
     with ExitStack() as stack:
         for place in places:
             for module in place.modules:
                 if place.kind == "embeddings":
-                    handle = module.register_forward_pre_hook(partial(_record_input, found, place), with_kwargs=True)
+                    handle = module.register_forward_pre_hook(partial(_record_input, values, place), with_kwargs=True)
                 else:
-                    handle = module.register_forward_hook(partial(_record_output, found, place))
+                    handle = module.register_forward_hook(partial(_record_output, values, place))
                 stack.callback(handle.remove)
-        yield found
+        yield values
 
 
 def _record_input(
-    found: dict[str, list[torch.Tensor]], place: Place, _module: Any, given: Any, named: dict[str, Any]
+    values: dict[str, list[torch.Tensor]], place: Place, _module: Any, given: Any, named: dict[str, Any]
 ) -> None:
-    found.setdefault(place.name, []).append(given[0] if given else named["hidden_states"])
+    values.setdefault(place.name, []).append(given[0] if given else named["hidden_states"])
 
 
-def _record_output(found: dict[str, list[torch.Tensor]], place: Place, _module: Any, _given: Any, output: Any) -> None:
+def _record_output(values: dict[str, list[torch.Tensor]], place: Place, _module: Any, _given: Any, output: Any) -> None:
     parts = output if isinstance(output, tuple) else (output,)
     if place.kind not in ("attentions", CROSS):
-        found.setdefault(place.name, []).append(parts[0])
+        values.setdefault(place.name, []).append(parts[0])
         return
     maps = [part for part in parts[1:] if isinstance(part, torch.Tensor) and part.dim() == 4]
-    if maps and not found.get(place.name):  # a wrapper around the attention returns the same map again
-        found[place.name] = maps[-1:]  # behind T5's bias by position
+    if maps and not values.get(place.name):  # a wrapper around the attention returns the same map again
+        values[place.name] = maps[-1:]  # behind T5's bias by position
 
 
-def _has(owner: torch.nn.Module, path: str) -> bool:
+def _has_module(owner: torch.nn.Module, path: str) -> bool:
     try:
         owner.get_submodule(path)
     except AttributeError:
@@ -140,8 +142,8 @@ def _has(owner: torch.nn.Module, path: str) -> bool:
     return True
 
 
-def unsupported(model: Any, what: str) -> ONNXExportError:
-    """Return the error of a model whose activations are not known."""
+def unsupported_error(model: Any, what: str) -> ONNXExportError:
+    """Return the error for a model whose activations are not known."""
     return ONNXExportError(
         f"{type(model).__name__} {what}, so its activations cannot be exported",
         reason="FAMILY_UNSUPPORTED",

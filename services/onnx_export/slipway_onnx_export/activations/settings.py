@@ -19,35 +19,35 @@ from slipway.sizes import format_size
 _NAMES = ("layers", "kinds")
 
 
-def _checked(value: Any) -> Any:
+def _check(value: Any) -> Any:
     """Return the table with tuples of texts; refuse unknown names, layers and kinds."""
     if not isinstance(value, Mapping):
         raise wrong_value(value, "is not a table", "write it like {layers: [0, 5, 11], kinds: [attentions]}")
     for name in value:
         if name not in _NAMES:
             raise wrong_value(name, "is not a part of activations", did_you_mean(str(name), _NAMES))
-    found = {name: tuple(dict.fromkeys(map(_text, _listed(part)))) for name, part in value.items()}
-    for layer in found.get("layers", ()):
+    parts = {name: tuple(dict.fromkeys(map(_as_text, _as_list(part)))) for name, part in value.items()}
+    for layer in parts.get("layers", ()):
         if not is_layer(layer):
             raise wrong_value(layer, "is not a layer", f"use numbers from 0 to {MOST_LAYERS - 1}, last or all")
-    for kind in found.get("kinds", ()):
+    for kind in parts.get("kinds", ()):
         if kind not in KINDS:
             raise wrong_value(kind, "is not a kind of activations", did_you_mean(kind, tuple(KINDS)))
-    return found
+    return parts
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _text(value: Any) -> str:
-    """Write a layer's number as text; a request brings it as a decimal."""
+def _as_text(value: Any) -> str:
+    """Return a layer's number as text; a request has it as a float."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).lower() if isinstance(value, bool | int) else str(value)
 
 
-Activations = Annotated[Mapping[str, tuple[Text, ...]], BeforeValidator(_checked)]
+Activations = Annotated[Mapping[str, tuple[Text, ...]], BeforeValidator(_check)]
 
 
 def activation_params(settings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -96,16 +96,16 @@ def describe_activations(params: Mapping[str, Any], config: ModelConfig) -> tupl
             about={"key": "activations.kinds"},
         )
     sizes = [_sizes(text, _OF_PART[part]) for part in parts]
-    if not all(all(found.values()) for found in sizes):
+    if not all(all(each.values()) for each in sizes):
         return "activations", "their size is not known, because config.json has other names for the model's sizes"
-    most = max(found["layers"] for found in sizes)
+    most = max(each["layers"] for each in sizes)
     count = token = pair = 0
-    for part, found in zip(parts, sizes, strict=True):
-        outputs = request.outputs(found["layers"], part, most=most)
-        maps = sum(each.kind in ("attentions", CROSS) for each in outputs)
+    for part, size in zip(parts, sizes, strict=True):
+        outputs = request.outputs(size["layers"], part, most=most)
+        maps = sum(output.kind in ("attentions", CROSS) for output in outputs)
         count += len(outputs)
-        token += FLOAT32_BYTES * found["width"] * (len(outputs) - maps)
-        pair += FLOAT32_BYTES * found["heads"] * maps
+        token += FLOAT32_BYTES * size["width"] * (len(outputs) - maps)
+        pair += FLOAT32_BYTES * size["heads"] * maps
     said = [f"{format_size(token)} for each token"] if token else []
     said += [f"{format_size(pair)} for each pair of tokens"] if pair else []
     length = config.get("max_source_positions") if len(parts) > 1 else None

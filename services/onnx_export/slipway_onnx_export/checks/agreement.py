@@ -25,7 +25,7 @@ from slipway_onnx_export.names import (
     SOURCE_MASK,
     TYPES,
 )
-from slipway_onnx_export.parity.ort_errors import ort_failures
+from slipway_onnx_export.parity.ort_errors import translate_ort_errors
 
 Array = npt.NDArray[Any]
 _DTYPES = {
@@ -41,7 +41,7 @@ _ROWS, _NEW, _SOURCE = 2, (3, 1), 5
 
 
 class _Graph:
-    """A graph that takes what it declares from all that is known, in its own types."""
+    """A graph that picks its inputs from all known arrays and casts them to its types."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,12 +59,12 @@ class _Graph:
             raise NotRunError(f"nothing is known of the input {lacking[0]} of {self.path.name}")
         feed: dict[str, Array] = {name: known[name].astype(_DTYPES[value.type]) for name, value in self.inputs.items()}
         what = f"onnxruntime cannot run {self.path.name}"
-        with ort_failures(lambda error: FaultError(f"{what}: {first_line(error)}")):
+        with translate_ort_errors(lambda error: FaultError(f"{what}: {first_line(error)}")):
             return dict(zip(self.outputs, self._session.run(self.outputs, feed), strict=True))
 
 
-def agree(files: Sequence[Path], origin: Sequence[Path], *, end: int | None = None) -> None:
-    """Compare results of a package's graphs with those of the folder's: the encoder's, of a first call, and with a cache.
+def check_agreement(files: Sequence[Path], origin: Sequence[Path], *, end: int | None = None) -> None:
+    """Compare the results of a package's graphs with the folder's: of the encoder, a first call, and a call with a cache.
 
     Args:
         files: The package's graphs.
@@ -76,11 +76,11 @@ def agree(files: Sequence[Path], origin: Sequence[Path], *, end: int | None = No
         NotRunError: A graph has an input that is not known here.
     """
     folder = [_Graph(path) for path in origin]
-    known = _inputs(folder, end)
-    wanted = list(_calls(folder, known))
+    known = _make_inputs(folder, end)
+    wanted = list(_run_calls(folder, known))
     del folder
-    for found, (place, reference) in zip(_calls([_Graph(path) for path in files], known), wanted, strict=True):
-        file, results = found
+    for result, (place, reference) in zip(_run_calls([_Graph(path) for path in files], known), wanted, strict=True):
+        file, results = result
         for name in [name for name in results if name in reference]:
             tolerance = max(_TOLERANCES.get(each.dtype, _TOLERANCE) for each in (results[name], reference[name]))
             off = difference(results[name], reference[name], overflow=True)
@@ -93,34 +93,34 @@ def agree(files: Sequence[Path], origin: Sequence[Path], *, end: int | None = No
             raise FaultError(f"{file} returns nothing that {place} returns")
 
 
-def _calls(graphs: Sequence[_Graph], known: Mapping[str, Array]) -> Iterator[tuple[str, dict[str, Array]]]:
+def _run_calls(graphs: Sequence[_Graph], known: Mapping[str, Array]) -> Iterator[tuple[str, dict[str, Array]]]:
     """Run the encoder, if there is one, and the calls of the other graph; yield the file and results of each."""
     state = dict(known)
     encoder = next((graph for graph in graphs if HIDDEN in graph.outputs and len(graphs) > 1), None)
     decoders = [graph for graph in graphs if graph is not encoder]
     crossed: dict[str, Array] = {}  # a package may return it with every call
     if encoder is not None:
-        found = encoder.run(state)
-        yield encoder.path.name, found
-        crossed = {name: each for name, each in found.items() if name.startswith(PRESENT)}
-        state |= {ENCODED: found[HIDDEN], SOURCE_MASK: state.get(MASK, np.zeros(0))} | _past(found)
+        results = encoder.run(state)
+        yield encoder.path.name, results
+        crossed = {name: each for name, each in results.items() if name.startswith(PRESENT)}
+        state |= {ENCODED: results[HIDDEN], SOURCE_MASK: state.get(MASK, np.zeros(0))} | _past_of(results)
     grows = any(graph.cached for graph in decoders) and f"{IDS}.1" in known
     for step in range(1 + grows):
         graph = next((graph for graph in decoders if graph.cached == bool(step)), decoders[0])
         whole = state | {
             name.removesuffix(f".{step}"): value for name, value in state.items() if name[-2:] == f".{step}"
         }
-        found = graph.run(whole | {BRANCH: np.array([step > 0])})
-        yield graph.path.name, crossed | found
-        state |= _past(found)
+        results = graph.run(whole | {BRANCH: np.array([step > 0])})
+        yield graph.path.name, crossed | results
+        state |= _past_of(results)
 
 
-def _past(found: Mapping[str, Array]) -> dict[str, Array]:
-    return {name.replace(PRESENT, CACHE, 1): each for name, each in found.items() if name.startswith(PRESENT)}
+def _past_of(results: Mapping[str, Array]) -> dict[str, Array]:
+    return {name.replace(PRESENT, CACHE, 1): each for name, each in results.items() if name.startswith(PRESENT)}
 
 
-def _inputs(graphs: Sequence[_Graph], end: int | None) -> dict[str, Array]:
-    """Make what the graphs of a folder take; what differs in the second call ends in ``.1``, in the first in ``.0``."""
+def _make_inputs(graphs: Sequence[_Graph], end: int | None) -> dict[str, Array]:
+    """Make the inputs of a folder's graphs. Those that differ by call end in ``.0`` for the first and ``.1`` for the second."""
     random = np.random.default_rng(0)
     declared = {name: value.shape for graph in graphs for name, value in graph.inputs.items()}
     pair = len(graphs) > 1

@@ -16,23 +16,23 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.checks.written import Described, FaultError, NotRunError, Written
+from slipway_onnx_export.checks.written import FaultError, GraphLike, NotRunError, WrittenFolder
 from slipway_onnx_export.names import PAST, PRESENT
-from slipway_onnx_export.parity.ort_errors import ort_failures
+from slipway_onnx_export.parity.ort_errors import translate_ort_errors
 from slipway_onnx_export.writing.weights import INLINE_BYTES
 
 _TOLERANCE = 1e-3
 NOT_TINY = "the graphs are too large or lack their weights"
 
 
-def load(written: Written) -> None:
-    """Each graph loads."""
+def _check_loading(written: WrittenFolder) -> None:
+    """Check that each graph loads."""
     for component in written.components:
         open_unoptimized(written.folder / component.file)
 
 
-def grow_caches(written: Written) -> None:
-    """No cache that a graph returns has length zero, neither from an empty past nor from a longer one."""
+def _check_caches(written: WrittenFolder) -> None:
+    """Check that no graph returns a cache of length zero, after an empty past or a longer one."""
     for component in written.components:
         for value in written.graphs[component.file].graph.output:
             fixed = [axis.dim_value for axis in value.type.tensor_type.shape.dim if axis.HasField("dim_value")]
@@ -47,19 +47,19 @@ def grow_caches(written: Written) -> None:
                     raise FaultError(f"{component.file} returns {name!r} of length zero after {past} tokens")
 
 
-def agree_with_reference(written: Written) -> None:
-    """ONNX's own reference computes what ONNX Runtime does."""
+def _check_against_reference(written: WrittenFolder) -> None:
+    """Check that ONNX's own reference gives the results of ONNX Runtime."""
     if not written.tiny:
         raise NotRunError(NOT_TINY)
     for component in written.components:
         past = 2 if any(PAST in port.shape for port in component.inputs) else 0
-        found, feed = _run(written, component, past=past), written.feed(component, past=past, new=3)
+        results, feed = _run(written, component, past=past), written.feed(component, past=past, new=3)
         try:
             reference = ReferenceEvaluator(onnx.load(written.folder / component.file))
-            wanted = reference.run(list(found), feed)
+            wanted = reference.run(list(results), feed)
         except Exception as error:  # the reference lets any exception of an operator's Python code through
             raise NotRunError(f"the reference cannot run {component.file}: {first_line(error)}") from error
-        for (name, array), other in zip(found.items(), wanted, strict=True):
+        for (name, array), other in zip(results.items(), wanted, strict=True):
             scale = max(1.0, float(np.abs(other).max(initial=0)))
             far = (
                 float(np.abs(array.astype(np.float64) - other).max(initial=0))
@@ -71,7 +71,7 @@ def agree_with_reference(written: Written) -> None:
 
 
 def open_unoptimized(path: Path) -> Any:
-    """Load a graph with one thread. Nothing is optimized or packed, so its weights are mapped, and read only where it runs.
+    """Load a graph with one thread. Nothing is optimized or packed, so its weights are mapped, and read only when they are used.
 
     Raises:
         FaultError: ONNX Runtime cannot load it.
@@ -82,29 +82,31 @@ def open_unoptimized(path: Path) -> Any:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
     what = f"onnxruntime {onnxruntime.__version__} cannot load {path.name}"
-    with ort_failures(lambda error: FaultError(f"{what}: {first_line(error)}")):
+    with translate_ort_errors(lambda error: FaultError(f"{what}: {first_line(error)}")):
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _run(written: Written, component: Described, *, past: int) -> dict[str, Any]:
+def _run(written: WrittenFolder, component: GraphLike, *, past: int) -> dict[str, Any]:
     session = open_unoptimized(written.folder / component.file)
     names = [value.name for value in session.get_outputs()]
-    with ort_failures(lambda error: FaultError(f"onnxruntime cannot run {component.file}: {first_line(error)}")):
+    with translate_ort_errors(
+        lambda error: FaultError(f"onnxruntime cannot run {component.file}: {first_line(error)}")
+    ):
         return dict(zip(names, session.run(names, written.feed(component, past=past, new=3)), strict=True))
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 _SAMPLE = 4096
 _REASONS = {"opset": "OPSET_UNSUPPORTED", "reference": "EXPORT_PARITY_FAILED"}
-"""Reasons of checks; the others fail as the engine's failure."""
+"""Reasons of checks that fail; the others fail with the engine's."""
 
 
-def check_folder(written: Written, *, engine: str, checks: Mapping[str, Check] | None = None) -> dict[str, str]:
-    """Make every check of a written folder, in order.
+def check_folder(written: WrittenFolder, *, engine: str, checks: Mapping[str, Check] | None = None) -> dict[str, str]:
+    """Run every check of a written folder, in order.
 
     Args:
         written: The folder.
@@ -134,17 +136,17 @@ def check_folder(written: Written, *, engine: str, checks: Mapping[str, Check] |
     return results
 
 
-def _opset(written: Written) -> None:
+def _check_opset(written: WrittenFolder) -> None:
     """Compare the written opset with the one asked for: an engine may silently write another."""
     for name, model in written.graphs.items():
-        found = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}.get("ai.onnx")
-        if found != written.opset:
-            raise FaultError(f"{name} has opset {found} instead of {written.opset}")
+        opset = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}.get("ai.onnx")
+        if opset != written.opset:
+            raise FaultError(f"{name} has opset {opset} instead of {written.opset}")
 
 
-def _paths(written: Written) -> None:
-    """External data lies in regular files of the folder, and within them."""
-    for name, tensor in written.stored():
+def _check_paths(written: WrittenFolder) -> None:
+    """Check that external data lies in regular files of the folder, and within them."""
+    for name, tensor in written.initializers():
         place = _place(tensor)
         if place is None:
             continue
@@ -160,7 +162,7 @@ def _paths(written: Written) -> None:
             raise FaultError(f"{name} has the weight {tensor.name!r} beyond the end of {location}")
 
 
-def _valid(written: Written) -> None:
+def _check_validity(written: WrittenFolder) -> None:
     for name in written.graphs:
         try:
             onnx.checker.check_model(str(written.folder / name))
@@ -168,8 +170,8 @@ def _valid(written: Written) -> None:
             raise FaultError(f"{name} is not valid: {first_line(error)}") from error
 
 
-def _shapes(written: Written) -> None:
-    """Strict inference; sizes that depend on values are left open, so the weights are not read."""
+def _check_shapes(written: WrittenFolder) -> None:
+    """Infer shapes strictly. Sizes that depend on values stay open, so the weights are not read."""
     for name, model in written.graphs.items():
         try:
             onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=False)
@@ -177,8 +179,8 @@ def _shapes(written: Written) -> None:
             raise FaultError(f"the types or shapes of {name} do not fit together: {first_line(error)}") from error
 
 
-def _interface(written: Written) -> None:
-    """Every declared input is there and read, every declared output is there and computed."""
+def _check_interface(written: WrittenFolder) -> None:
+    """Check that the graph has and reads every declared input, and has and computes every declared output."""
     for component in written.components:
         graph = written.graphs[component.file].graph
         stored = {tensor.name for tensor in graph.initializer}
@@ -199,10 +201,10 @@ def _interface(written: Written) -> None:
             raise FaultError(f"{component.file} does not compute its output {constant[0]!r}")
 
 
-def _stored_once(written: Written) -> None:
-    """No two initializers above 1 KiB have equal bytes at two places. Only those with equal samples are read whole."""
+def _check_stored_once(written: WrittenFolder) -> None:
+    """Check that no bytes of an initializer above 1 KiB are stored twice. Only those with equal samples are read whole."""
     alike: dict[tuple[object, ...], dict[tuple[str, int, int], str]] = defaultdict(dict)
-    for name, tensor in written.stored():
+    for name, tensor in written.initializers():
         place = _place(tensor)
         if place is None or place[2] <= INLINE_BYTES:
             continue
@@ -221,12 +223,12 @@ def _stored_once(written: Written) -> None:
                 raise FaultError(f"{what} repeats the bytes of {first}")
 
 
-def _metadata(written: Written) -> None:
+def _check_metadata(written: WrittenFolder) -> None:
     for name, model in written.graphs.items():
-        found = {entry.key: entry.value for entry in model.metadata_props}
-        wrong = [key for key, value in written.metadata.items() if found.get(key) != value]
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        wrong = [key for key, value in written.metadata.items() if metadata.get(key) != value]
         if wrong:
-            has = f"{found[wrong[0]]!r} as" if wrong[0] in found else "no"
+            has = f"{metadata[wrong[0]]!r} as" if wrong[0] in metadata else "no"
             raise FaultError(f"{name} has {has} {wrong[0]!r} in its metadata")
 
 
@@ -249,28 +251,28 @@ def _read(file: Any, place: tuple[str, int, int], at: int, length: int = _SAMPLE
 
 def read_names(graph: Any) -> set[str]:
     """Return the names that nodes of a graph and of its subgraphs read, and those that subgraphs return."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in graph.node:
-        found |= set(node.input)
+        names |= set(node.input)
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                found |= read_names(inner) | {value.name for value in inner.output}
-    return found
+                names |= read_names(inner) | {value.name for value in inner.output}
+    return names
 
 
-Check = Callable[[Written], None]
+Check = Callable[[WrittenFolder], None]
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
-        "opset": _opset,
-        "paths": _paths,
-        "valid": _valid,
-        "shapes": _shapes,
-        "interface": _interface,
-        "stored once": _stored_once,
-        "metadata": _metadata,
-        "loads": load,
-        "caches": grow_caches,
-        "reference": agree_with_reference,
+        "opset": _check_opset,
+        "paths": _check_paths,
+        "valid": _check_validity,
+        "shapes": _check_shapes,
+        "interface": _check_interface,
+        "stored once": _check_stored_once,
+        "metadata": _check_metadata,
+        "loads": _check_loading,
+        "caches": _check_caches,
+        "reference": _check_against_reference,
     }
 )
 """The checks in order, by name."""

@@ -1,4 +1,4 @@
-"""Check the graphs of a package like those of the folder that it is made of, and compare what both compute."""
+"""Check the graphs of a package like those of the folder that it is made from, and compare their results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import onnx
 
 from slipway.model.graphs.promise import Promise
 from slipway.sizes import format_size
-from slipway_onnx_export.checks.agreement import agree
+from slipway_onnx_export.checks.agreement import check_agreement
 from slipway_onnx_export.checks.folder import CHECKS, first_line, read_names
-from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
+from slipway_onnx_export.checks.written import FaultError, NotRunError, WrittenFolder
 
 _CHECKS = ("opset", "paths", "valid", "shapes", "interface", "stored once", "metadata", "loads")
 """The checks that need no more than a graph; comparing the results replaces the others."""
@@ -23,7 +23,7 @@ PARITY = "parity"
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """An input or output as a graph declares it; see :class:`slipway_onnx_export.checks.written.Named`."""
+    """An input or output as a graph declares it; see :class:`slipway_onnx_export.checks.written.PortLike`."""
 
     name: str
     shape: Sequence[str | int | None]
@@ -31,7 +31,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A graph as it declares itself; see :class:`slipway_onnx_export.checks.written.Described`."""
+    """A graph as it declares itself; see :class:`slipway_onnx_export.checks.written.GraphLike`."""
 
     file: str
     inputs: Sequence[_Value]
@@ -41,11 +41,11 @@ class _Graph:
 
 
 def check_package(files: Sequence[Path], folder: Path, *, end: int | None, max_memory_bytes: int) -> dict[str, str]:
-    """Make every check of a package's graphs.
+    """Run every check of a package's graphs.
 
     Args:
         files: The graphs.
-        folder: The folder that the package is made of, whose graphs were checked.
+        folder: The folder that the package is made from; its graphs were checked before.
         end: Token that ends a text, if the model has one.
         max_memory_bytes: Memory of the attempt; a comparison whose weights exceed it is not run.
 
@@ -56,22 +56,22 @@ def check_package(files: Sequence[Path], folder: Path, *, end: int | None, max_m
         FaultError: A check fails. The message names it.
     """
     origin = {path.name: _load(path) for path in sorted(folder.glob("*.onnx"))}
-    unread = {name for model in origin.values() for name in _unread(model)}
-    opset = max(_opset(model) for model in origin.values())
+    unread = {name for model in origin.values() for name in _unread_inputs(model)}
+    opset = max(_opset_of(model) for model in origin.values())
     results: dict[str, str] = {}
     for path in files:  # one by one: some runtimes want each graph's weights in files of its own
-        component = _described(path.name, _load(path), unread)
-        written = Written(path.parent, (component,), opset, metadata=_shared_metadata(origin.values()))
+        component = _describe(path.name, _load(path), unread)
+        written = WrittenFolder(path.parent, (component,), opset, metadata=_shared_metadata(origin.values()))
         for name in _CHECKS:
             try:
-                (_valid if name == "valid" else CHECKS[name])(written)
+                (_check_validity if name == "valid" else CHECKS[name])(written)
             except FaultError as fault:
                 raise FaultError(f"check {name!r}: {fault}") from fault
             results[name] = "passed"
     try:
         if not all(any(_is_copy(path, folder / name, other) for name, other in origin.items()) for path in files):
             _require_memory(folder, max_memory_bytes)
-            agree(files, [folder / name for name in origin], end=end)
+            check_agreement(files, [folder / name for name in origin], end=end)
         results[PARITY] = "passed"
     except NotRunError as why:
         results[PARITY] = f"not run: {why}"
@@ -80,7 +80,7 @@ def check_package(files: Sequence[Path], folder: Path, *, end: int | None, max_m
     return results
 
 
-def _valid(written: Written) -> None:
+def _check_validity(written: WrittenFolder) -> None:
     """Check graphs as if their weights were inputs: onnx's checker refuses data files that have a second name."""
     for name, model in written.graphs.items():
         alone = onnx.ModelProto()
@@ -106,7 +106,7 @@ def _require_memory(folder: Path, most: int) -> None:
 
 
 def _is_copy(path: Path, other_path: Path, other: Any) -> bool:
-    """Return whether a graph has the nodes and the very weights of another, so that nothing is left to compare."""
+    """Return whether a graph has another's nodes and the same stored weights, so that nothing is left to compare."""
     model = _load(path)
     same = [*model.graph.node] == [*other.graph.node] and [*model.functions] == [*other.functions]
     return same and _weights(model, path.parent) == _weights(other, other_path.parent)
@@ -114,16 +114,16 @@ def _is_copy(path: Path, other_path: Path, other: Any) -> bool:
 
 def _weights(model: Any, folder: Path) -> dict[str, object]:
     """Return where each weight lies: device and number of the file, and its place there; or its bytes."""
-    found: dict[str, object] = {}
+    places: dict[str, object] = {}
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            found[tensor.name] = tensor.SerializeToString(deterministic=True)
+            places[tensor.name] = tensor.SerializeToString(deterministic=True)
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
         file = (folder / entries["location"]).stat()
         place = file.st_dev, file.st_ino, entries.get("offset", "0"), entries.get("length")
-        found[tensor.name] = (*place, tensor.data_type, *tensor.dims)
-    return found
+        places[tensor.name] = (*place, tensor.data_type, *tensor.dims)
+    return places
 
 
 def _load(path: Path) -> Any:
@@ -133,26 +133,26 @@ def _load(path: Path) -> Any:
         raise FaultError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _described(name: str, model: Any, unread: Collection[str]) -> _Graph:
+def _describe(name: str, model: Any, unread: Collection[str]) -> _Graph:
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [_Value(value.name, ()) for value in model.graph.input if value.name not in stored]
     outputs = [_Value(value.name, ()) for value in model.graph.output]
-    return _Graph(name, inputs, outputs, unread, Promise.of(_metadata(model)))
+    return _Graph(name, inputs, outputs, unread, Promise.of(_metadata_of(model)))
 
 
-def _unread(model: Any) -> set[str]:
+def _unread_inputs(model: Any) -> set[str]:
     return {value.name for value in model.graph.input} - read_names(model.graph)
 
 
-def _opset(model: Any) -> int:
+def _opset_of(model: Any) -> int:
     return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
 
 
-def _metadata(model: Any) -> dict[str, str]:
+def _metadata_of(model: Any) -> dict[str, str]:
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
 def _shared_metadata(models: Collection[Any]) -> dict[str, str]:
     """Return the properties that all graphs have."""
-    first, *others = [set(_metadata(model).items()) for model in models]
+    first, *others = [set(_metadata_of(model).items()) for model in models]
     return dict(first.intersection(*others))

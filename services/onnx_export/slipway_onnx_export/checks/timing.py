@@ -48,15 +48,15 @@ def time_optimization(
     threads: int,
     end: int | None,
 ) -> Times:
-    """Make the graphs again without optimization, beside those that are written, and run both.
+    """Make the graphs again without optimization, beside the written ones, and run both.
 
-    The two sessions are what a program opens: ONNX Runtime makes its own optimizations in each. Weights that both have are stored once.
+    Sessions are opened as a program does: ONNX Runtime makes its own optimizations in both. Weights that both have are stored once.
 
     Args:
         graphs: The written graphs.
         source: The model.
         engine: The engine that made them.
-        request: What was asked of it.
+        request: The request to that engine.
         folder: Folder of the graphs. It is left as it was.
         threads: Threads of each session.
         end: Token that ends a text, if the model has one.
@@ -73,7 +73,7 @@ def time_optimization(
         _write_plain(graphs, source, engine=engine, request=request, folder=folder, threads=threads)
         tokens = min(TOKENS, room_of(source) // 2)
         pairs = [
-            {"before": _Runs(folder / name, threads), "after": _Runs(folder / made.component.file, threads)}
+            {"before": _TimedGraph(folder / name, threads), "after": _TimedGraph(folder / made.component.file, threads)}
             for made, name in zip(graphs, plain, strict=True)
         ]
         return _measure(pairs, tokens=max(1, tokens), end=end)
@@ -96,7 +96,7 @@ def _write_plain(
     folder: Path,
     threads: int,
 ) -> None:
-    """Write the graphs without optimization; weights of the optimized ones stay where they are."""
+    """Write the graphs without optimization; they read the weights of the optimized ones where those are the same."""
     written: dict[str, Any] = {}
     for made in graphs:
         written |= {
@@ -120,7 +120,7 @@ def _write_plain(
         ir.save(model, folder / name)
 
 
-class _Runs:
+class _TimedGraph:
     """A graph in ONNX Runtime that is timed."""
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -138,10 +138,10 @@ class _Runs:
         return time.perf_counter() - started
 
 
-def _measure(pairs: Sequence[Mapping[str, _Runs]], *, tokens: int, end: int | None) -> Times:
+def _measure(pairs: Sequence[Mapping[str, _TimedGraph]], *, tokens: int, end: int | None) -> Times:
     """Run both sides in turn; return medians in milliseconds.
 
-    ``prefill`` reads a prompt, of an encoder-decoder the encoder. ``decode`` is one token after a past; without a cache there is none.
+    ``prefill`` reads a prompt; in an encoder-decoder, the encoder does. ``decode`` computes a token after a past, if there is a cache.
     """
     grows = pairs[-1]["after"].cached
     feeds = {}
@@ -149,13 +149,13 @@ def _measure(pairs: Sequence[Mapping[str, _Runs]], *, tokens: int, end: int | No
     for name, (pair, past, new) in calls.items():
         sizes = {BATCH: 1, SEQUENCE: new, PAST: past, TOTAL: past + new, SOURCE: tokens}
         feeds[name] = make_feed(pair["after"].inputs, sizes, past=past, end=end)
-    found: dict[str, dict[str, list[float]]] = {side: {name: [] for name in calls} for side in ("before", "after")}
+    times: dict[str, dict[str, list[float]]] = {side: {name: [] for name in calls} for side in ("before", "after")}
     for turn in range(1 + ROUNDS):
         for name, (pair, _, _) in calls.items():
             for side, runs in pair.items():
                 seconds = runs.seconds(feeds[name])
                 if turn:  # the first call allocates memory, and reads the weights
-                    found[side][name].append(seconds)
+                    times[side][name].append(seconds)
     return {
-        side: {name: round(1000 * median(each), 3) for name, each in named.items()} for side, named in found.items()
+        side: {name: round(1000 * median(each), 3) for name, each in named.items()} for side, named in times.items()
     }

@@ -1,4 +1,4 @@
-"""What the checks of an export look at: its written graphs, read without their weights."""
+"""The written graphs that an export's checks read, without their weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.model.graphs.promise import Promise
 from slipway_onnx_export.names import BATCH, CACHE, FEATURES, PAST, SEQUENCE, SOURCE, TOTAL
 
 TINY_BYTES, TINY_NODES = 4 << 20, 3000
-"""Sizes up to which graphs are run by the checks: then it takes a fraction of a second."""
+"""Largest graphs that the checks run; that takes a fraction of a second."""
 
 
 class FaultError(Exception):
@@ -27,7 +27,7 @@ class NotRunError(Exception):
     """A check cannot be made of this model. The message says why."""
 
 
-class Named(Protocol):
+class PortLike(Protocol):
     """An input or an output."""
 
     @property
@@ -41,7 +41,7 @@ class Named(Protocol):
         ...
 
 
-class Described(Protocol):
+class GraphLike(Protocol):
     """A graph's file and interface, as :class:`slipway_onnx_export.interface.Component` has them."""
 
     @property
@@ -50,12 +50,12 @@ class Described(Protocol):
         ...
 
     @property
-    def inputs(self) -> Sequence[Named]:
+    def inputs(self) -> Sequence[PortLike]:
         """Return its inputs."""
         ...
 
     @property
-    def outputs(self) -> Sequence[Named]:
+    def outputs(self) -> Sequence[PortLike]:
         """Return its outputs."""
         ...
 
@@ -71,20 +71,20 @@ class Described(Protocol):
 
 
 @dataclass(frozen=True)
-class Written:
-    """A written folder, and what was asked for.
+class WrittenFolder:
+    """A written folder, and the request that it was written for.
 
     Attributes:
         folder: The folder.
         components: Interfaces of its graphs.
-        opset: The opset that was asked for.
+        opset: The requested opset.
         end: Token that ends a text, if the model has one.
         metadata: Properties that the file of every graph has.
         left_out: Weights that are inputs of a graph, by its file.
     """
 
     folder: Path
-    components: tuple[Described, ...]
+    components: tuple[GraphLike, ...]
     opset: int
     end: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -97,15 +97,15 @@ class Written:
         Raises:
             FaultError: If a file cannot be read.
         """
-        found = {}
+        models = {}
         for component in self.components:
             try:
-                found[component.file] = onnx.load(self.folder / component.file, load_external_data=False)
+                models[component.file] = onnx.load(self.folder / component.file, load_external_data=False)
             except Exception as error:  # protobuf's own errors have no common class
                 raise FaultError(f"{component.file} cannot be read: {type(error).__name__}: {error}") from error
-        return found
+        return models
 
-    def stored(self) -> Iterator[tuple[str, Any]]:
+    def initializers(self) -> Iterator[tuple[str, Any]]:
         """Yield every initializer with its file's name."""
         for name, model in self.graphs.items():
             for tensor in model.graph.initializer:
@@ -119,7 +119,7 @@ class Written:
         nbytes = sum(path.stat().st_size for path in self.folder.iterdir())
         return nbytes <= TINY_BYTES and sum(len(model.graph.node) for model in self.graphs.values()) <= TINY_NODES
 
-    def feed(self, component: Described, *, past: int, new: int) -> dict[str, npt.NDArray[Any]]:
+    def feed(self, component: GraphLike, *, past: int, new: int) -> dict[str, npt.NDArray[Any]]:
         """Make inputs of a graph without padding.
 
         Raises:

@@ -13,7 +13,7 @@ from importlib import import_module
 from slipway.errors import ONNXExportError
 from slipway.model.families import DECODER
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
-from slipway_onnx_export.engines.failures import engine_errors
+from slipway_onnx_export.engines.failures import translate_engine_errors
 from slipway_onnx_export.params import BEST_OPSET, ENGINE_OPSETS, OnnxExportParams, Runtime
 from slipway_onnx_export.source import ModelSource
 
@@ -42,7 +42,7 @@ class Engine:
                 ``EXPORT_ENGINE_FAILED`` if it stops with an error of its own.
         """
         build: Callable[[ModelSource, GraphRequest], list[EngineGraph]] = import_module(self.module).build
-        with engine_errors(source, engine=self.name):
+        with translate_engine_errors(source, engine=self.name):
             return build(source, request)
 
 
@@ -60,12 +60,12 @@ ENGINES: Mapping[str, Engine] = {
     )
 }
 
-# TensorRT-RTX 1.7 has no fp32 kernel for the Attention operator of opset 23; opset 20 it parses in full.
+# TensorRT-RTX 1.7 has no fp32 kernel for the Attention operator of opset 23; it parses opset 20 in full.
 TENSORRT_MAX_OPSET = 20
 
 
 def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
-    """Return the engine that is asked for; for ``auto`` graph construction if it can make this graph, otherwise the tracer that writes the opset."""
+    """Return the requested engine; for ``auto``, mobius if it can build this graph, otherwise the tracer that writes the opset."""
     if params.engine != "auto":
         return ENGINES[params.engine]
     mobius = ENGINES["mobius"]

@@ -9,15 +9,16 @@ import onnx_ir as ir
 import onnxscript.rewriter.onnx_fusions
 import torch
 
-from slipway_onnx_export.activations.interface import with_activations
+from slipway_onnx_export.activations.interface import add_activations
 from slipway_onnx_export.components import components_of
+from slipway_onnx_export.constants import add_constant
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest, Statistics
-from slipway_onnx_export.engines.failures import OPTIMIZATION, engine_errors, translate_capture_error
+from slipway_onnx_export.engines.failures import OPTIMIZATION, translate_capture_error, translate_engine_errors
 from slipway_onnx_export.engines.lowering import MASKED
 from slipway_onnx_export.engines.optimizing import optimize_graph, quiet_libraries
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.layered.blocks import split
-from slipway_onnx_export.layered.stamping import stamped
+from slipway_onnx_export.layered.stamping import stamp_layers
 from slipway_onnx_export.loading.weightless import build_weightless, tied_weights
 from slipway_onnx_export.source import ModelSource
 
@@ -25,7 +26,7 @@ from slipway_onnx_export.source import ModelSource
 PREFIX = "model."
 
 EAGER = ("falcon",)
-"""Model types whose fused attention broadcasts the one head of keys and values, which ONNX's Attention does not."""
+"""Model types whose fused attention broadcasts its one head of keys and values; ONNX's Attention does not."""
 
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
@@ -38,10 +39,10 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     weights = tied_weights(whole, source)
     parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
     graphs = []
-    components = with_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+    components = add_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
     blocks = split(whole, components) if request.layered else None
     components = blocks.components if blocks else components
-    for component in (each.fixed(request.sizes) for each in components):
+    for component in (each.fix_axes(request.sizes) for each in components):
         model = _trace(component, whole, source, opset=request.opset)
         initializers = model.graph.initializers
         for name in [name for name in initializers if name in parameters]:
@@ -50,14 +51,14 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
             initializers[name].name = name.removeprefix(PREFIX)
         before = Statistics.of([model])
         if request.optimization != "none":
-            with engine_errors(source, engine="dynamo", phase=OPTIMIZATION), quiet_libraries():
+            with translate_engine_errors(source, engine="dynamo", phase=OPTIMIZATION), quiet_libraries():
                 optimize_graph(model)
-                # into the operators of opset 23, if the graph is written in it
+                # fuses into operators of opset 23, if the graph is written in it
                 onnxscript.rewriter.onnx_fusions.fuse(model)
         if request.runtime == "tensorrt":
             remove_guards(model)
         graphs.append(EngineGraph(component, model, weights, attention, unoptimized=before))
-    return stamped(graphs, blocks) if blocks else graphs
+    return stamp_layers(graphs, blocks) if blocks else graphs
 
 
 def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> Any:
@@ -90,19 +91,19 @@ _PASS = ("Identity", "Cast", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Trans
 def remove_guards(model: ir.Model) -> int:
     """Mask scores with a finite value, in place, wherever a guard follows the softmax; return the number of removed guards.
 
-    Rows without any visible position, which are padding, are then means over all positions and not zeros. A guard stays if its mask
-    is not a choice between 0 and a value that hides.
+    Rows without a visible position, which are padding, then become means over all positions instead of zeros. A guard stays if its
+    mask does not choose between 0 and a value that hides.
     """
     graph = model.graph
     removed = 0
     for guard in list(graph):
-        softmax = _guarded(guard)
+        softmax = _guarded_softmax(guard)
         masks = _masks(softmax) if softmax is not None else []
         if softmax is None or not masks:
             continue
         for mask, index in masks:
             hiding = mask.inputs[index]
-            mask.replace_input_with(index, _finite(graph))
+            mask.replace_input_with(index, _finite_mask_value(graph))
             if hiding is not None and hiding.is_initializer() and not hiding.uses():
                 del graph.initializers[str(hiding.name)]
         unknown = guard.inputs[0]
@@ -115,7 +116,7 @@ def remove_guards(model: ir.Model) -> int:
     return removed
 
 
-def _guarded(node: ir.Node) -> ir.Node | None:
+def _guarded_softmax(node: ir.Node) -> ir.Node | None:
     """Return the softmax whose NaNs this node replaces by zeros; None if it does something else."""
     if node.op_type != "Where" or node.domain or node.outputs[0].is_graph_output():
         return None
@@ -134,8 +135,8 @@ def _masks(softmax: ir.Node) -> list[tuple[ir.Node, int]]:
     if added is None or added.op_type != "Add":
         return []
     for side in added.inputs:
-        if side is not None and (found := _choices(side)):
-            return found
+        if side is not None and (choices := _choices(side)):
+            return choices
     return []
 
 
@@ -152,8 +153,8 @@ def _choices(value: ir.Value) -> list[tuple[ir.Node, int]]:
     if node.op_type not in _PASS:
         return []
     copied = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-    found = [_choices(each) if each is not None else [] for each in copied]
-    return [choice for each in found for choice in each] if all(found) else []
+    choices = [_choices(each) if each is not None else [] for each in copied]
+    return [choice for each in choices for choice in each] if all(choices) else []
 
 
 def _number(value: ir.Value | None) -> float | None:
@@ -164,11 +165,7 @@ def _number(value: ir.Value | None) -> float | None:
     return float(np.asarray(tensor.numpy()).reshape(()))
 
 
-def _finite(graph: ir.Graph) -> ir.Value:
+def _finite_mask_value(graph: ir.Graph) -> ir.Value:
     """Return the constant that is added to the scores of masked positions; all masks share it."""
     name = "attention.masked"
-    if name not in graph.initializers:
-        tensor = ir.tensor(np.array(MASKED, np.float32), name=name)
-        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape([]), type=ir.TensorType(tensor.dtype))
-        graph.register_initializer(value)
-    return graph.initializers[name]
+    return graph.initializers.get(name) or add_constant(graph, name, np.array(MASKED, np.float32))

@@ -33,8 +33,8 @@ _SINCE = re.compile(r"added in version (\d+)")
 
 
 @contextmanager
-def engine_errors(source: ModelSource, *, engine: str, phase: str = "") -> Iterator[None]:
-    """Translate whatever an engine raises in this block that is not typed yet, apart from a lack of memory and errors of files.
+def translate_engine_errors(source: ModelSource, *, engine: str, phase: str = "") -> Iterator[None]:
+    """Translate an engine's untyped exceptions in this block. A lack of memory and errors of files pass as they are.
 
     Args:
         source: The model.
@@ -56,7 +56,7 @@ def engine_errors(source: ModelSource, *, engine: str, phase: str = "") -> Itera
             f"{phase and f' in its {phase}'}: {type(error).__name__}: {_first_line(str(error))}",
             reason="EXPORT_ENGINE_FAILED",
             remedy="use optimization none" if phase == OPTIMIZATION else "use another engine",
-            about={**_known(source, engine, error), **_place(error)} | ({"phase": phase} if phase else {}),
+            about={**_describe_attempt(source, engine, error), **_place(error)} | ({"phase": phase} if phase else {}),
         ) from error
 
 
@@ -70,20 +70,20 @@ def translate_capture_error(
     """
     if is_out_of_memory(error):
         raise error
-    about = {**_known(source, "dynamo", error), "attention": attention, **_place(error)}
+    about = {**_describe_attempt(source, "dynamo", error), "attention": attention, **_place(error)}
     texts = [str(one) for one in _causes(error)]
     cause = texts[-1]
     for text in texts:
-        if found := _MISSING_FUNCTION.search(text):
-            return _operator_error(found[1], f"torch.onnx {torch.__version__}", about)
-    if found := _FIXED_AXIS.search(cause):
-        axis = _named_axis(ports, int(found[2] or 0), int(found[3]))
-        about |= {"kind": AXIS, "axis": axis, "size": found[1]}
-        return _shape_error(f"{axis} would be fixed to {found[1]}", about)
+        if match := _MISSING_FUNCTION.search(text):
+            return _operator_error(match[1], f"torch.onnx {torch.__version__}", about)
+    if match := _FIXED_AXIS.search(cause):
+        axis = _describe_axis(ports, int(match[2] or 0), int(match[3]))
+        about |= {"kind": AXIS, "axis": axis, "size": match[1]}
+        return _shape_error(f"{axis} would be fixed to {match[1]}", about)
     if _DATA_DEPENDENT.search(cause) or type(error.__cause__).__name__ == "GuardOnDataDependentSymNode":
-        return _shape_error(f"the model's code branches on computed values{_at(about)}", about | {"kind": DATA})
+        return _shape_error(f"the model's code branches on computed values{_place_text(about)}", about | {"kind": DATA})
     if _CONSTRAINT.search(cause):
-        return _shape_error(f"an axis would be fixed{_at(about)}: {_first_line(cause)}", about | {"kind": AXIS})
+        return _shape_error(f"an axis would be fixed{_place_text(about)}: {_first_line(cause)}", about | {"kind": AXIS})
     return ONNXExportError(
         f"torch {torch.__version__} could not trace {source.architecture}: {_first_line(cause) or type(error).__name__}",
         reason="EXPORT_ENGINE_FAILED",
@@ -100,7 +100,7 @@ def translate_tracer_error(source: ModelSource, error: Exception, *, attention: 
     """
     if is_out_of_memory(error):
         raise error
-    about = {**_known(source, "legacy", error), "attention": attention, **_place(error)}
+    about = {**_describe_attempt(source, "legacy", error), "attention": attention, **_place(error)}
     text = str(error)
     if "unordered_map" in text:  # libstdc++ says unordered_map::at, others "invalid unordered_map<K, T> key"
         return UnorderedMapError(
@@ -108,9 +108,9 @@ def translate_tracer_error(source: ModelSource, error: Exception, *, attention: 
             remedy="use engine dynamo with opset 18 or later",
             about=about,
         )
-    if found := _MISSING_SYMBOL.search(text):
+    if match := _MISSING_SYMBOL.search(text):
         since = _SINCE.search(text)
-        return _operator_error(found[1], f"opset {found[2]} of the legacy tracer", about, since[1] if since else "")
+        return _operator_error(match[1], f"opset {match[2]} of the legacy tracer", about, since[1] if since else "")
     return ONNXExportError(
         f"the legacy tracer of torch {torch.__version__} failed on {source.architecture}: "
         f"{_first_line(text) or type(error).__name__}",
@@ -120,14 +120,14 @@ def translate_tracer_error(source: ModelSource, error: Exception, *, attention: 
     )
 
 
-def _named_axis(ports: Sequence[Port], index: int, axis: int) -> str:
+def _describe_axis(ports: Sequence[Port], index: int, axis: int) -> str:
     """Describe an axis of the traced inputs."""
     if index >= len(ports) or axis >= len(ports[index].shape):
         return f"axis {axis} of input {index}"
     return f"axis {axis} of {ports[index].name} ({ports[index].shape[axis]})"
 
 
-def _known(source: ModelSource, engine: str, error: Exception) -> dict[str, Any]:
+def _describe_attempt(source: ModelSource, engine: str, error: Exception) -> dict[str, Any]:
     return {"engine": engine, "architecture": source.architecture, "cause": type(error).__name__}
 
 
@@ -168,7 +168,7 @@ def _place(error: BaseException) -> dict[str, Any]:
     return {}
 
 
-def _at(about: dict[str, Any]) -> str:
+def _place_text(about: dict[str, Any]) -> str:
     return f" at {about['file']}:{about['line']}" if "file" in about else ""
 
 

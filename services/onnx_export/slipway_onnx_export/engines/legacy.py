@@ -14,14 +14,14 @@ import torch
 
 from slipway.errors import TracerWarningError
 from slipway.model.graphs.branches import Branch, harmful_branches
-from slipway_onnx_export.activations.interface import with_activations
+from slipway_onnx_export.activations.interface import add_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest, Statistics
-from slipway_onnx_export.engines.failures import OPTIMIZATION, engine_errors, translate_tracer_error
+from slipway_onnx_export.engines.failures import OPTIMIZATION, translate_engine_errors, translate_tracer_error
 from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.layered.blocks import split
-from slipway_onnx_export.layered.stamping import stamped
+from slipway_onnx_export.layered.stamping import stamp_layers
 from slipway_onnx_export.loading.weightless import build_weightless, tied_weights
 from slipway_onnx_export.source import ModelSource
 
@@ -35,10 +35,10 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     attention = whole.config._attn_implementation
     weights = tied_weights(whole, source)
     graphs = []
-    components = with_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+    components = add_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
     blocks = split(whole, components) if request.layered else None
     components = blocks.components if blocks else components
-    for component in (each.fixed(request.sizes) for each in components):
+    for component in (each.fix_axes(request.sizes) for each in components):
         model, warned = _trace(component, whole, source, opset=request.opset)
         if warned and not request.prove_warnings:
             raise tracer_warning_error(warned, attention=attention)
@@ -52,17 +52,17 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
                 graph.initializers[value.name] = value
         before = Statistics.of([model])
         if request.optimization != "none":
-            with engine_errors(source, engine="legacy", phase=OPTIMIZATION):
+            with translate_engine_errors(source, engine="legacy", phase=OPTIMIZATION):
                 optimize_graph(model)
         graphs.append(EngineGraph(component, model, weights, attention, tuple(map(str, warned)), before))
-    return stamped(graphs, blocks) if blocks else graphs
+    return stamp_layers(graphs, blocks) if blocks else graphs
 
 
 def _restore_unread(graph: ir.Graph, component: Component) -> None:
     """Declare the inputs again that the tracer dropped because the model does not read them."""
-    found = {value.name for value in graph.inputs}
+    declared = {value.name for value in graph.inputs}
     for port in component.inputs:
-        if port.name in component.unread and port.name not in found:
+        if port.name in component.unread and port.name not in declared:
             kind = ir.DataType.INT64 if port.dtype == torch.int64 else ir.DataType.FLOAT
             graph.inputs.append(ir.Value(name=port.name, shape=ir.Shape(list(port.shape)), type=ir.TensorType(kind)))
 

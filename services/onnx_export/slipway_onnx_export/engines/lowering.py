@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from slipway.errors import ONNXExportError
+from slipway_onnx_export.constants import add_constant
 
 # Added to the scores of masked positions. Low enough to vanish in any softmax, and within float16's range, so that a fully
 # masked row (left padding) stays finite in every precision.
@@ -57,12 +58,7 @@ class Rewriter:
         key = (str(array.dtype), tuple(array.reshape(-1).tolist()), array.ndim == 0)
         if key not in self._constants:
             name = f"constant.{array.dtype}.{len(self._constants)}"
-            tensor = ir.tensor(array, name=name)
-            value = ir.Value(
-                name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype)
-            )
-            self.graph.register_initializer(value)
-            self._constants[key] = value
+            self._constants[key] = add_constant(self.graph, name, array)
         return self._constants[key]
 
 
@@ -136,7 +132,7 @@ def _shape(to: Rewriter, node: ir.Node) -> list[ir.Value]:
 
 
 def _split(_to: Rewriter, node: ir.Node) -> list[ir.Value]:
-    """Remove the attribute that counts the parts, which is new; the number of outputs says the same."""
+    """Remove ``num_outputs``, which older opsets lack; the number of outputs says the same."""
     node.attributes.pop("num_outputs", None)
     return []
 
@@ -233,9 +229,9 @@ def _mask_of_later_keys(to: Rewriter, new: ir.Value, total: ir.Value) -> ir.Valu
 
 
 def _inputs(node: ir.Node, count: int) -> list[ir.Value]:
-    found = [value for value in node.inputs[:count] if value is not None]
-    _require(node, len(found) == count)
-    return found
+    values = [value for value in node.inputs[:count] if value is not None]
+    _require(node, len(values) == count)
+    return values
 
 
 def _float(node: ir.Node, name: str, default: float) -> float:

@@ -31,7 +31,7 @@ INCORRECT = {
     **dict.fromkeys(("deepseek_v3", "falcon", "glm", "gpt_neo"), "with other weights than the model has"),
     **dict.fromkeys(("bloom", "mpt"), "without an attention mask"),
 }
-"""How mobius builds model types that it knows and does not build correctly; the comparison with PyTorch shows each."""
+"""The fault of each model type that mobius knows and builds incorrectly; the comparison with PyTorch shows each."""
 
 _LARGEST_TABLE = 1 << 30
 
@@ -59,7 +59,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
         share_buffers(model, window=source.sliding_window, dropped=_dropped_window(source, module))
     lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
-    return [EngineGraph(untraced_decoder(source.layers).fixed(request.sizes), model, weights, unoptimized=before)]
+    return [EngineGraph(untraced_decoder(source.layers).fix_axes(request.sizes), model, weights, unoptimized=before)]
 
 
 def supports(source: ModelSource) -> bool:
@@ -94,7 +94,7 @@ def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, A
         settings = _config_from_hf(config, parent_config=config, module_class=kind)
         settings.dtype = ir.DataType.FLOAT
         module = kind(settings)
-    except Exception as error:  # mobius' classes raise what they meet first
+    except Exception as error:  # mobius' classes may raise anything
         what = f"mobius does not take the configuration of {source.architecture} ({type(error).__name__}: {error})"
         raise _unsupported_error(source, what) from error
     dropped = _dropped_window(source, module)
@@ -120,7 +120,7 @@ def _check_rotary(source: ModelSource) -> None:
 
 
 def _dropped_window(source: ModelSource, module: Any) -> int:
-    """Return the sliding window of all layers that mobius has in ``GroupQueryAttention`` only; 0 for none that matters."""
+    """Return the sliding window of all layers that mobius writes in ``GroupQueryAttention`` only; 0 for none with an effect."""
     window = getattr(getattr(module, "model", None), "_gqa_local_window_size", None)
     return max(window(), 0) if window is not None and source.sliding_window else 0
 

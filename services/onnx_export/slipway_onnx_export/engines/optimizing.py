@@ -55,7 +55,7 @@ _LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch")
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Let only errors of the export libraries pass, and none of their warnings."""
+    """Silence the export libraries' warnings, and their logs below errors."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

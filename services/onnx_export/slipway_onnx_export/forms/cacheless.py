@@ -62,15 +62,15 @@ def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Compon
         return {"last_hidden_state": model.get_encoder()(**inputs).last_hidden_state}
 
     def decode(model: Any, tensors: Tensors) -> Tensors:
-        found = model(
+        output = model(
             encoder_outputs=BaseModelOutput(last_hidden_state=tensors[ENCODED]),
             decoder_input_ids=tensors[IDS],
             use_cache=False,
             **({} if speech else {MASK: tensors[SOURCE_MASK]}),
         )
-        return {LOGITS: found.logits}
+        return {LOGITS: output.logits}
 
-    heard = sound(model) if speech else None
+    heard = sound_port(model) if speech else None
     given = {IDS: integers(1, 4)} if heard is None else {FEATURES: torch.zeros(1, *heard.shape[1:])}  # type: ignore[arg-type]
     made = model(**given, decoder_input_ids=integers(1, 2), use_cache=False)
     width, vocabulary = int(made.encoder_last_hidden_state.shape[-1]), int(made.logits.shape[-1])
@@ -92,8 +92,8 @@ def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Compon
     )
 
 
-def sound(model: Any) -> Port:
-    """Return the input of a speech encoder, whose length is that of its positions before its convolutions take every second."""
+def sound_port(model: Any) -> Port:
+    """Return the input of a speech encoder. Its length is the encoder's positions times the strides of its convolutions."""
     strides = (layer.stride[0] for layer in model.get_encoder().children() if isinstance(layer, torch.nn.Conv1d))
     frames = int(model.config.max_source_positions)
     for stride in strides:

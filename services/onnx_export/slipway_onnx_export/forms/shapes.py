@@ -29,12 +29,12 @@ def fixed_sizes(source: ModelSource, params: OnnxExportParams) -> dict[str, int]
         return {BATCH: params.batch}
     caches = source.family is DECODER and params.cache
     if params.cache and source.family in (ENCODER_DECODER, SPEECH):
-        raise _unsupported(
+        raise _unsupported_error(
             source, "a decoder with an encoder counts positions by the length of its cache, which a static graph fixes",
             "set cache to false, or shapes to batch",
         )  # fmt: skip
     if caches and source.sliding_window:
-        raise _unsupported(
+        raise _unsupported_error(
             source, f"its attention window of {source.sliding_window} tokens would count unused places of a static cache",
             "set cache to false, or shapes to batch",
         )  # fmt: skip
@@ -49,7 +49,9 @@ def fixed_sizes(source: ModelSource, params: OnnxExportParams) -> dict[str, int]
         if changes[:1] == (room,):
             # A text is cut into calls of a fixed length, and cached keys keep the rotation of their call.
             why = f"beyond {room} tokens its positions count otherwise, which calls of a fixed length would mix"
-        raise _unsupported(source, f"{why}, and {what} need more", "set smaller sizes, or shapes to batch or dynamic")
+        raise _unsupported_error(
+            source, f"{why}, and {what} need more", "set smaller sizes, or shapes to batch or dynamic"
+        )
     return {BATCH: params.batch, SEQUENCE: sequence, SOURCE: sequence, PAST: past, TOTAL: sequence + past}
 
 
@@ -71,7 +73,7 @@ def describe_sizes(sizes: Mapping[str, int]) -> str:
     return f"{shown} of the ONNX model {'are' if ',' in shown else 'is'} fixed" if shown else ""
 
 
-def _unsupported(source: ModelSource, why: str, remedy: str) -> ONNXExportError:
+def _unsupported_error(source: ModelSource, why: str, remedy: str) -> ONNXExportError:
     return ONNXExportError(
         f"{source.architecture} cannot have a static graph of this form: {why}",
         reason="SHAPES_UNSUPPORTED",

@@ -41,30 +41,30 @@ class StaticShape(Listed):
     @model_validator(mode="before")
     @classmethod
     def _from_names(cls, value: Any) -> Any:
-        return _by_field(value) if isinstance(value, dict) else value
+        return _sizes_by_field(value) if isinstance(value, dict) else value
 
 
-def _by_field(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sizes by field; the axes of several inputs are the same ones, so that they may not have two sizes."""
-    found: dict[str, Any] = {}
-    for place, axis, size in _named(value):
+def _sizes_by_field(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sizes by field. Inputs have the same axes, so an axis may not have two sizes."""
+    sizes: dict[str, Any] = {}
+    for place, axis, size in _flatten(value):
         if axis not in (*_FIELDS, TOTAL):
             raise wrong_value(place, "is no axis of a graph", f"use {', '.join(_AXES)}")
         field = _FIELDS.get(axis, TOTAL)
-        if found.setdefault(field, size) != size:
+        if sizes.setdefault(field, size) != size:
             raise wrong_value(
-                size, f"as {place} contradicts {found[field]!r} of the same axis", "give each axis one size"
+                size, f"as {place} contradicts {sizes[field]!r} of the same axis", "give each axis one size"
             )
-    total = found.pop(TOTAL, 0)
+    total = sizes.pop(TOTAL, 0)
     if total:
-        sequence = found.setdefault("sequence", 1)
-        past = found.setdefault("past", total - sequence if isinstance(total, int) and isinstance(sequence, int) else 0)
+        sequence = sizes.setdefault("sequence", 1)
+        past = sizes.setdefault("past", total - sequence if isinstance(total, int) and isinstance(sequence, int) else 0)
         if sequence + past != total or past < 1:
             raise wrong_value(total, f"as {TOTAL} is not {SEQUENCE} and {PAST} together", f"leave {TOTAL} out")
-    return found
+    return sizes
 
 
-def _named(value: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def _flatten(value: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     for name, size in value.items():
         owner, dot, axis = str(name).partition(".")
         if not isinstance(size, Mapping) and (not dot or owner in _INPUTS):

@@ -46,18 +46,18 @@ def run_once(model: onnx.ModelProto, path: Path, *, threads: int) -> GraphReport
     inputs = [value for value in model.graph.input if value.name not in stored]
     outputs = list(model.graph.output)
     axes: dict[str, int] = {}
-    given = tuple(_declared(value, axes) for value in inputs[:_MOST_PORTS])
-    named = tuple(_declared(value, axes) for value in outputs[:_MOST_PORTS])
+    given = tuple(_describe(value, axes) for value in inputs[:_MOST_PORTS])
+    named = tuple(_describe(value, axes) for value in outputs[:_MOST_PORTS])
     report = GraphReport(file=path.name, metadata=_metadata(model), inputs=given, outputs=named)
-    why = _absurd(model, inputs, given, axes)
+    why = _describe_excess(model, inputs, given, axes)
     if why:
         return report.model_copy(update={"not_run": why})
     try:
         session = onnxruntime.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
         feed = {value.name: _dummy(value, axes) for value in given}
-        found = session.run([value.name for value in named], feed)
+        arrays = session.run([value.name for value in named], feed)
     except (*ORT_ERRORS, MemoryError, RuntimeError, ValueError) as error:
-        # An input that is a legal graph may still want other values than dummies: that says nothing about the contract.
+        # A legal graph may need other inputs than dummies: this says nothing about the contract.
         return report.model_copy(
             update={"not_run": f"onnxruntime cannot run it: {one_line(printable(str(error)))[:500]}"}
         )
@@ -65,7 +65,7 @@ def run_once(model: onnx.ModelProto, path: Path, *, threads: int) -> GraphReport
         value.model_copy(update={"found": tuple(array.shape), "found_dtype": str(array.dtype)})
         if isinstance(array, np.ndarray)
         else value
-        for value, array in zip(named, found, strict=True)
+        for value, array in zip(named, arrays, strict=True)
     )
     return report.model_copy(update={"outputs": done, "axes": axes, "ran": True})
 
@@ -78,7 +78,7 @@ def _metadata(model: onnx.ModelProto) -> dict[str, str]:
     return {key: value for key, value in shown if key}
 
 
-def _declared(value: onnx.ValueInfoProto, axes: dict[str, int]) -> InspectedValue:
+def _describe(value: onnx.ValueInfoProto, axes: dict[str, int]) -> InspectedValue:
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return InspectedValue(name=value.name, dtype=value.type.WhichOneof("value") or "unknown", shape=())
@@ -109,10 +109,10 @@ def _shape(value: InspectedValue, axes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(axes[axis] if isinstance(axis, str) else axis for axis in value.shape)
 
 
-def _absurd(
+def _describe_excess(
     model: onnx.ModelProto, inputs: Iterable[Any], given: tuple[InspectedValue, ...], axes: Mapping[str, int]
 ) -> str:
-    """Say which value a run would make too large; empty if none is known."""
+    """Describe the input or value that prevents a run, by its type or size; empty if none is known."""
     total = 0
     for value in given:
         if value.dtype not in _NUMPY:
@@ -121,11 +121,14 @@ def _absurd(
         total += math.prod(shape) * np.dtype(_NUMPY[value.dtype]).itemsize
         if min(shape, default=0) < 0 or total > LARGEST_VALUE:
             return f"its input {quoted(value.name)} of the shape {list(shape)} would need {_bytes(total)}"
-    return _absurd_inside(model, inputs, axes)
+    return _describe_inner_excess(model, inputs, axes)
 
 
-def _absurd_inside(model: onnx.ModelProto, inputs: Iterable[Any], axes: Mapping[str, int]) -> str:
-    """Infer the sizes of all values for the dummy input; an operator that ONNX does not know ends the inference there."""
+def _describe_inner_excess(model: onnx.ModelProto, inputs: Iterable[Any], axes: Mapping[str, int]) -> str:
+    """Infer the sizes of all values for the dummy input, and describe one that is too large; empty if none is known.
+
+    The inference ends at an operator that ONNX does not know.
+    """
     for value in inputs:
         for axis in value.type.tensor_type.shape.dim:
             if axis.dim_param in axes:
@@ -175,33 +178,33 @@ def read_graph(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.ModelProto.FromString(read_regular(path, largest=LARGEST_GRAPH))
     except OSError as error:
-        raise _invalid(path, f"cannot be read: {error.strerror or error}") from error
+        raise _invalid_error(path, f"cannot be read: {error.strerror or error}") from error
     except (DecodeError, ValueError) as error:
-        raise _invalid(path, "is not an ONNX graph") from error
+        raise _invalid_error(path, "is not an ONNX graph") from error
     except MemoryError as error:
-        raise _invalid(path, "needs more memory than there is, only to be read") from error
+        raise _invalid_error(path, "needs more memory than there is, only to be read") from error
     if not model.graph.node and not model.graph.output:
-        raise _invalid(path, "is not an ONNX graph: it has no nodes and no outputs")
+        raise _invalid_error(path, "is not an ONNX graph: it has no nodes and no outputs")
     for tensor in _tensors(model.graph, path, 0):
         _check_tensor(tensor, path)
     for function in model.functions:
         for node in function.node:
-            for tensor in _of_node(node, path, 0):
+            for tensor in _tensors_of_node(node, path, 0):
                 _check_tensor(tensor, path)
     return model
 
 
 def _tensors(graph: onnx.GraphProto, path: Path, depth: int) -> Iterator[onnx.TensorProto]:
     if depth > _MOST_DEPTH:
-        raise _invalid(path, f"has graphs within graphs, more than {_MOST_DEPTH} deep")
+        raise _invalid_error(path, f"has graphs within graphs, more than {_MOST_DEPTH} deep")
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        yield from _of_node(node, path, depth)
+        yield from _tensors_of_node(node, path, depth)
 
 
-def _of_node(node: onnx.NodeProto, path: Path, depth: int) -> Iterator[onnx.TensorProto]:
+def _tensors_of_node(node: onnx.NodeProto, path: Path, depth: int) -> Iterator[onnx.TensorProto]:
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t
@@ -217,31 +220,31 @@ def _of_node(node: onnx.NodeProto, path: Path, depth: int) -> Iterator[onnx.Tens
 def _check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
     """Check that the data of an external tensor is there, in the folder."""
     if any(size < 0 for size in tensor.dims):
-        raise _invalid(path, f"has a tensor {quoted(tensor.name)} of the shape {list(tensor.dims)[:8]}")
+        raise _invalid_error(path, f"has a tensor {quoted(tensor.name)} of the shape {list(tensor.dims)[:8]}")
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = PurePosixPath(entries.get("location", ""))
     if not location.parts or location.is_absolute() or ".." in location.parts or "\0" in str(location):
-        raise _invalid(path, f"has data of {quoted(tensor.name)} outside its folder, in {quoted(str(location))}")
+        raise _invalid_error(path, f"has data of {quoted(tensor.name)} outside its folder, in {quoted(str(location))}")
     data = path.parent / location
     try:
         if not data.resolve().is_relative_to(path.parent.resolve()):
-            raise _invalid(
+            raise _invalid_error(
                 path, f"has data of {quoted(tensor.name)} behind a link out of its folder, {quoted(str(location))}"
             )
         check_regular(data)
         size = data.stat().st_size
         offset, length = int(entries.get("offset") or 0), int(entries.get("length") or size)
     except (OSError, ValueError) as error:
-        raise _invalid(
+        raise _invalid_error(
             path, f"has data of {quoted(tensor.name)} that cannot be read from {quoted(str(location))}: {error}"
         ) from error
     if offset < 0 or length < 0 or offset + length > size or math.prod(tensor.dims) > 8 * max(length, 1):
-        raise _invalid(path, f"declares more data of {quoted(tensor.name)} than {quoted(str(location))} has")
+        raise _invalid_error(path, f"declares more data of {quoted(tensor.name)} than {quoted(str(location))} has")
 
 
-def _invalid(path: Path, fault: str) -> ONNXExportError:
+def _invalid_error(path: Path, fault: str) -> ONNXExportError:
     return ONNXExportError(
         f"{path.name} {fault}",
         reason="ONNX_INVALID",

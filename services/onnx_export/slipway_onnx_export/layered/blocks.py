@@ -1,7 +1,7 @@
 """Split a text decoder into graphs: what comes before its layers, one of each kind of layer, and what comes after them.
 
-Nothing is known here of any model: the arguments of its layers are those that it passes to them. Layers of one kind differ in their
-weights alone, so one of them is traced, and its graph is stamped for the others.
+This module knows no model: a trial run shows what a model passes to its layers. Layers of one kind differ only in their weights, so
+one of them is traced, and its graph is stamped for the others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import transformers
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.activations.recording import layers_of
 from slipway_onnx_export.interface import SAMPLE_SIZES, Component, Port
-from slipway_onnx_export.layered.calls import LayerCall, Place, Tensors, answering, is_cache, replaced, watch
+from slipway_onnx_export.layered.calls import LayerCall, Place, Tensors, answer_calls, is_cache, replace_values, watch
 from slipway_onnx_export.names import BATCH, LOGITS, PAST, SEQUENCE, TOTAL
 
 FIRST, LAYER, LAST = "embedding", "layer", "head"
 HIDDEN, NEXT, SHARED = "hidden_states", "next_hidden_states", "shared."
-"""Hidden states that a graph takes, those that a layer gives, and what the first graph computes for all layers."""
+"""Names: hidden states that a graph takes, hidden states that a layer returns, prefix of tensors that the first graph computes for all."""
 
 _OTHER_SIZES = {**SAMPLE_SIZES, BATCH: 3, SEQUENCE: 4, PAST: 7, TOTAL: 11}
 
@@ -54,12 +54,12 @@ def split(model: Any, whole: Sequence[Component]) -> Blocks:
     """
     decoder = whole[0]
     if "past_key_values.0.key" not in {port.name for port in decoder.inputs}:
-        raise _unsupported(model, "is no decoder with a cache")
+        raise _unsupported_error(model, "is no decoder with a cache")
     path, layers = layers_of(model)
     inputs, calls = watch(model, decoder, layers, SAMPLE_SIZES)
     _, others = watch(model, decoder, layers, _OTHER_SIZES)
     _check_chain(model, layers, calls)
-    shared = dict(_shared(model, inputs, calls))
+    shared = dict(_name_shared(model, inputs, calls))
     ports: dict[str, Port] = {}
     first_places: dict[str, tuple[int, Place]] = {}
     for (index, place), name in shared.items():
@@ -77,7 +77,7 @@ def split(model: Any, whole: Sequence[Component]) -> Blocks:
         whole = {**tensors, **dict.fromkeys(caches, tensors[length.name])}  # only the length of the cache is read
         own = [model.get_submodule(f"{path}.{index}") for index in range(len(layers))]
         assert decoder.call is not None
-        with answering(own, calls) as seen:
+        with answer_calls(own, calls) as seen:
             decoder.call(model, whole)
         return {
             HIDDEN: seen[0].hidden,
@@ -86,12 +86,12 @@ def split(model: Any, whole: Sequence[Component]) -> Blocks:
 
     def after(model: Any, tensors: Tensors) -> Tensors:
         own = [model.get_submodule(f"{path}.{index}") for index in range(len(layers))]
-        with answering(own, calls, tensors[HIDDEN]):
+        with answer_calls(own, calls, tensors[HIDDEN]):
             return {LOGITS: model(inputs_embeds=tensors[HIDDEN], use_cache=False).logits}
 
     hidden = Port(HIDDEN, (BATCH, SEQUENCE, width))
     logits = next(port for port in decoder.outputs if port.name == LOGITS)
-    kinds = _kinds(model, path, calls, shared)
+    kinds = _group_layers(model, path, calls, shared)
     taken = {**given, **ports, HIDDEN: hidden}
     return Blocks(
         path,
@@ -126,13 +126,13 @@ def _layer(
         cache = transformers.DynamicCache([tuple(tensors[port.name] for port in own_in)] * (index + 1))
 
         def value(place: Place) -> Any:
-            found = seen.at(place)
-            if is_cache(found):
+            original = seen.at(place)
+            if is_cache(original):
                 return cache
-            return tensors[shared[index, place]] if isinstance(found, torch.Tensor) else found
+            return tensors[shared[index, place]] if isinstance(original, torch.Tensor) else original
 
-        args = replaced(seen.args, value, ("args",))
-        result = model.get_submodule(f"{path}.{index}")(*args, **replaced(seen.kwargs, value, ("kwargs",)))
+        args = replace_values(seen.args, value, ("args",))
+        result = model.get_submodule(f"{path}.{index}")(*args, **replace_values(seen.kwargs, value, ("kwargs",)))
         own = cache.layers[index]
         given = dict(zip((port.name for port in own_out), (own.keys, own.values), strict=True))
         return {NEXT: result[0] if isinstance(result, tuple) else result, **given}
@@ -142,15 +142,15 @@ def _layer(
 
 
 def _check_chain(model: Any, layers: Sequence[Any], calls: Sequence[LayerCall]) -> None:
-    """Refuse layers that do not run once each, in order, each on what the one before gave."""
+    """Refuse layers that do not run once each, in order, each on the result of the one before."""
     if len(calls) != len(layers):
-        raise _unsupported(model, f"calls its {len(layers)} layers {len(calls)} times")
+        raise _unsupported_error(model, f"calls its {len(layers)} layers {len(calls)} times")
     for index, (one, following) in enumerate(pairwise(calls)):
         if following.hidden is not one.returned:
-            raise _unsupported(model, f"changes the hidden states between layers {index} and {index + 1}")
+            raise _unsupported_error(model, f"changes the hidden states between layers {index} and {index + 1}")
 
 
-def _shared(
+def _name_shared(
     model: Any, inputs: Mapping[str, torch.Tensor], calls: Sequence[LayerCall]
 ) -> Iterator[tuple[tuple[int, Place], str]]:
     """Yield the name of each tensor that layers take, by layer and place. Equal names are the same tensor."""
@@ -161,7 +161,9 @@ def _shared(
             if value is call.hidden:
                 yield (index, place), HIDDEN
             elif id(value) in made and isinstance(value, torch.Tensor):
-                raise _unsupported(model, f"passes more than hidden states from layer to layer, first to layer {index}")
+                raise _unsupported_error(
+                    model, f"passes more than hidden states from layer to layer, first to layer {index}"
+                )
             elif isinstance(value, torch.Tensor):
                 if id(value) not in names:
                     name = SHARED + "_".join(map(str, place[1:]))
@@ -169,26 +171,26 @@ def _shared(
                     names[id(value)] = name if name not in taken else f"{name}_of_layer_{index}"
                 yield (index, place), names[id(value)]
             elif not (value is None or is_cache(value) or isinstance(value, bool | int | float | str)):
-                raise _unsupported(model, f"passes a {type(value).__name__} to its layers")
+                raise _unsupported_error(model, f"passes a {type(value).__name__} to its layers")
 
 
 def _axes(model: Any, name: str, one: torch.Tensor, other: torch.Tensor) -> tuple[str | int, ...]:
-    """Return the axes of a tensor by its sizes in two runs."""
+    """Find the axes of a tensor by its sizes in two runs."""
     axes: list[str | int] = []
     for sizes in zip(map(int, one.shape), map(int, other.shape), strict=True):
         known = [axis for axis in (BATCH, SEQUENCE, PAST, TOTAL) if sizes == (SAMPLE_SIZES[axis], _OTHER_SIZES[axis])]
         if not known and sizes[0] != sizes[1]:
-            raise _unsupported(
+            raise _unsupported_error(
                 model, f"passes {name.removeprefix(SHARED)} to its layers, one of whose sizes is not known"
             )
         axes.append(known[0] if known else sizes[0])
     return tuple(axes)
 
 
-def _kinds(
+def _group_layers(
     model: Any, path: str, calls: Sequence[LayerCall], shared: Mapping[tuple[int, Place], str]
 ) -> tuple[tuple[int, ...], ...]:
-    """Group the layers that differ in their weights and their place alone."""
+    """Group the layers that differ only in their weights and their place."""
     groups: dict[Any, list[int]] = {}
     for index, call in enumerate(calls):
         layer = model.get_submodule(f"{path}.{index}")
@@ -213,7 +215,7 @@ def _constants(layer: torch.nn.Module) -> tuple[Any, ...]:
     return str(settings), str(shapes), tuple(buffers)
 
 
-def _unsupported(model: Any, what: str) -> ONNXExportError:
+def _unsupported_error(model: Any, what: str) -> ONNXExportError:
     return ONNXExportError(
         f"{type(model).__name__} {what}, so it cannot be exported layer by layer",
         reason="FAMILY_UNSUPPORTED",

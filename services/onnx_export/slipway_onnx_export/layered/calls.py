@@ -1,4 +1,4 @@
-"""Watch how a decoder calls its layers, and answer in their place."""
+"""Record how a decoder calls its layers, and return results in their place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LayerCall:
     Attributes:
         args: Its arguments by order, the hidden states first.
         kwargs: Its arguments by name.
-        result: What it returned; None while another answered in its place.
+        result: Its result; None if the layer did not run.
     """
 
     args: tuple[Any, ...]
@@ -39,7 +39,7 @@ class LayerCall:
 
     @property
     def returned(self) -> Any:
-        """Return the hidden states that it gave."""
+        """Return the hidden states that it returned."""
         return self.result[0] if isinstance(self.result, tuple) else self.result
 
     def at(self, place: Place) -> Any:
@@ -66,12 +66,12 @@ def _leaves(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
         yield place, value
 
 
-def replaced(value: Any, replace: Callable[[Place], Any], place: Place) -> Any:
-    """Return a collection like another, with what ``replace`` gives for the place of each value in it."""
+def replace_values(value: Any, replace: Callable[[Place], Any], place: Place) -> Any:
+    """Return a copy of a collection in which ``replace`` gives each value by its place."""
     if isinstance(value, Mapping):
-        return {key: replaced(each, replace, (*place, key)) for key, each in value.items()}
+        return {key: replace_values(each, replace, (*place, key)) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(replaced(each, replace, (*place, index)) for index, each in enumerate(value))
+        return type(value)(replace_values(each, replace, (*place, index)) for index, each in enumerate(value))
     return replace(place)
 
 
@@ -113,15 +113,15 @@ def watch(
 
 
 @contextmanager
-def answering(
+def answer_calls(
     layers: Sequence[torch.nn.Module], forms: Sequence[LayerCall], hidden: torch.Tensor | None = None
 ) -> Iterator[list[LayerCall]]:
-    """Let layers return hidden states without running: those they get, or the given ones; the calls are noted.
+    """Make layers return hidden states without running: those that they take, or ``hidden``. Yield the list of their calls.
 
     Args:
         layers: The layers.
         forms: A call of each, whose result has the right form.
-        hidden: What all of them return; None returns what they get.
+        hidden: Hidden states that all of them return; None for those that each takes.
     """
     calls: list[LayerCall] = []
 

@@ -1,1 +1,1 @@
-"""Take weights and modules of transformers as a graph needs them: under their loaded names, and without choices by value."""
+"""Prepare transformers' weights and modules for a graph: weights have their loaded names, modules do not branch on values."""

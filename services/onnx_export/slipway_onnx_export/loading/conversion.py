@@ -57,23 +57,23 @@ Weight = torch.Tensor | Stack
 
 
 def place_of(weight: Weight) -> tuple[object, ...]:
-    """Return what two weights share if they are the same numbers in the same order: places, shape and order."""
+    """Return a key that two weights share if they are the same numbers in the same order: places, shape and order."""
     if isinstance(weight, Stack):
         return tuple(part.data_ptr() for parts in weight.parts for part in parts), weight.swapped
     return weight.data_ptr(), tuple(weight.shape), tuple(weight.stride())
 
 
 def loaded_weights(model: Any, stored: Mapping[str, torch.Tensor]) -> dict[str, Weight]:
-    """Return stored weights also under the names that a transformers model gives them.
+    """Return stored weights under their names, and under those that a transformers model gives them.
 
     Stacks of experts are joined lazily. The other conversions (a fused matrix that the model has in pieces) are made in memory.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-    state, found = model.state_dict(), dict[str, Weight](stored)
+    state, weights = model.state_dict(), dict[str, Weight](stored)
     if not set(state) - set(stored):
-        return found
+        return weights
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -84,14 +84,14 @@ def loaded_weights(model: Any, stored: Mapping[str, torch.Tensor]) -> dict[str, 
         if target not in state:
             continue
         if pattern is None:
-            found.setdefault(target, stored[name])
+            weights.setdefault(target, stored[name])
             continue
         converter = by_pattern[pattern]
         _, parts = gathered.setdefault(target, (converter, {entry: [] for entry in converter.source_patterns}))
         parts[pattern].append(name)
     for target, (converter, parts) in gathered.items():
-        found |= _convert(model, target, converter, {key: [stored[name] for name in parts[key]] for key in parts})
-    return found
+        weights |= _convert(model, target, converter, {key: [stored[name] for name in parts[key]] for key in parts})
+    return weights
 
 
 def _convert(model: Any, target: str, converter: Any, parts: Mapping[str, list[torch.Tensor]]) -> dict[str, Weight]:

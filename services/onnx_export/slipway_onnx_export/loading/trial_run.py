@@ -1,4 +1,4 @@
-"""Run a model once to learn the shapes of what it returns, and leave it as it was."""
+"""Run a model once to learn the shapes of its results, and leave it as it was."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Guar
 
 
 def try_out(model: torch.nn.Module, run: Callable[[], _T]) -> _T:
-    """Return what ``run`` finds with a model: only shapes are computed, if the model's code allows it.
+    """Return the result of ``run``, which calls a model. Only shapes are computed, if the model's code allows it.
 
-    Code that branches on computed values cannot run so. It is run with the placeholders of the weights instead, because whether a branch matters
-    is for the engines to find out.
+    Code that branches on computed values runs with the placeholders of the weights instead. The engines find out whether the branch matters.
     """
-    with torch.no_grad(), _restored(model):
+    with torch.no_grad(), _restore_afterwards(model):
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 return run()
         except _NEEDS_VALUES:
             pass
-    with torch.no_grad(), _restored(model):
+    with torch.no_grad(), _restore_afterwards(model):
         return run()
 
 
@@ -37,8 +36,8 @@ def integers(*shape: int) -> torch.Tensor:
 
 
 @contextmanager
-def _restored(model: torch.nn.Module) -> Iterator[None]:
-    """Take back what a run assigns to a model's modules: rotary embeddings keep the angles of the length that they saw last."""
+def _restore_afterwards(model: torch.nn.Module) -> Iterator[None]:
+    """Undo what the block assigns to a model's modules: rotary embeddings keep the angles of the last length."""
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     try:
         yield

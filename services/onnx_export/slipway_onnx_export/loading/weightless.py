@@ -28,12 +28,12 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
         attention: transformers' attention implementations; the first that the architecture supports is used.
 
     Raises:
-        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if transformers has no class of the model's family for it, ``BASE_MODEL_INVALID`` if its
-            configuration has sizes of which nothing can be built.
+        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if transformers has no class of the model's family for it, ``BASE_MODEL_INVALID`` if nothing
+            can be built with the sizes in its configuration.
     """
     for implementation in attention:
         try:
-            with _parameters_on_meta():
+            with _put_parameters_on_meta():
                 model = (
                     auto_model(source.family)
                     .from_config(
@@ -44,7 +44,7 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
             break
         except (ValueError, TypeError, ImportError) as error:
             failure = error
-        except Exception as error:  # the model's code meets sizes that cannot be
+        except Exception as error:  # the model's code fails on impossible sizes
             if is_out_of_memory(error):
                 raise
             raise ONNXExportError(
@@ -74,7 +74,7 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _put_parameters_on_meta() -> Iterator[None]:
     """Put the parameters of modules made in this context on the meta device, and their buffers in memory.
 
     Buffers (rotary frequencies, masks) become constants of the graph, so they must be real.
@@ -133,7 +133,7 @@ def tied_weights(model: Any, source: ModelSource) -> dict[str, Weight]:
     for group in names.values():
         stored = next((name for name in group if name in weights), None)
         if stored is None:
-            stored = next((name for name in group if _computed(model, name)), None)
+            stored = next((name for name in group if _is_computed(model, name)), None)
             if stored is None:
                 continue
             weights[stored] = _compute(model, stored)
@@ -141,7 +141,7 @@ def tied_weights(model: Any, source: ModelSource) -> dict[str, Weight]:
     return weights
 
 
-def _computed(model: Any, name: str) -> bool:
+def _is_computed(model: Any, name: str) -> bool:
     """Return whether the class of a model says that a weight need not be in its files."""
     return any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_missing or ())
 
@@ -171,7 +171,7 @@ def find_misfits(source: ModelSource, *, engine: str) -> list[str]:
 
 
 def compute_biases(model: Any) -> None:
-    """Let MPT and Falcon compute the same bias in another way.
+    """Make MPT and Falcon compute the same bias in a form that can be exported.
 
     transformers cuts MPT's from the end of a table of ``max_seq_len`` tokens. A trace fixes where the cut begins, and torch.export would
     limit the number of tokens to the table's. It computes Falcon's in bfloat16, for which ONNX Runtime has no kernels on CPUs.
@@ -201,20 +201,20 @@ def _swap_while_running(model: Any) -> None:
     def put(function: Any, *_: Any) -> None:
         module.build_alibi_tensor = function
 
-    model.register_forward_pre_hook(partial(put, partial(_rounded_bias, slopes)))
+    model.register_forward_pre_hook(partial(put, partial(_compute_rounded_bias, slopes)))
     model.register_forward_hook(partial(put, original), always_call=True)
 
 
-def _rounded_bias(
+def _compute_rounded_bias(
     slopes: torch.Tensor, attention_mask: torch.Tensor, num_heads: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Compute in float32 what bfloat16 gives. slopes: (heads), attention_mask: (batch, tokens); result (batch * heads, 1, tokens)."""
     batch, tokens = attention_mask.shape
-    places = _rounded((((attention_mask.cumsum(dim=-1) - 1) * attention_mask)[:, None, :]).to(torch.float32))
-    return _rounded(slopes[None, :, None] * places).reshape(batch * num_heads, 1, tokens).to(dtype)
+    places = _round_to_bfloat16((((attention_mask.cumsum(dim=-1) - 1) * attention_mask)[:, None, :]).to(torch.float32))
+    return _round_to_bfloat16(slopes[None, :, None] * places).reshape(batch * num_heads, 1, tokens).to(dtype)
 
 
-def _rounded(values: torch.Tensor) -> torch.Tensor:
+def _round_to_bfloat16(values: torch.Tensor) -> torch.Tensor:
     """Round to the 8 binary digits of bfloat16 by float32's own rounding (Dekker's splitting)."""
     scaled = values * 65537.0
     return scaled - (scaled - values)
@@ -224,7 +224,7 @@ NAME = "every_expert"
 
 
 def every_expert(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
-    """Let every expert compute every token, and weight what it was not chosen for with zero.
+    """Compute every token with every expert, and weight the results of experts that were not chosen with zero.
 
     transformers' own forms loop over the chosen experts, which a trace would fix, or copy the matrices of every token's experts,
     which needs memory for each of them. hidden_states: (tokens, hidden), top_k_index and top_k_weights: (tokens, chosen).
@@ -247,7 +247,7 @@ def every_expert(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tens
 
 
 def use_every_expert(model: Any) -> None:
-    """Let a model's experts run in the form of :func:`every_expert`, if it has any that allow it."""
+    """Make a model's experts run :func:`every_expert`, if it has any that allow it."""
     if model._can_set_experts_implementation():
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # takes longer than building a graph does
 

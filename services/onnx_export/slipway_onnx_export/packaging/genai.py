@@ -18,7 +18,7 @@ _OWN_TYPES = (
     *("ernie4_5", "gemma", "gemma2", "gemma3_text", "granite", "internlm2", "llama", "mistral", "nemotron", "olmo"),
     *("phi", "qwen2", "qwen3", "smollm3"),
 )
-"""Types that the runtime treats as ``decoder`` except that it finds their tool tokens. It expects other graphs of the others it knows."""
+"""Types that the runtime treats as ``decoder``, except that it finds their tool tokens. For its other types it expects other graphs."""
 
 _MOST_BUFFERED = 4096
 """Tokens of a shared buffer unless an application asks for more: the runtime allocates it whole, 0.2 MB per token for 0.6B in fp32."""
@@ -28,7 +28,7 @@ _CACHE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 
 
 def write_genai(model: Packaged) -> str:
-    """Write ``genai_config.json`` beside the graph, of Whisper also how sound is prepared; return the former's name.
+    """Write ``genai_config.json`` beside the graph, and for Whisper the preparation of sound; return the name of the first.
 
     Raises:
         NotPackagedError: The runtime cannot run this model's graph.
@@ -90,20 +90,20 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
 
 def _cache(graph: Interface) -> tuple[int, int, int]:
     """Return heads and head size of the first layer, and the number of layers; the runtime reads further layers' from the graph."""
-    found: dict[int, dict[str, tuple[Any, Any]]] = {}
+    shapes: dict[int, dict[str, tuple[Any, Any]]] = {}
     for name, shape in graph.inputs.items():
         if (part := _CACHE.fullmatch(name)) and len(shape) == 4:
-            found.setdefault(int(part[1]), {})[part[2]] = (shape[1], shape[3])
-    if not found or sorted(found) != list(range(len(found))):
+            shapes.setdefault(int(part[1]), {})[part[2]] = (shape[1], shape[3])
+    if not shapes or sorted(shapes) != list(range(len(shapes))):
         raise NotPackagedError("its layers do not all have a cache of keys and values")
-    for layer, sizes in found.items():
+    for layer, sizes in shapes.items():
         if sizes.get("key") != sizes.get("value") or not all(isinstance(each, int) for each in sizes.get("key", ())):
             raise NotPackagedError(
                 f"keys and values of layer {layer} have the sizes {sizes.get('key')} and {sizes.get('value')}, "
                 "and onnxruntime-genai needs equal ones"
             )
-    heads, size = found[0]["key"]
-    return heads, size, len(found)
+    heads, size = shapes[0]["key"]
+    return heads, size, len(shapes)
 
 
 def _context_length(config: Mapping[str, Any]) -> int:
@@ -114,7 +114,7 @@ def _context_length(config: Mapping[str, Any]) -> int:
 
 
 def _buffer_search(model: Packaged, graph: Interface) -> dict[str, Any]:
-    """Return whether past and present share memory; if so, how long the buffers are that the runtime allocates at once."""
+    """Return the search settings of the buffer: whether past and present share one, and its length, which is allocated at once."""
     if not graph.promise.shared_buffer:
         # The graph returns a cache that is longer than the one it takes, so the two cannot share memory.
         return {"past_present_share_buffer": False}
@@ -130,7 +130,7 @@ _FRAMES = 3000
 """Frames of sound that the runtime gives to the encoder: 30 seconds."""
 
 _PREPARED = {"sampling_rate": 16000, "chunk_length": 30, "n_fft": 400, "hop_length": 160}
-"""What every Whisper does with sound; the runtime makes the frames itself."""
+"""Settings for sound that every Whisper has; the runtime makes the frames itself."""
 
 _SESSION = {"log_id": "onnxruntime-genai", "provider_options": []}
 
@@ -201,7 +201,7 @@ def speech_config(model: Packaged) -> dict[str, Any]:
 
 
 def audio_processor(model: Packaged) -> dict[str, Any]:
-    """Return how the runtime makes frames of a sound file, as its own builder says it.
+    """Return the operations that make frames of a sound file, as the runtime's own builder writes them.
 
     Raises:
         NotPackagedError: The model's own files prepare sound otherwise.
@@ -227,15 +227,15 @@ def audio_processor(model: Packaged) -> dict[str, Any]:
 
 
 def _preprocessing(model: Packaged) -> Mapping[str, Any]:
-    """Return what the model's files say of sound; transformers 5 keeps that within the processor's file."""
+    """Return the model's settings for sound; transformers 5 keeps them within the processor's file."""
     for name, part in (("preprocessor_config.json", ""), ("processor_config.json", "feature_extractor")):
         try:
             document = read_json_object(model.folder / name, lenient=True)
         except (OSError, ValueError):
             continue
-        found = document.get(part) if part else document
-        if isinstance(found, dict):
-            return found
+        settings = document.get(part) if part else document
+        if isinstance(settings, dict):
+            return settings
     return {}
 
 
@@ -282,13 +282,13 @@ def search_of(model: Packaged, vocabulary: int) -> dict[str, Any]:
 
 
 def _tokens(model: Packaged, name: str) -> list[int]:
-    """Return token ids by name: those of the generation, otherwise those of the model."""
+    """Return the token ids of a name: from the generation's configuration, otherwise from the model's."""
     for source in (model.generation, model.config, model.config.text):
         value = source.get(name)
         values = value if isinstance(value, list) else [value]
-        found = [each for each in values if type(each) is int and each >= 0]
-        if found:
-            return found
+        tokens = [each for each in values if type(each) is int and each >= 0]
+        if tokens:
+            return tokens
     return []
 
 

@@ -21,7 +21,7 @@ _CHUNK = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Shapes of a graph's inputs and outputs by name, where an axis that varies has a name; and the calls that it takes."""
+    """Shapes and types of a graph's inputs and outputs by name, and the calls that it takes. An axis that varies has a name."""
 
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, Shape]
@@ -72,8 +72,7 @@ def rename_axes(model: ir.Model, names: Mapping[str, str]) -> None:
 def save_copy(model: ir.Model, target: Path, *, own: str) -> int:
     """Write a graph with its data beside it, in ``NAME.onnx_data``, ``NAME.onnx_data_1``, ….
 
-    The data file that belongs to the graph gets a second name, so it takes no more space. What the graph uses of other graphs' files
-    is copied to a file of its own.
+    The graph's own data file gets a second name, so it takes no more space. Weights in other graphs' files are copied to a new file.
 
     Args:
         model: The graph; its external tensors are where it was loaded from. They are bound to the new files.

@@ -48,12 +48,12 @@ class Packaged:
 _GRAPHS = 3
 """Most graphs of a package: an encoder, a decoder, and one with a cache."""
 _CROSSED = 8
-"""The projections of an encoder's result, which a merged decoder copies, have at most one in so many weights of the model."""
+"""A merged decoder copies the projections of the encoder's result: at most one of this many weights of the model."""
 _CONFIGURATION_BYTES = 64 << 10
 
 
 def package_bytes(kinds: Collection[PackageKind], graph: int, size: ModelSize) -> int:
-    """Return, from above, what packages take beside the graphs.
+    """Estimate, from above, how many bytes packages take beside the graphs.
 
     Args:
         kinds: The packages.

@@ -24,8 +24,8 @@ CACHED = "cached_encoder_sequence"
 _PREFIX = "cross_attention/"
 
 
-def encoder_alone(folder: Path) -> ir.Model:
-    """Return the encoder with its result alone: the merged decoder computes the cache."""
+def load_encoder_alone(folder: Path) -> ir.Model:
+    """Load the encoder with its result as its only output: the merged decoder computes the cache."""
     encoder = load_graph(folder, ENCODER)
     encoder.graph.outputs[:] = [value for value in encoder.graph.outputs if value.name == HIDDEN]
     RemoveUnusedNodesPass()(encoder)
@@ -45,7 +45,7 @@ def merge_decoder(folder: Path) -> ir.Model:
     present = ir.Node(
         "", "If", [branch], num_outputs=len(cached), name=_PREFIX + "If",
         attributes=[
-            ir.AttrGraph("then_branch", _passed_on(cached)),
+            ir.AttrGraph("then_branch", _cached_branch(cached)),
             ir.AttrGraph("else_branch", ir.Graph([], computed, nodes=nodes, name="computed")),
         ],
     )  # fmt: skip
@@ -59,8 +59,8 @@ def merge_decoder(folder: Path) -> ir.Model:
     return pair.decoder
 
 
-def _ask_for_shape_after_cast(hidden: ir.Value) -> None:
-    """Let nodes that ask for the shape of a result before its cast ask for that of the result, from which they can be computed."""
+def _read_shapes_of_cast(hidden: ir.Value) -> None:
+    """Make Shape nodes read the cast value: the decoder gets that value only."""
     cast = hidden.producer()
     if cast is None or cast.op_type != "Cast" or cast.inputs[0] is None:
         return
@@ -74,7 +74,7 @@ class Pair:
 
     Attributes:
         encoder: The encoder.
-        decoder: The decoder. It gets what the encoder's nodes need that are copied into it.
+        decoder: The decoder. It gets the functions and constants that copied nodes of the encoder need.
         hidden: Result of the encoder.
         crossed: Outputs of the encoder with keys and values of the cross-attention.
         cached: The decoder's inputs for them.
@@ -99,7 +99,7 @@ class Pair:
         hidden = next((value for value in encoder.graph.outputs if value.name == HIDDEN), None)
         crossed = [value for value in encoder.graph.outputs if str(value.name).startswith("present.")]
         if hidden is not None:
-            _ask_for_shape_after_cast(hidden)
+            _read_shapes_of_cast(hidden)
         past = {str(value.name).replace("past_key_values.", "present.", 1): value for value in decoder.graph.inputs}
         if hidden is None or not crossed or not all(value.name in past for value in crossed):
             raise NotPackagedError("its encoder and decoder do not have the interface that Slipway writes")
@@ -128,7 +128,7 @@ class Pair:
         for node in (node for node in self.encoder.graph if node in needed):
             for value in filter(None, node.inputs):
                 if value in inputs:
-                    # Rows and length of the source are the first axes of what the encoder takes and of what it returns.
+                    # Only its rows and length are read, and the encoder's result has the same.
                     copies[value] = self.encoded
                 elif value.is_initializer() and value not in copies:
                     copies[value] = _constant(value, self.decoder.graph)
@@ -144,18 +144,18 @@ class Pair:
 
 
 def by_layer(value: ir.Value) -> tuple[int, str]:
-    """Return the place of an input or output: optimum passes keys and values by order, for each layer the decoder's, then the encoder's."""
+    """Return the sort key of an input or output: optimum passes the cache by order, in each layer the decoder's, then the encoder's."""
     part = re.match(r"(?:past_key_values|present)\.(\d+)\.(.*)", str(value.name))
     return (int(part[1]), part[2]) if part else (-1, "")
 
 
 def replace_uses(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
-    """Let the nodes of a graph, but not those of its subgraphs, read another value."""
+    """Make the nodes of a graph, but not those of its subgraphs, read ``new`` instead of ``old``."""
     for use in [use for use in old.uses() if use.node.graph is graph]:
         use.node.replace_input_with(use.idx, new)
 
 
-def _passed_on(cached: list[ir.Value]) -> ir.Graph:
+def _cached_branch(cached: list[ir.Value]) -> ir.Graph:
     nodes = [ir.Node("", "Identity", [value]) for value in cached]
     for node, value in zip(nodes, cached, strict=True):
         node.outputs[0].name, node.outputs[0].type = f"{_PREFIX}{value.name}", value.type
@@ -163,24 +163,24 @@ def _passed_on(cached: list[ir.Value]) -> ir.Graph:
 
 
 def _nodes_between(start: ir.Value, ends: list[ir.Value]) -> set[ir.Node]:
-    found: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
     waiting = [value.producer() for value in ends]
     while waiting:
         node = waiting.pop()
-        if node is None or node in found:
+        if node is None or node in nodes:
             continue
-        found.add(node)
+        nodes.add(node)
         for value in filter(None, node.inputs):
-            if value.is_graph_input() and not _asks_for_rows_or_length(node):
+            if value.is_graph_input() and not _reads_rows_or_length(node):
                 raise NotPackagedError(
                     f"its cross-attention depends on the encoder's input {value.name}, not on the encoder's result alone"
                 )
             if value is not start:
                 waiting.append(value.producer())
-    return found
+    return nodes
 
 
-def _asks_for_rows_or_length(node: ir.Node) -> bool:
+def _reads_rows_or_length(node: ir.Node) -> bool:
     end = node.attributes.get_int("end", None)
     return node.op_type == "Shape" and (node.attributes.get_int("start", 0), end) in ((0, 1), (1, 2), (0, 2))
 

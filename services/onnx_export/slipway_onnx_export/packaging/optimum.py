@@ -15,10 +15,11 @@ import onnx_ir as ir
 
 from slipway.model.families import DECODER
 from slipway.model.model_files import copy_companions
+from slipway_onnx_export.constants import add_constant
 from slipway_onnx_export.names import ENCODED
 from slipway_onnx_export.packaging.graphs import link, load_graph, rename_axes
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
-from slipway_onnx_export.packaging.merged import ENCODER, PAST, Pair, by_layer, encoder_alone, replace_uses
+from slipway_onnx_export.packaging.merged import ENCODER, PAST, Pair, by_layer, load_encoder_alone, replace_uses
 
 FOLDER = "optimum"
 WITH_PAST = "decoder_with_past_model.onnx"
@@ -53,7 +54,7 @@ def _graphs(model: Packaged) -> Iterator[tuple[str, ir.Model]]:
     elif not model.family.generates:
         yield "model.onnx", load_graph(model.folder, "model.onnx")
     else:
-        yield ENCODER, encoder_alone(model.folder)
+        yield ENCODER, load_encoder_alone(model.folder)
         whole = load_graph(model.folder, PAST)
         if any(value.name == ENCODED for value in whole.graph.inputs):  # without a cache, optimum takes it as it is
             yield PAST, whole
@@ -76,14 +77,14 @@ def first_decoder(folder: Path) -> ir.Model:
         made.name, made.shape, made.type = value.name, value.shape, value.type
         replace_uses(old, made, graph)
     own = [value for value in graph.inputs if str(value.name).startswith("past_") and value not in pair.cached]
-    graph.insert_before(graph[0], [*_empty(own, graph), *nodes])
+    graph.insert_before(graph[0], [*_replace_by_empty(own, graph), *nodes])
     dropped = {*own, *pair.cached}
     graph.inputs[:] = [*(value for value in graph.inputs if value not in dropped), pair.encoded]
     graph.outputs[:] = sorted((*graph.outputs, *computed), key=by_layer)
     return pair.decoder
 
 
-def _empty(past: list[ir.Value], graph: ir.Graph) -> Iterator[ir.Node]:
+def _replace_by_empty(past: list[ir.Value], graph: ir.Graph) -> Iterator[ir.Node]:
     """Replace inputs by empty caches of as many rows as there are texts; yield the nodes that make them."""
     ids = next(value for value in graph.inputs if value.name == "input_ids")
     shape = ir.node("Shape", [ids], name="empty/shape")
@@ -92,7 +93,7 @@ def _empty(past: list[ir.Value], graph: ir.Graph) -> Iterator[ir.Node]:
     yield rows
     for value in past:
         sizes = list(value.shape or ())
-        rest = _constant(graph, f"empty/{value.name}/sizes", [_fixed(sizes[1]), 0, _fixed(sizes[3])])
+        rest = _constant(graph, f"empty/{value.name}/sizes", [_require_fixed(sizes[1]), 0, _require_fixed(sizes[3])])
         whole = ir.node("Concat", [rows.outputs[0], rest], {"axis": 0}, name=f"empty/{value.name}/shape")
         zero = ir.tensor(np.zeros(1, value.dtype.numpy() if value.dtype else np.float32))
         made = ir.node("ConstantOfShape", [whole.outputs[0]], {"value": zero}, name=f"empty/{value.name}")
@@ -103,7 +104,7 @@ def _empty(past: list[ir.Value], graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def take_any_empty_cache(model: ir.Model) -> None:
-    """Let a decoder take an empty cache of any heads and size, in place.
+    """Make a decoder take an empty cache of any heads and size, in place.
 
     optimum computes them from ``config.json`` in ways that are wrong for models such as Qwen3, whose heads are not as wide as
     ``hidden_size / num_attention_heads``. A reshape changes no other cache.
@@ -125,11 +126,11 @@ def take_any_empty_cache(model: ir.Model) -> None:
         sizes = list(value.shape or ())
         if isinstance(sizes[2], int):
             raise NotPackagedError("optimum's classes have no cache of a fixed length")
-        heads, width = _fixed(sizes[1]), _fixed(sizes[3])
+        heads, width = _require_fixed(sizes[1]), _require_fixed(sizes[3])
         if (heads, width) not in shapes:
-            found = add("Shape", [value])
+            shape = add("Shape", [value])
             rows, length = (
-                add("Gather", [found, _constant(graph, f"cache/{heads}/{width}/{axis}", [axis])]) for axis in (0, 2)
+                add("Gather", [shape, _constant(graph, f"cache/{heads}/{width}/{axis}", [axis])]) for axis in (0, 2)
             )
             last = [
                 _constant(graph, f"cache/{heads}/{width}/size_{axis}", [size])
@@ -147,14 +148,11 @@ def take_any_empty_cache(model: ir.Model) -> None:
         graph.insert_before(graph[0], nodes)
 
 
-def _fixed(size: Any) -> int:
+def _require_fixed(size: Any) -> int:
     if not isinstance(size, int):
         raise NotPackagedError("its graph does not state the heads of its cache")
     return size
 
 
 def _constant(graph: ir.Graph, name: str, values: list[int]) -> ir.Value:
-    tensor = ir.tensor(np.array(values, np.int64), name=name)
-    made = ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(ir.DataType.INT64), const_value=tensor)
-    graph.register_initializer(made)
-    return made
+    return add_constant(graph, name, np.array(values, np.int64))

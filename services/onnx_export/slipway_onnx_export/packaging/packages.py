@@ -13,7 +13,7 @@ import onnx_ir as ir
 from slipway.files.json_documents import read_json_object
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG, GENERATION_CONFIG
-from slipway.model.sentences import as_used
+from slipway.model.sentences import drop_language_head
 from slipway.stage import Context
 from slipway_onnx_export.checks.packaged import check_package
 from slipway_onnx_export.checks.written import FaultError
@@ -38,15 +38,15 @@ _WRITERS: Mapping[PackageKind, Callable[[Packaged], str]] = {
 
 
 _OF_THE_GRAPH = ("checks", "data_bytes", "graph_bytes", "nodes", "operators", "statistics")
-"""What a record says of the graphs beside it; a level's graphs are others."""
+"""Fields of a record about the graphs beside it; a level has other graphs."""
 _OF_THE_EXPORT = ("parity", "proven_harmless")
-"""Beginnings of what it says of a comparison with PyTorch, which was that of the unquantized graphs."""
+"""Prefixes of its fields about the comparison with PyTorch, which was made with the unquantized graphs."""
 
 
 def complete_level(folder: Path, *, level: str, ctx: Context) -> None:
-    """Let the record of a level, which is a copy of the unquantized output's, describe the level's own graphs, and write its packages.
+    """Make the record of a level describe its own graphs, and write the level's packages.
 
-    What the copy says of the unquantized graphs stays as ``unquantized``.
+    The record is a copy of the unquantized output's. Its fields about the unquantized graphs move to ``unquantized``.
 
     Args:
         folder: A complete folder of graphs at the level.
@@ -59,11 +59,11 @@ def complete_level(folder: Path, *, level: str, ctx: Context) -> None:
         of_others = {
             name: value for name, value in record.items() if name in _OF_THE_GRAPH or name.startswith(_OF_THE_EXPORT)
         }
-        found = Statistics.of(map(ir.load, files))
+        statistics = Statistics.of(map(ir.load, files))
         data = [path for path in folder.iterdir() if path.name.startswith(tuple(f"{each.name}." for each in files))]
         own = {
-            "nodes": found.nodes,
-            "operators": dict(found.operators),
+            "nodes": statistics.nodes,
+            "operators": dict(statistics.operators),
             "graph_bytes": sum(path.stat().st_size for path in files),
             "data_bytes": sum(path.stat().st_size for path in data),
         }
@@ -85,10 +85,10 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
     kinds = [kind for kind in get_args(PackageKind) if isinstance(asked, list) and kind in asked]
     if not kinds:
         return
-    _remove(folder, get_args(PackageKind))  # those of the level that this one is made from
-    config = ModelConfig(as_used(_read(folder / CONFIG), folder))
+    _remove(folder, get_args(PackageKind))  # packages of the level that this one is made from
+    config = ModelConfig(drop_language_head(_read(folder / CONFIG), folder))
     family = config.family
-    told = record.get("packages")  # what the unquantized output, of which this record is a copy, was found to lack
+    told = record.get("packages")  # results for the unquantized output, whose record was copied
     told = told if level and isinstance(told, dict) else {}
     results: dict[str, str] = {}
     checks: dict[str, dict[str, str]] = {}
@@ -98,20 +98,20 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
                 raise NotPackagedError("its family is unknown")  # noqa: TRY301 - told like the reasons of a writer
             model = Packaged(folder, family, level, config, _read(folder / GENERATION_CONFIG))
             results[kind] = _WRITERS[kind](model)
-            checks |= _checked(kind, model, ctx)
+            checks |= _check(kind, model, ctx)
         except (NotPackagedError, FaultError) as reason:
             _remove(folder, [kind])
             results[kind] = f"not packaged: {reason}"
             if results[kind] != told.get(kind) or isinstance(reason, FaultError):
                 ctx.warn(f"the ONNX model has no {kind} package{level and f' at {level}'}: {reason}")
-    record.pop(CHECKS, None)  # those of the level that this one is made from
+    record.pop(CHECKS, None)  # checks of the level that this one is made from
     described = {**record, "packages": results} | ({CHECKS: checks} if checks else {})
     _write(folder, described)
     ctx.record(packages=results)
 
 
-def _checked(kind: PackageKind, model: Packaged, ctx: Context) -> dict[str, dict[str, str]]:
-    """Check the graphs that a package has of its own; return the results by the package's name, nothing if it has no graphs.
+def _check(kind: PackageKind, model: Packaged, ctx: Context) -> dict[str, dict[str, str]]:
+    """Check a package's own graphs; return the results by the package's name, or an empty dict if it has no graphs.
 
     Raises:
         FaultError: A check fails.

@@ -19,15 +19,16 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, QUESTION_ANSWERING, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER
 from slipway.model.graphs.promise import Promise
 from slipway.model.model_files import CONFIG, copy_companions
+from slipway_onnx_export.constants import add_constant
 from slipway_onnx_export.packaging.graphs import load_graph, rename_axes, save_copy
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
-from slipway_onnx_export.packaging.merged import ENCODER, PAST, encoder_alone, merge_decoder
+from slipway_onnx_export.packaging.merged import ENCODER, PAST, load_encoder_alone, merge_decoder
 
 FOLDER = "transformers_js"
 DATA = ".data"
 
 _DTYPES = {"": ("fp32", ""), "fp16": ("fp16", "_fp16"), "int8": ("q8", "_quantized"), "int4": ("q4", "_q4")}
-"""What transformers.js calls a level, and the ending of its graphs' names."""
+"""transformers.js's name of a level, and the ending of its graphs' names."""
 
 _AXES = {"batch": "batch_size"}
 """transformers.js makes an empty cache from the axes' names: it knows ``batch_size``, and takes 0 for all others."""
@@ -80,7 +81,7 @@ def write_transformers_js(model: Packaged) -> str:
         "use_external_data_format": {
             f"{name}{each}.onnx": count for name, count in sorted(counts.items()) for _, each in _DTYPES.values()
         },
-        "kv_cache_dtype": {"fp16": "float16"},  # of no use to releases from 4 on, which ask the graph
+        "kv_cache_dtype": {"fp16": "float16"},  # releases from 4 on ignore this and ask the graph
     }
     text = json.dumps({**model.config, "transformers.js_config": settings}, indent=2)
     (root / CONFIG).write_text(text + "\n", encoding="utf-8")
@@ -93,7 +94,7 @@ def _graphs(model: Packaged) -> dict[str, tuple[ir.Model, str]]:
     folder = model.folder
     if model.family.generates and model.family is not DECODER:
         return {
-            "encoder_model": (encoder_alone(folder), f"{ENCODER}{DATA}"),
+            "encoder_model": (load_encoder_alone(folder), f"{ENCODER}{DATA}"),
             "decoder_model_merged": (merge_decoder(folder), f"{PAST}{DATA}"),
         }
     return {"model": (load_graph(folder, "model.onnx"), f"model.onnx{DATA}")}
@@ -110,14 +111,14 @@ def _example(model: Packaged, dtype: str) -> str:
 
 
 def _write_preprocessing(root: Path) -> None:
-    """Write how sound is prepared where transformers.js looks for it: transformers 5 keeps that within another file."""
+    """Write the settings for sound to the file that transformers.js reads: transformers 5 keeps them within another."""
     try:
-        found = read_json_object(root / "processor_config.json", lenient=True).get("feature_extractor")
+        settings = read_json_object(root / "processor_config.json", lenient=True).get("feature_extractor")
     except (OSError, ValueError):
         return
     path = root / "preprocessor_config.json"
-    if isinstance(found, dict) and not path.exists():
-        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if isinstance(settings, dict) and not path.exists():
+        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _mask(folder: Path) -> str:
@@ -133,7 +134,7 @@ _CACHE = ("past_key_values.", "present.")
 
 
 def use_float32_interface(model: ir.Model) -> None:
-    """Cast inputs and results of float16 within the graph. The cache stays as it is: it goes from call to call unread."""
+    """Make inputs and results of float16 float32, by casts within the graph. The cache stays as it is: it goes from call to call unread."""
     graph = model.graph
     for value in filter(_is_half, graph.inputs):
         uses = list(value.uses())
@@ -172,7 +173,7 @@ def expand_quantized_lookups(model: ir.Model) -> None:
 
 
 def _expand(graph: ir.Graph, node: ir.Node) -> None:
-    """Axes: ids (…), data (tokens, groups, bytes), scales (tokens, groups, 1), result (…, groups, weights of a group)."""
+    """Replace one node. Axes: ids (…), data (tokens, groups, bytes), scales (tokens, groups, 1), result (…, groups, weights of a group)."""
     data, ids, scales = node.inputs
     bits, axis = node.attributes.get_int("bits", 4), node.attributes.get_int("gather_axis", 0)
     assert data is not None
@@ -192,12 +193,7 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
 
     def constant(name: str, value: list[int] | float) -> ir.Value:
         array = np.array(value, np.int64 if isinstance(value, list) else np.float32)
-        tensor = ir.tensor(array, name=f"{node.name}/{name}")
-        found = ir.Value(
-            name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
-        graph.register_initializer(found)
-        return found
+        return add_constant(graph, f"{node.name}/{name}", array)
 
     codes = add("Cast", add("Gather", data, ids, axis=0), to=int(ir.DataType.FLOAT))
     if bits == 4:  # two in a byte, the lower one first; in float32, because not every runtime has shifts of bytes

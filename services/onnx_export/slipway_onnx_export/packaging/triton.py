@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import onnx_ir as ir
 import yaml
@@ -32,7 +31,7 @@ def write_triton(model: Packaged) -> str:
     """
     root = model.folder / FOLDER
     for graph in sorted(model.folder.glob("*.onnx")):
-        name = _name(graph, model.level)
+        name = "_".join(filter(None, (graph.stem, model.level)))
         configuration = triton_config(name, read_interface(model.folder, graph.name))
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(configuration, encoding="utf-8")
@@ -95,7 +94,3 @@ def _tensors(
             raise NotPackagedError(f"its {kind} {name} has a type or shape that this package does not describe")
         sizes = ", ".join(str(size) if isinstance(size, int) else "-1" for size in shape[joined:])
         yield f"{kind} {{ name: {json.dumps(name)} data_type: {_TYPES[dtypes[name]]} dims: [ {sizes} ] }}"
-
-
-def _name(graph: Path, level: str) -> str:
-    return "_".join(filter(None, (graph.stem, level)))

@@ -10,11 +10,11 @@ import numpy as np
 
 from slipway.errors import ONNXExportError
 from slipway.proof.differences import difference
-from slipway_onnx_export.activations.recording import Wanted, places_of, recording
+from slipway_onnx_export.activations.recording import WantedActivations, places_of, record_activations
 from slipway_onnx_export.parity.rows import Array, Conversation, Session
 
 _MOST_TOKENS = 64
-"""Of longer calls, the first tokens are compared: attention weights grow with the square of the tokens."""
+"""Most tokens of a call that are compared, from its first: attention weights grow with the square of the tokens."""
 
 
 @dataclass
@@ -27,13 +27,13 @@ class Watch:
         scales: Largest absolute reference value by name, at least 1.
     """
 
-    wanted: Wanted
+    wanted: WantedActivations
     diffs: dict[str, float] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
-    def of(self, conversation: Conversation) -> Conversation:
-        """Return the conversation, which now compares activations too."""
-        return _Watched(conversation, self) if self.wanted else conversation
+    def wrap(self, conversation: Conversation) -> Conversation:
+        """Return a conversation that compares the activations too, if there are any."""
+        return _WatchedConversation(conversation, self) if self.wanted else conversation
 
     def judge(self, tolerance: float) -> float | None:
         """Return the largest relative difference; None if nothing is watched.
@@ -64,13 +64,15 @@ class Watch:
             unseen = max(found.shape[-1] - reference.shape[-1], 0)
             reference = np.pad(reference, [(0, 0)] * 3 + [(unseen, 0)])
         if found is not None and found.shape == reference.shape:
-            diff = difference(_real(found, mask), _real(reference, mask)).largest
+            diff = difference(_drop_padding(found, mask), _drop_padding(reference, mask)).largest
         self.diffs[name] = max(self.diffs.get(name, 0.0), diff)
-        self.scales[name] = max(self.scales.get(name, 1.0), float(np.abs(_real(reference, mask)).max(initial=0.0)))
+        self.scales[name] = max(
+            self.scales.get(name, 1.0), float(np.abs(_drop_padding(reference, mask)).max(initial=0.0))
+        )
 
 
 @dataclass
-class _Watched:
+class _WatchedConversation:
     """A conversation with activations; see :class:`slipway_onnx_export.parity.rows.Conversation`."""
 
     inner: Conversation
@@ -88,58 +90,58 @@ class _Watched:
     def prepare(self, model: Any) -> None:
         self.inner.prepare(model)
 
-    def reference(self, model: Any) -> Iterator[Array]:
-        with recording(places_of(model, self.watch.wanted)) as found:
-            for result in self.inner.reference(model):
-                self.expected.append({name: _first(values[0].numpy()) for name, values in found.items()})
-                found.clear()
+    def run_reference(self, model: Any) -> Iterator[Array]:
+        with record_activations(places_of(model, self.watch.wanted)) as records:
+            for result in self.inner.run_reference(model):
+                self.expected.append({name: _cut(values[0].numpy()) for name, values in records.items()})
+                records.clear()
                 yield result
 
-    def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
+    def run_exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         last = _Call()
-        watched = {name: _Seen(session, last) for name, session in sessions.items()}
-        for index, result in enumerate(self.inner.exported(watched)):
+        watched = {name: _ObservedSession(session, last) for name, session in sessions.items()}
+        for index, result in enumerate(self.inner.run_exported(watched)):
             for name, reference in self.expected[index].items():
-                found = last.found.get(name)
+                value = last.found.get(name)
                 rows, new = last.mask.shape
-                whole = _first(reference.reshape(rows, new, -1)) if reference.ndim == 2 else reference
-                self.watch.compare(name, None if found is None else _first(found), whole, last.mask[:, :_MOST_TOKENS])
+                whole = _cut(reference.reshape(rows, new, -1)) if reference.ndim == 2 else reference
+                self.watch.compare(name, None if value is None else _cut(value), whole, last.mask[:, :_MOST_TOKENS])
             yield result
 
 
 @dataclass
 class _Call:
-    """What the last call of a graph returned, and which of its tokens are no padding, (batch, new)."""
+    """The results of a graph's last call, and which of its tokens are not padding, (batch, new)."""
 
     found: Mapping[str, Array] = field(default_factory=dict)
     mask: Array = field(default_factory=lambda: np.ones((0, 0), bool))
 
 
-class _Seen:
-    """A session that notes its calls."""
+class _ObservedSession:
+    """A session that records its last call."""
 
     def __init__(self, session: Session, last: _Call) -> None:
         self._session, self._last = session, last
 
     def run(self, feed: dict[str, Array]) -> dict[str, Array]:
-        self._last.found = found = self._session.run(feed)
-        tokens = feed["input_ids"] if "input_ids" in feed else found["last_hidden_state"]
+        self._last.found = results = self._session.run(feed)
+        tokens = feed["input_ids"] if "input_ids" in feed else results["last_hidden_state"]
         rows, new = tokens.shape[:2]
         mask = feed.get("attention_mask")
         self._last.mask = np.ones((rows, new), bool) if mask is None else mask[:, -new:].astype(bool)
-        return dict(found)
+        return dict(results)
 
     def empty_past(self, *, batch: int) -> dict[str, Array]:
         return self._session.empty_past(batch=batch)
 
 
-def _first(value: Array) -> Array:
-    """Return the rows of the first tokens; a value with one list of all rows' tokens stays whole."""
+def _cut(value: Array) -> Array:
+    """Cut a value to its first tokens; a value with one list of all rows' tokens stays whole."""
     return value if value.ndim == 2 or value.shape[-2] <= _MOST_TOKENS else value[..., :_MOST_TOKENS, :].copy()
 
 
-def _real(value: Array, mask: Array) -> Array:
-    """Select the rows of tokens that are not padding; attention weights have one for each query in each head."""
+def _drop_padding(value: Array, mask: Array) -> Array:
+    """Drop the rows of padding tokens; attention weights have one for each query in each head."""
     by_token = value.transpose(0, 2, 1, 3) if value.ndim == 4 else value
     kept: Array = by_token[mask]
     return kept

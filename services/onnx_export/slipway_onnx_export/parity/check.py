@@ -1,4 +1,4 @@
-"""Run PyTorch, then ONNX Runtime, on the same conversations and compare what they give."""
+"""Run PyTorch, then ONNX Runtime, on the same conversations, and compare the results."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from slipway.model.pytorch.rotary import forget_longest_text
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.safetensors_file import read_weights
 from slipway.proof.differences import difference
-from slipway_onnx_export.activations.recording import Wanted
+from slipway_onnx_export.activations.recording import WantedActivations
 from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.layered.blocks import FIRST
 from slipway_onnx_export.names import BATCH, PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
 from slipway_onnx_export.parity.lengths import Lengths, Reach, lengths_of, reach_of, room_beyond
-from slipway_onnx_export.parity.ort_errors import ort_failures
-from slipway_onnx_export.parity.rows import ROOM, Array, Conversation, Session, rounded_otherwise
+from slipway_onnx_export.parity.ort_errors import translate_ort_errors
+from slipway_onnx_export.parity.rows import ROOM, Array, Conversation, Session, perturb_rounding
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
@@ -42,7 +42,7 @@ from slipway_onnx_export.source import ModelSource
 OnCall = Callable[[int, int], None]
 _SHORT = (torch.bfloat16, torch.float16)
 _MOST_NOISE = 100.0
-"""Differences of more than so many times the tolerance are no rounding, and nothing is measured for them."""
+"""Most times the tolerance that rounding can explain. Beyond it, the effect of rounding is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ParityReport:
         scale: Largest absolute reference value, at least 1.
         calls: Number of compared calls of the model.
         provider: What ONNX Runtime computed on.
-        note: Why it was not the GPU, although that was asked for or is there; otherwise empty.
+        note: Why it was not the GPU, although one is requested or present; otherwise empty.
         activations: Largest difference of an activation, relative to the largest value of its kind and layer (at least 1); None
             if the graph returns none.
         reach: What was compared beyond the attention window.
@@ -78,7 +78,7 @@ def check_parity(
     tolerance: float,
     threads: int = 1,
     sizes: Mapping[str, int] = MappingProxyType({}),
-    observed: Wanted = (),
+    observed: WantedActivations = (),
     promise: Promise = EVERY_CALL,
     cached: bool = True,
     spare_bytes: int = 4 << 30,
@@ -87,7 +87,7 @@ def check_parity(
 ) -> ParityReport:
     """Compare the graphs in a folder with PyTorch.
 
-    PyTorch's model is unloaded before ONNX Runtime loads. Both leave large weights in their files (:func:`_in_float32`), so little memory is needed.
+    PyTorch's model is unloaded before ONNX Runtime loads. Both leave large weights in their files (:func:`_load_in_float32`), so little memory is needed.
 
     Args:
         source: The model's folder.
@@ -111,7 +111,7 @@ def check_parity(
     reach = reach_of(source, room=room, cached=cached, shared=promise.shared_buffer, spare_bytes=spare_bytes)
     lengths = lengths_of(source, room=room, shared=promise.shared_buffer)
     conversations = [
-        watch.of(each)
+        watch.wrap(each)
         for each in _conversations(
             source, room=room, promise=promise, reach=reach, lengths=lengths, cached=cached, sizes=sizes
         )
@@ -130,16 +130,16 @@ def check_parity(
         }
     worst, where, scale, calls, furthest = 0.0, "", 1.0, 0, (conversations[0], references[0])
     for conversation, wanted in zip(conversations, references, strict=True):
-        for index, (found, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
+        for index, (result, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
             on_call(each + calls, 2 * each)
             scale = max(scale, float(np.abs(reference).max()))
-            diff = difference(found, reference).largest
+            diff = difference(result, reference).largest
             calls += 1
             if diff > worst:
                 worst, where, furthest = diff, f"{conversation.name}, call {index + 1}", (conversation, wanted)
     allowed = tolerance * scale
     if allowed < worst <= _MOST_NOISE * allowed:
-        allowed = max(allowed, ROOM * _noise(source, *furthest))
+        allowed = max(allowed, ROOM * _measure_noise(source, *furthest))
     if worst > allowed:
         raise ONNXExportError(
             f"results differ from PyTorch's by {worst:.3g}, and {allowed:.3g} is allowed ({where})",
@@ -202,31 +202,31 @@ def _references(
             about={"file": "config.json"},
         ) from error
     made: list[list[Array]] = []
-    with _freed_afterwards(), torch.inference_mode():
-        model = _in_float32(source.folder, kind)
+    with _free_afterwards(), torch.inference_mode():
+        model = _load_in_float32(source.folder, kind)
         for conversation in conversations:
             conversation.prepare(model)
             forget_longest_text(model)
             made.append([])
-            for result in conversation.reference(model):
+            for result in conversation.run_reference(model):
                 made[-1].append(result)
                 on_call(sum(map(len, made)))
         del model
     return made
 
 
-def _noise(source: ModelSource, conversation: Conversation, plain: Sequence[Array]) -> float:
-    """Return how far PyTorch's own results of a conversation move from the plain ones if its layers round otherwise."""
-    with _freed_afterwards(), torch.inference_mode():
-        model = _in_float32(source.folder, auto_model(source.family))
+def _measure_noise(source: ModelSource, conversation: Conversation, plain: Sequence[Array]) -> float:
+    """Measure how far PyTorch's own results of a conversation move from ``plain`` if its layers round otherwise."""
+    with _free_afterwards(), torch.inference_mode():
+        model = _load_in_float32(source.folder, auto_model(source.family))
         conversation.prepare(model)
-        with rounded_otherwise(model):
-            moved = list(conversation.reference(model))
+        with perturb_rounding(model):
+            moved = list(conversation.run_reference(model))
         del model
     return max(difference(one, other).largest for one, other in zip(moved, plain, strict=True))
 
 
-def _in_float32(folder: Path, kind: Any) -> Any:
+def _load_in_float32(folder: Path, kind: Any) -> Any:
     """Load a model that computes in float32.
 
     If all weights are stored in one 16-bit type, large ones stay mapped and are widened where they are used, which is exact. Eager attention is
@@ -237,7 +237,7 @@ def _in_float32(folder: Path, kind: Any) -> Any:
     if stored in ({"BF16"}, {"F16"}):
         dtype = next(iter(torch_dtypes(*stored).values()))
         model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False, **ways).eval()
-        # A 16-bit buffer holds what the model's code has computed, and rounded.
+        # A 16-bit buffer holds values that the model's code has computed and rounded.
         if all(buffer.dtype not in _SHORT for buffer in model.buffers()):
             widen_while_computing(model)
             return model.float()
@@ -246,8 +246,8 @@ def _in_float32(folder: Path, kind: Any) -> Any:
 
 
 @contextmanager
-def _freed_afterwards() -> Iterator[None]:
-    """Free what the block made and dropped. What was there before is not searched, which takes longer than a small model's export."""
+def _free_afterwards() -> Iterator[None]:
+    """Free the objects that the block made and dropped. Older objects are not searched: that takes longer than a small model's export."""
     frozen = gc.get_freeze_count()
     gc.freeze()
     try:
@@ -261,7 +261,7 @@ def _freed_afterwards() -> Iterator[None]:
 def _run(conversation: Conversation, sessions: Mapping[str, Session]) -> Iterator[Array]:
     """Run a conversation's calls with ONNX Runtime; a call that it cannot compute is a failed comparison."""
 
-    def failed(error: Exception) -> ONNXExportError:
+    def call_error(error: Exception) -> ONNXExportError:
         return ONNXExportError(
             f"onnxruntime cannot run the exported model ({conversation.name}): {error}",
             reason="EXPORT_PARITY_FAILED",
@@ -269,5 +269,5 @@ def _run(conversation: Conversation, sessions: Mapping[str, Session]) -> Iterato
             about={"case": conversation.name},
         )
 
-    with ort_failures(failed):
-        yield from conversation.exported(sessions)
+    with translate_ort_errors(call_error):
+        yield from conversation.run_exported(sessions)

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from slipway.model.graphs.promise import Promise
-from slipway_onnx_export.parity.lengths import BEYOND, NEW, Lengths, Reach, cached_shapes, fill_cache, made_up
-from slipway_onnx_export.parity.rows import Array, BufferedSession, Session
+from slipway_onnx_export.parity.lengths import BEYOND, NEW, Lengths, Reach, cached_shapes, fill_cache, make_up_values
+from slipway_onnx_export.parity.rows import Array, BufferedSession, Session, past_of
 from slipway_onnx_export.source import ModelSource
 
 
@@ -52,7 +52,7 @@ class Case:
 
 
 _LATE = 8
-"""Tokens before a threshold at which a text that begins late begins."""
+"""Tokens before a threshold at which a late text begins."""
 
 _PREFILL = Case("batch 1, prefill and decode", pads=(0,), calls=(6, 1, 1))
 CASES = (
@@ -98,7 +98,7 @@ class _Conversation:
         if self.case.past:
             self.shapes[:] = cached_shapes(model)
 
-    def reference(self, model: Any) -> Iterator[Array]:
+    def run_reference(self, model: Any) -> Iterator[Array]:
         cache = transformers.DynamicCache(config=model.config)
         if self.case.past:
             fill_cache(cache, self.shapes, tokens=self.case.past)
@@ -109,26 +109,22 @@ class _Conversation:
             )
             yield self._real(index, out.logits.numpy())
 
-    def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
+    def run_exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         session = sessions["model"]
         if self.case.shared:
             # Only graphs that promise it have such cases.
-            session = cast("BufferedSession", session).sharing(tokens=sum(self.case.calls) + 3)
+            session = cast("BufferedSession", session).share_buffer(tokens=sum(self.case.calls) + 3)
         past = session.empty_past(batch=len(self.case.pads))
         if self.case.past:
             past = {
-                name: made_up(name, heads=value.shape[1], tokens=self.case.past, size=value.shape[3])
+                name: make_up_values(name, heads=value.shape[1], tokens=self.case.past, size=value.shape[3])
                 for name, value in past.items()
             }
         for index in range(self.calls):
             ids, mask, positions = self._step(index)
-            found = session.run({"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past})
-            past = {
-                name.replace("present.", "past_key_values."): value
-                for name, value in found.items()
-                if name.startswith("present.")
-            }
-            yield self._real(index, found["logits"])
+            results = session.run({"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past})
+            past = past_of(results)
+            yield self._real(index, results["logits"])
 
     def _step(self, index: int) -> tuple[Array, Array, Array]:
         """Return token ids, attention mask and positions of one call. (batch, new), (batch, past + new), (batch, new)."""
@@ -160,7 +156,7 @@ def _past_threshold(size: int, *, start: int, promise: Promise, cached: bool, on
         promise: The calls that the graph takes.
         cached: Whether the graph has a cache. One without reads the whole text as if it were new, whose keys PyTorch's cache has
             rotated before the threshold.
-        one_row: Whether the graph computes each row for itself. The longest of several rows decides for all of them.
+        one_row: Whether the graph takes one row only. If it takes several, the longest decides for all of them.
     """
     what, places = f"past {size} tokens", size - start
     longest = places + BEYOND

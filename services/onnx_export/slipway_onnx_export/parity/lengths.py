@@ -1,4 +1,4 @@
-"""Decide how the comparison passes the lengths beyond which a model computes otherwise.
+"""Choose how the comparison passes the lengths beyond which a model computes otherwise.
 
 A graph that ignores such a length gives right results for every shorter text, so a comparison of short texts proves nothing about it.
 """
@@ -71,20 +71,20 @@ def lengths_of(source: ModelSource, *, room: int, shared: bool = False) -> Lengt
 
 
 def room_beyond(source: ModelSource) -> int:
-    """Return how many tokens a text must be able to have if rotary frequencies grow: more than the model was trained with; otherwise 0."""
+    """Return the room that a text needs, in tokens, if rotary frequencies grow beyond the trained length; otherwise 0."""
     growing = [position_thresholds(each)[-1:] for each in _configs(source) if grows_with_text(each)]
     return max((size + 2 * BEYOND for sizes in growing for size in sizes), default=0)
 
 
 def _thresholds(source: ModelSource) -> dict[int, bool]:
-    """Return whether positions alone pass each threshold, ascending. An attention window is none of them."""
-    found: dict[int, bool] = {}
+    """Return the thresholds, ascending, each with whether positions alone pass it. The attention window is not among them."""
+    thresholds: dict[int, bool] = {}
     for config in _configs(source):
         positional = position_thresholds(config)
         for size in length_thresholds(config):
             if size in positional or size != source.sliding_window:
-                found[size] = found.get(size, True) and size in positional
-    return dict(sorted(found.items()))
+                thresholds[size] = thresholds.get(size, True) and size in positional
+    return dict(sorted(thresholds.items()))
 
 
 def _configs(source: ModelSource) -> list[Any]:
@@ -99,8 +99,8 @@ EDGE = 12
 _FAR, _LARGE = 0.1, 8.0
 
 
-def made_up(name: str, *, heads: int, tokens: int, size: int) -> Array:
-    """Return keys or values of ``past_key_values.N.key|value``, always the same for a name. (1, heads, tokens, size)."""
+def make_up_values(name: str, *, heads: int, tokens: int, size: int) -> Array:
+    """Make up keys or values of ``past_key_values.N.key|value``, always the same for a name. (1, heads, tokens, size)."""
     part = re.fullmatch(r"past_key_values\.(\d+)\.(key|value)", name)
     if part is None:
         raise ValueError(f"{name!r} is not a part of a decoder's cache")
@@ -117,16 +117,16 @@ def cached_shapes(model: Any) -> list[dict[str, tuple[int, int]]]:
     probe = transformers.DynamicCache(config=model.config)
     model(input_ids=torch.zeros((1, 1), dtype=torch.int64), past_key_values=probe, use_cache=True)
     return [
-        {kind: (found.shape[1], found.shape[3]) for kind, found in (("key", layer.keys), ("value", layer.values))}
+        {kind: (tensor.shape[1], tensor.shape[3]) for kind, tensor in (("key", layer.keys), ("value", layer.values))}
         for layer in probe.layers
     ]
 
 
 def fill_cache(cache: Any, shapes: list[dict[str, tuple[int, int]]], *, tokens: int) -> None:
-    """Fill an empty cache of transformers with what :func:`made_up` gives."""
+    """Fill an empty cache of transformers by :func:`make_up_values`."""
     for number, layer in enumerate(shapes):
         keys, values = (
-            torch.from_numpy(made_up(f"past_key_values.{number}.{kind}", heads=heads, tokens=tokens, size=size))
+            torch.from_numpy(make_up_values(f"past_key_values.{number}.{kind}", heads=heads, tokens=tokens, size=size))
             for kind, (heads, size) in layer.items()
         )
         cache.update(keys, values, number)
@@ -142,7 +142,7 @@ _MOST, _SMALL = 8, 64 << 20
 """A made-up past takes up to this part of the weights' size, or so many bytes."""
 
 _COPIES = 4
-"""How often it is in memory: as what a graph takes, what it returns, what ONNX Runtime keeps of that, and what attention makes of it."""
+"""Copies of it in memory: a graph's input, its output, what ONNX Runtime keeps of that, and attention's own."""
 
 
 @dataclass(frozen=True, slots=True)

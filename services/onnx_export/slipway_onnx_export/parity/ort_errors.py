@@ -23,8 +23,8 @@ ORT_ERRORS = (
 
 
 @contextmanager
-def ort_failures(translate: Callable[[Exception], Exception]) -> Iterator[None]:
-    """Raise what ``translate`` makes of an exception of ONNX Runtime, unless memory ran out: then no graph is at fault."""
+def translate_ort_errors(translate: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Translate exceptions of ONNX Runtime by ``translate``. A lack of memory passes as it is, because no graph is at fault."""
     try:
         yield
     except ORT_ERRORS as error:

@@ -28,7 +28,7 @@ class Session(Protocol):
 class BufferedSession(Session, Protocol):
     """A graph whose past and present may share a buffer."""
 
-    def sharing(self, *, tokens: int) -> Session:
+    def share_buffer(self, *, tokens: int) -> Session:
         """Return a session whose past and present are one buffer with room for so many tokens."""
         ...
 
@@ -47,16 +47,25 @@ class Conversation(Protocol):
         ...
 
     def prepare(self, model: Any) -> None:
-        """Ask transformers' model for what :meth:`reference` needs, before calls of the model are recorded."""
+        """Learn from transformers' model what :meth:`run_reference` needs, before calls of the model are recorded."""
         ...
 
-    def reference(self, model: Any) -> Iterator[Array]:
+    def run_reference(self, model: Any) -> Iterator[Array]:
         """Run transformers' model."""
         ...
 
-    def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
+    def run_exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         """Run the graphs, by their names."""
         ...
+
+
+def past_of(results: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the cache that a call returned, as inputs of the next."""
+    return {
+        name.replace("present.", "past_key_values."): value
+        for name, value in results.items()
+        if name.startswith("present.")
+    }
 
 
 def random_rows(
@@ -78,15 +87,15 @@ def random_rows(
 
 _SEED = 0
 ROOM = 2.0
-"""How many times as far as one draw of rounding errors moves a result another runtime's may: sums of a thousand products round more than once."""
+"""Allowed difference of another runtime, in differences that one draw of rounding errors makes: sums of a thousand products round often."""
 
 
 @contextmanager
-def rounded_otherwise(model: Any) -> Iterator[None]:
-    """Let every layer's results be rounded otherwise within the block: by up to one unit in the last place of the largest of each token.
+def perturb_rounding(model: Any) -> Iterator[None]:
+    """Perturb every layer's results within the block, by up to one unit in the last place of each token's largest value.
 
-    A product's sum has rounding errors of the size of its largest terms, whatever its result is. What a model makes of them depends on the
-    model: trained ones have tokens whose values are a thousand times as large as others, which most of those of random weights have not.
+    A sum of products has rounding errors of the size of its largest terms, whatever its result is. Their effect depends on the model:
+    trained models have tokens whose values are a thousand times as large as others; most models of random weights have none.
     """
     draw = torch.Generator().manual_seed(_SEED)
     unit = torch.finfo(torch.float32).eps

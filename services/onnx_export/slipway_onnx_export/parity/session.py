@@ -16,12 +16,12 @@ from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.model.graphs.fixed_graph import FixedGraph
 from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT
 from slipway_onnx_export.names import IDS, MASK, POSITIONS
-from slipway_onnx_export.parity.ort_errors import ort_failures
+from slipway_onnx_export.parity.ort_errors import translate_ort_errors
 from slipway_onnx_export.parity.rows import Array, Session
 
 _TEXT = (IDS, MASK, POSITIONS)
 _TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
-"""What stands for the cache of a graph without one: the tokens so far, and their positions."""
+"""Names that replace the cache of a graph without one: the tokens so far, and their positions."""
 
 
 class LayeredSession:
@@ -45,14 +45,14 @@ class LayeredSession:
         return self._graph.run({name: value for name, value in feed.items() if name in self._shapes})
 
     def _run_in_turn(self, feed: dict[str, Array]) -> dict[str, Array]:
-        found = dict(feed)
+        values = dict(feed)
         for graph in self._graphs:
             outputs = [value.name for value in graph.get_outputs()]
-            given = {value.name: found[value.name] for value in graph.get_inputs()}
-            found.update(zip(outputs, graph.run(outputs, given), strict=True))
-            if NEXT in found:
-                found[HIDDEN] = found.pop(NEXT)
-        return {name: value for name, value in found.items() if name == "logits" or name.startswith("present.")}
+            given = {value.name: values[value.name] for value in graph.get_inputs()}
+            values.update(zip(outputs, graph.run(outputs, given), strict=True))
+            if NEXT in values:
+                values[HIDDEN] = values.pop(NEXT)
+        return {name: value for name, value in values.items() if name == "logits" or name.startswith("present.")}
 
     def empty_past(self, *, batch: int) -> dict[str, Array]:
         """Return an empty cache by input name."""
@@ -99,9 +99,9 @@ class OrtSession:
         whole = {**feed, "input_ids": tokens}
         if "position_ids" in feed:
             whole["position_ids"] = np.concatenate([feed[_POSITIONS], feed["position_ids"]], axis=1)
-        found = self._graph.run({name: value for name, value in whole.items() if name in self._shapes})
+        results = self._graph.run({name: value for name, value in whole.items() if name in self._shapes})
         present = {"present.tokens": tokens, "present.positions": whole.get("position_ids", tokens)}
-        return {**{name: value[..., -new:, :] for name, value in found.items()}, **present}
+        return {**{name: value[..., -new:, :] for name, value in results.items()}, **present}
 
     def empty_past(self, *, batch: int) -> dict[str, Array]:
         """Return an empty cache by input name."""
@@ -110,7 +110,7 @@ class OrtSession:
             return {_TOKENS: nothing, _POSITIONS: nothing}
         return self._graph.empty_past(batch=batch)
 
-    def sharing(self, *, tokens: int) -> Session:
+    def share_buffer(self, *, tokens: int) -> Session:
         """Return a session whose past and present are one buffer with room for so many tokens."""
         return SharedBufferSession(self._session, self._shapes, tokens=tokens)
 
@@ -119,19 +119,19 @@ class OrtSession:
 
 
 def _load(path: Path, *, threads: int, provider: ProviderChoice) -> Opened:
-    def failed(error: Exception) -> ONNXExportError:
+    def load_error(error: Exception) -> ONNXExportError:
         return ONNXExportError(
             f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
             reason="EXPORT_PARITY_FAILED",
             remedy="use another engine or opset",
         )
 
-    with ort_failures(failed):
+    with translate_ort_errors(load_error):
         return open_session(path, session_options(threads, mapped=True), provider=provider)
 
 
 _UNUSED = 100.0
-"""What unused places of a buffer hold: reading them would show in the results."""
+"""Value of a buffer's unused places: reading it would show in the results."""
 
 
 class SharedBufferSession:
@@ -173,5 +173,5 @@ class SharedBufferSession:
             else:
                 binding.bind_output(name)
         self._session.run_with_iobinding(binding)
-        found = dict(zip(self._names, binding.get_outputs(), strict=True))
-        return {name: value.numpy() for name, value in found.items() if name not in buffers} | buffers
+        results = dict(zip(self._names, binding.get_outputs(), strict=True))
+        return {name: value.numpy() for name, value in results.items() if name not in buffers} | buffers

@@ -27,7 +27,7 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class _Text:
+class _TextCall:
     """One call; see :class:`slipway_onnx_export.parity.rows.Conversation`."""
 
     name: str
@@ -39,28 +39,30 @@ class _Text:
     def prepare(self, model: Any) -> None:
         pass
 
-    def reference(self, model: Any) -> Iterator[Array]:
+    def run_reference(self, model: Any) -> Iterator[Array]:
         feed = {name: torch.from_numpy(value.copy()) for name, value in self.feed.items()}
-        found = dict(model(**feed))
+        results = dict(model(**feed))
         if self.pooling:
-            found[SENTENCE_EMBEDDING] = pool(found["last_hidden_state"], feed["attention_mask"], self.pooling)
-        yield self._real({name: found[name].numpy() for name in self._compared})
+            results[SENTENCE_EMBEDDING] = pool(results["last_hidden_state"], feed["attention_mask"], self.pooling)
+        yield self._real({name: results[name].numpy() for name in self._compared})
 
-    def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
+    def run_exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         yield self._real(sessions["model"].run(self.feed))
 
     @property
     def _compared(self) -> tuple[str, ...]:
         return (*self.outputs, *((SENTENCE_EMBEDDING,) if self.pooling else ()))
 
-    def _real(self, found: Mapping[str, Array]) -> Array:
+    def _real(self, results: Mapping[str, Array]) -> Array:
         """Join all outputs: whole ones, and those that have a value per token without padding."""
         mask = self.feed["attention_mask"].astype(bool)
-        kept = [found[name] for name in self._compared]
+        kept = [results[name] for name in self._compared]
         return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
 
 
-def texts_of(source: ModelSource, *, room: int, reach: Reach, lengths: Lengths, fixed: bool = False) -> Iterator[_Text]:
+def texts_of(
+    source: ModelSource, *, room: int, reach: Reach, lengths: Lengths, fixed: bool = False
+) -> Iterator[_TextCall]:
     """Make the texts for which a model and its graph have room, in tokens.
 
     A graph of a fixed length gets each text with padding on its right. Texts with padding on their left are as long as the graph,
@@ -89,4 +91,4 @@ def texts_of(source: ModelSource, *, room: int, reach: Reach, lengths: Lengths, 
         kinds = int(getattr(config, "type_vocab_size", 0) or 0)
         if kinds > 1:
             feed["token_type_ids"] = (np.arange(length)[None, :] >= length // 2).astype(np.int64).repeat(len(pads), 0)
-        yield _Text(name, feed, source.family.outputs, pooling)
+        yield _TextCall(name, feed, source.family.outputs, pooling)

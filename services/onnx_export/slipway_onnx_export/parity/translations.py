@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from slipway.model.families import SPEECH
 from slipway.model.generation import token_of
 from slipway_onnx_export.parity.lengths import BEYOND, Lengths, Reach
-from slipway_onnx_export.parity.rows import Array, Session, random_rows
+from slipway_onnx_export.parity.rows import Array, Session, past_of, random_rows
 from slipway_onnx_export.source import ModelSource
 
 
@@ -70,7 +70,7 @@ class _Translation:
     def prepare(self, model: Any) -> None:
         pass
 
-    def reference(self, model: Any) -> Iterator[Array]:
+    def run_reference(self, model: Any) -> Iterator[Array]:
         masked = {} if self.mask is None else {"attention_mask": torch.from_numpy(self.mask.copy())}
         encoded = model.get_encoder()(torch.from_numpy(self.source.copy()), **masked).last_hidden_state
         yield self._real(encoded.numpy())
@@ -90,21 +90,21 @@ class _Translation:
                 encoded = encoded[order]
                 masked = {name: value[order] for name, value in masked.items()}
 
-    def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
+    def run_exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         masked = {} if self.mask is None else {"attention_mask": self.mask}
-        found = sessions["encoder_model"].run(
+        results = sessions["encoder_model"].run(
             {"input_ids" if self.source.ndim == 2 else "input_features": self.source, **masked}
         )
-        encoded = found["last_hidden_state"]
+        encoded = results["last_hidden_state"]
         yield self._real(encoded)
         decoder, mask = sessions["decoder_model"], masked.get("attention_mask")
-        # A graph without a cache takes what the encoder gives, one with a cache what it computed from that.
-        past = {"encoder_hidden_states": encoded, **decoder.empty_past(batch=len(self.source)), **_past(found)}
+        # A graph without a cache takes the encoder's result, one with a cache the keys and values made from it.
+        past = {"encoder_hidden_states": encoded, **decoder.empty_past(batch=len(self.source)), **past_of(results)}
         for index, tokens in enumerate(self._steps()):
             feed = {"input_ids": tokens, **past}
-            found = decoder.run(feed if mask is None else feed | {"encoder_attention_mask": mask})
-            past |= _past(found)
-            yield found["logits"].ravel()
+            results = decoder.run(feed if mask is None else feed | {"encoder_attention_mask": mask})
+            past |= past_of(results)
+            yield results["logits"].ravel()
             if index == 1 and self.case.reorder:
                 order = list(self.case.reorder)
                 past = {name: value[order] for name, value in past.items()}
@@ -117,17 +117,9 @@ class _Translation:
             start += count
 
     def _real(self, encoded: Array) -> Array:
-        """Select what the encoder gives for tokens that are not padding. (batch, source, width) → (tokens, width)."""
+        """Select the encoder's results at tokens that are not padding. (batch, source, width) → (tokens, width)."""
         kept: Array = encoded if self.mask is None else encoded[self.mask.astype(bool)]
         return kept.ravel()
-
-
-def _past(found: Mapping[str, Array]) -> dict[str, Array]:
-    return {
-        name.replace("present.", "past_key_values."): value
-        for name, value in found.items()
-        if name.startswith("present.")
-    }
 
 
 def translations_of(

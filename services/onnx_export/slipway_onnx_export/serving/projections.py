@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from slipway_onnx_export.constants import add_constant
 from slipway_onnx_export.loading.conversion import Stack, Weight
 from slipway_onnx_export.serving.shared_buffer import CONTRIB, OPERATOR
 from slipway_onnx_export.writing.graph import TRANSPOSED_SUFFIX
@@ -22,7 +23,7 @@ _MOST = 3
 
 @dataclass(frozen=True)
 class Columns(Stack):
-    """Linear layers in a row: their weights, each (out, in), joined to (in, outs); the parts are joined when they are read."""
+    """Linear layers side by side: their weights, each (out, in), are joined to (in, outs) when they are read."""
 
     @property
     def shape(self) -> torch.Size:
@@ -67,7 +68,7 @@ def join_projections(graph: ir.Graph, weights: dict[str, Weight]) -> None:
 
 
 def _groups(graph: ir.Graph, weights: dict[str, Weight]) -> Iterator[list[ir.Node]]:
-    """Yield the linear layers of each value that two or three of them read."""
+    """Yield the groups of two or three linear layers that read the same value."""
     readers: dict[int, list[ir.Node]] = {}
     for node in graph:
         weight = node.inputs[1] if node.op_type == "MatMul" and not node.domain else None
@@ -78,7 +79,7 @@ def _groups(graph: ir.Graph, weights: dict[str, Weight]) -> Iterator[list[ir.Nod
 
 
 def _replace(graph: ir.Graph, nodes: list[ir.Node], weight: ir.Value, sizes: list[int]) -> None:
-    """Replace linear layers by one product and a split; attention that reads all of it in its order takes it whole."""
+    """Replace linear layers by one product and a split. Attention that reads all parts in order takes the product whole."""
     product = ir.node("MatMul", [nodes[0].inputs[0], weight])
     product.name = product.outputs[0].name = f"{weight.name}.product"
     first = nodes[0].outputs[0]
@@ -95,11 +96,7 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node], weight: ir.Value, sizes: lis
         reader.replace_input_with(1, None)
         reader.replace_input_with(2, None)
     else:
-        lengths = ir.tensor(np.array(sizes, np.int64), name=f"{weight.name}.sizes")
-        constant = ir.Value(
-            name=lengths.name, const_value=lengths, shape=ir.Shape([len(sizes)]), type=ir.TensorType(lengths.dtype)
-        )
-        graph.register_initializer(constant)
+        constant = add_constant(graph, f"{weight.name}.sizes", np.array(sizes, np.int64))
         split = ir.node("Split", [product.outputs[0], constant], {"axis": -1}, num_outputs=len(nodes))
         split.name = f"{weight.name}.split"
         graph.insert_before(nodes[0], [*steps, split])

@@ -12,6 +12,7 @@ import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from slipway.errors import ONNXExportError
+from slipway_onnx_export.constants import add_constant
 from slipway_onnx_export.names import IDS, MASK, POSITIONS
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array
@@ -32,7 +33,7 @@ def share_buffers(model: ir.Model, *, window: int = 0, dropped: int = 0) -> None
 
     Args:
         model: The decoder.
-        window: Sliding window of its local layers, which their mask has; 0 for none.
+        window: Sliding window in the mask of its local layers; 0 for none.
         dropped: Window of all layers that the graph lacks; 0 for none.
 
     Raises:
@@ -41,18 +42,18 @@ def share_buffers(model: ir.Model, *, window: int = 0, dropped: int = 0) -> None
     graph = model.graph
     nodes = [node for node in graph if node.op_type == "Attention" and not node.domain]
     if not nodes:
-        raise _unsupported("its graph has no Attention operators")
+        raise _unsupported_error("its graph has no Attention operators")
     windows: dict[_Masking, int] = {}
-    for mask, causal in {_masking(node) for node in nodes}:
-        found = None if mask is None else window_of(graph, mask, causal=causal, window=window)
-        if found is None:
-            raise _unsupported(
+    for mask, causal in {_masking_of(node) for node in nodes}:
+        size = None if mask is None else window_of(graph, mask, causal=causal, window=window)
+        if size is None:
+            raise _unsupported_error(
                 "its attention is not causal attention with a mask of padding alone, or of padding and a window"
             )
-        windows[mask, causal] = found or dropped
+        windows[mask, causal] = size or dropped
     lengths = _count_tokens(graph)
     for node in nodes:
-        new = _grouped(node, lengths, windows[_masking(node)])
+        new = _make_grouped(node, lengths, windows[_masking_of(node)])
         ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs[:3], new.outputs)
     graph.opset_imports[CONTRIB] = 1
     RemoveUnusedNodesPass()(model)
@@ -64,12 +65,12 @@ def _count_tokens(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
     """Add the nodes that count tokens; return the last token's index of each row, (batch,), and the length of the longest, both int32."""
     mask = next((value for value in graph.inputs if value.name == MASK), None)
     if mask is None:
-        raise _unsupported("its graph has no attention mask")
-    one = _constant(graph, "serving.one", np.array([1], np.int64))
+        raise _unsupported_error("its graph has no attention mask")
+    one = add_constant(graph, "serving.one", np.array([1], np.int64))
     counted = ir.node("ReduceSum", [mask, one], {"keepdims": 0})
     last = ir.node("Sub", [counted.outputs[0], one])
     shape = ir.node("Shape", [mask])
-    longest = ir.node("Gather", [shape.outputs[0], _constant(graph, "serving.axis", np.array(1, np.int64))])
+    longest = ir.node("Gather", [shape.outputs[0], add_constant(graph, "serving.axis", np.array(1, np.int64))])
     casts = [ir.node("Cast", [node.outputs[0]], {"to": int(ir.DataType.INT32)}) for node in (last, longest)]
     steps = [counted, last, shape, longest, *casts]
     for index, step in enumerate(steps):
@@ -78,18 +79,18 @@ def _count_tokens(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
     return casts[0].outputs[0], casts[1].outputs[0]
 
 
-def _grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value], window: int) -> ir.Node:
+def _make_grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value], window: int) -> ir.Node:
     query, key, value, _, past_key, past_value = [*node.inputs, *[None] * 6][:6]
     heads, kv_heads = (node.attributes.get_int(f"{kind}_num_heads", 0) or 0 for kind in ("q", "kv"))
     if past_key is None or past_value is None or not (past_key.is_graph_input() and past_value.is_graph_input()):
-        raise _unsupported("its attention does not read keys and values of the cache as they are")
+        raise _unsupported_error("its attention does not read keys and values of the cache as they are")
     sizes = [past.shape[-1] if past.shape is not None else None for past in (past_key, past_value)]
     if sizes[0] != sizes[1] or not isinstance(sizes[0], int):
-        raise _unsupported(f"its keys and values have the sizes {sizes[0]} and {sizes[1]}")
+        raise _unsupported_error(f"its keys and values have the sizes {sizes[0]} and {sizes[1]}")
     if not heads or not kv_heads:
-        raise _unsupported("its attention does not say how many heads it has")
+        raise _unsupported_error("its attention does not say how many heads it has")
     if any(output.uses() or output.is_graph_output() for output in node.outputs[3:]):
-        raise _unsupported("its graph returns attention scores")
+        raise _unsupported_error("its graph returns attention scores")
     attributes: dict[str, int | float] = {
         "num_heads": heads,
         "kv_num_heads": kv_heads,
@@ -109,7 +110,7 @@ def _grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value], window: int) -> 
     return new
 
 
-def _masking(node: ir.Node) -> _Masking:
+def _masking_of(node: ir.Node) -> _Masking:
     return [*node.inputs, *[None] * 4][3], node.attributes.get_int("is_causal", 0) == 1
 
 
@@ -136,23 +137,16 @@ def _rotary_of(query: ir.Value | None, key: ir.Value | None) -> tuple[ir.Node, i
 
 def _tables(rotary: ir.Node) -> list[ir.Value | None]:
     """Return the tables of cosines and sines, (positions, rotated size / 2)."""
-    found = []
+    tables = []
     for value in rotary.inputs[1:3]:
         assert value is not None
         lookup = value.producer()
         assert lookup is not None
-        found.append(lookup.inputs[0])
-    return found
+        tables.append(lookup.inputs[0])
+    return tables
 
 
-def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
-    graph.register_initializer(value)
-    return value
-
-
-def _unsupported(why: str) -> ONNXExportError:
+def _unsupported_error(why: str) -> ONNXExportError:
     return ONNXExportError(
         f"past and present keys and values of this model cannot share a buffer: {why}",
         reason="OPERATOR_UNSUPPORTED",
@@ -172,7 +166,7 @@ _SAMPLES = (
 """New tokens, and the mask of all tokens: a prompt, a token after it, and tokens far from the first."""
 
 _HIDDEN = -1000.0
-"""What is added to scores of hidden tokens is below this."""
+"""A mask hides a token if it adds less than this to its score."""
 
 
 def window_of(graph: ir.Graph, mask: ir.Value, *, causal: bool, window: int) -> int | None:
@@ -192,26 +186,26 @@ def window_of(graph: ir.Graph, mask: ir.Value, *, causal: bool, window: int) -> 
         model = ir.serde.serialize_model(ir.Model(part, ir_version=10)).SerializeToString()
         session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
         return next((size for size in sorted({0, window}) if _hides(session, size, causal=causal)), None)
-    except (ValueError, *ORT_ERRORS):  # it depends on more than the tokens' places
+    except (ValueError, *ORT_ERRORS):  # the mask depends on more than the tokens' places
         return None
 
 
 def _hides(session: onnxruntime.InferenceSession, window: int, *, causal: bool) -> bool:
-    return all(_as_expected(session, new, np.array(rows), window, causal=causal) for new, rows in _SAMPLES)
+    return all(_matches(session, new, np.array(rows), window, causal=causal) for new, rows in _SAMPLES)
 
 
-def _as_expected(session: onnxruntime.InferenceSession, new: int, mask: Array, window: int, *, causal: bool) -> bool:
+def _matches(session: onnxruntime.InferenceSession, new: int, mask: Array, window: int, *, causal: bool) -> bool:
     rows, total = mask.shape
     feed = {IDS: np.zeros((rows, new), np.int64), MASK: mask}
     taken = {value.name for value in session.get_inputs()}
-    (found,) = session.run(None, {name: value for name, value in feed.items() if name in taken})
-    seen = found if found.dtype == bool else found > _HIDDEN
-    if found.dtype != bool and np.any(found[seen]):
+    (bias,) = session.run(None, {name: value for name, value in feed.items() if name in taken})
+    seen = bias if bias.dtype == bool else bias > _HIDDEN
+    if bias.dtype != bool and np.any(bias[seen]):
         return False
     keys, queries = np.arange(total)[None, :], np.arange(total - new, total)[:, None]
     earlier = keys <= queries  # (new, total)
     shown = np.broadcast_to(seen & earlier if causal else seen, (rows, 1, new, total))[:, 0]
     if window:
         earlier &= keys > queries - window
-    real = mask[:, -new:].astype(bool)  # what padding sees is of no interest
+    real = mask[:, -new:].astype(bool)  # queries that are padding do not matter
     return bool(np.array_equal(shown[real], (earlier & mask[:, None, :].astype(bool))[real]))

@@ -1,4 +1,4 @@
-"""Give a graph the form for serving that was asked for."""
+"""Give a graph the requested form for serving."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import onnxruntime
 from slipway.errors import ONNXExportError
 from slipway.model.families import DECODER
 from slipway.model.graphs.promise import EVERY_CALL, Promise
+from slipway_onnx_export.constants import add_constant
 from slipway_onnx_export.engine_graph import EngineGraph
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
@@ -95,12 +96,7 @@ def keep_last_logits(graph: ir.Graph) -> None:
 
     def ints(*values: int) -> ir.Value:
         name = "last." + "_".join(map(str, values))
-        if name not in graph.initializers:
-            tensor = ir.tensor(np.array(values, np.int64), name=name)
-            graph.register_initializer(
-                ir.Value(name=name, const_value=tensor, shape=ir.Shape([len(values)]), type=ir.TensorType(tensor.dtype))
-            )
-        return graph.initializers[name]
+        return graph.initializers.get(name) or add_constant(graph, name, np.array(values, np.int64))
 
     # The last token that is no padding: its place among the new tokens, (batch, 1).
     new = op("Slice", op("Shape", inputs[IDS]), ints(1), ints(2))
@@ -109,7 +105,7 @@ def keep_last_logits(graph: ir.Graph) -> None:
     kept = op("Unsqueeze", op("GatherND", hidden, last, batch_dims=1), ints(1))  # (batch, 1, width)
     graph.insert_before(head, steps)
     head.replace_input_with(0, kept)
-    for node in _from(head):
+    for node in _nodes_from(head):
         for value in node.outputs:
             if value.shape is not None and len(value.shape) == 3:
                 value.shape = ir.Shape([value.shape[0], 1, value.shape[2]])
@@ -125,7 +121,7 @@ def _head(value: ir.Value) -> ir.Node | None:
     return node if node is not None and node.op_type == "MatMul" else None
 
 
-def _from(head: ir.Node) -> list[ir.Node]:
+def _nodes_from(head: ir.Node) -> list[ir.Node]:
     """Return the head and the nodes behind it."""
     nodes = [head]
     for node in nodes:
@@ -137,35 +133,35 @@ _DOMAIN, _APPROXIMATE = "com.microsoft", "FastGelu"
 
 
 def approximate_gelu(files: Sequence[Path]) -> int:
-    """Rewrite graphs; return the number of GELUs that are approximated now. Weights stay where they are.
+    """Approximate the GELUs of graphs in their files, and return their number. Weights stay where they are.
 
     ``FastGelu`` computes 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), which differs from the exact function by 5e-4 at most.
     """
     count = 0
     for path in files:
         graph = onnx.load(path, load_external_data=False)
-        found = _approximated(graph)
-        if found:
+        replaced = _approximate(graph)
+        if replaced:
             onnx.save(graph, path)
-        count += found
+        count += replaced
     return count
 
 
-def _approximated(graph: onnx.ModelProto) -> int:
-    with _passes():
+def _approximate(graph: onnx.ModelProto) -> int:
+    with _put_tools_on_path():
         from onnxruntime.transformers.fusion_gelu import FusionGelu
         from onnxruntime.transformers.fusion_gelu_approximation import FusionGeluApproximation
         from onnxruntime.transformers.onnx_model import OnnxModel
 
         before = _count(graph)
         model = OnnxModel(graph)
-        FusionGelu(model).apply()  # an older opset has no operator for it, and several instead
+        FusionGelu(model).apply()  # an older opset writes it with several operators
         FusionGeluApproximation(model).apply()
         model.topological_sort()
-    found = _count(graph) - before
-    if found and all(each.domain != _DOMAIN for each in graph.opset_import):
+    added = _count(graph) - before
+    if added and all(each.domain != _DOMAIN for each in graph.opset_import):
         graph.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
-    return found
+    return added
 
 
 def _count(graph: onnx.ModelProto) -> int:
@@ -173,8 +169,8 @@ def _count(graph: onnx.ModelProto) -> int:
 
 
 @contextmanager
-def _passes() -> Iterator[None]:
-    """Let ONNX Runtime's tools find each other while they work: they import each other as if their folder were on the path."""
+def _put_tools_on_path() -> Iterator[None]:
+    """Put the folder of ONNX Runtime's tools on the import path for a while: they import each other as if it were there."""
     before = list(sys.path)
     try:
         sys.path.append(str(Path(onnxruntime.__file__).parent / "transformers"))

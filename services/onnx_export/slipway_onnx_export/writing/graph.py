@@ -153,7 +153,7 @@ def _fold_transposes(graph: ir.Graph, bound: dict[str, Weight]) -> None:
 
 
 def _leave_out_unused_results(graph: ir.Graph) -> None:
-    """Leave out means and deviations that nobody reads: a result with a name is computed and stored."""
+    """Leave out means and deviations that no node reads: a result with a name is computed and stored."""
     for node in graph:
         for value in node.outputs[1:] if node.op_type in _NORMS else ():
             if not value.uses() and not value.is_graph_output():

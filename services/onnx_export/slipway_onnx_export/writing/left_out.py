@@ -19,30 +19,30 @@ Graph = tuple[str, ir.Model, dict[str, Weight]]
 
 
 def leave_out(graphs: Sequence[Graph], source: ModelSource) -> dict[str, dict[str, LeftOut]]:
-    """Make inputs of the graphs' matrices and take them out of the weights to write, in place; return them by file.
+    """Turn the graphs' matrices into inputs and remove them from the weights to write, in place; return them by file.
 
     Raises:
-        WeightsNeededError: The source makes its weights when they are read, and one of the others is not just rows of them.
+        WeightsNeededError: The source makes its weights when they are read, and a weight to write needs their values.
     """
     places = Places(source.weights)
-    found: dict[str, dict[str, LeftOut]] = {}
+    result: dict[str, dict[str, LeftOut]] = {}
     for file, _, weights in graphs:
         matrices = {
             name: places.matrix(weight) for name, weight in weights.items() if weight.numel() * 4 > INLINE_BYTES
         }
-        found[file] = {name: place for name, place in matrices.items() if place is not None}
-        _require_values({name: weight for name, weight in weights.items() if name not in found[file]}, places, source)
+        result[file] = {name: place for name, place in matrices.items() if place is not None}
+        _require_values({name: weight for name, weight in weights.items() if name not in result[file]}, places, source)
     with source.open() as values:
-        _share_tables(graphs, found, values)
+        _share_tables(graphs, result, values)
     for file, model, weights in graphs:
         order = {name: index for index, name in enumerate(model.graph.initializers)}
-        for name, place in found[file].items():
-            found[file][name] = place.model_copy(update={"index": order[name]})
+        for name, place in result[file].items():
+            result[file][name] = place.model_copy(update={"index": order[name]})
             value = model.graph.initializers.pop(name)
             value.type = ir.TensorType(ir.DataType.FLOAT)
             model.graph.inputs.append(value)
             del weights[name]
-    return found
+    return result
 
 
 def _require_values(weights: Mapping[str, Weight], places: Places, source: ModelSource) -> None:
@@ -56,26 +56,26 @@ def _require_values(weights: Mapping[str, Weight], places: Places, source: Model
             raise WeightsNeededError(f"{name!r} is computed from the model's weights")
 
 
-def _share_tables(graphs: Sequence[Graph], found: dict[str, dict[str, LeftOut]], values: Weights) -> None:
-    """Give a tied weight that the model has twice one place: an embedding, and a matrix with the same values."""
+def _share_tables(graphs: Sequence[Graph], left_out: dict[str, dict[str, LeftOut]], values: Weights) -> None:
+    """Give an embedding and a matrix with the same values one place: a tied weight that the model stores twice."""
     tables = {
-        found[file][name]
+        left_out[file][name]
         for file, model, _ in graphs
-        for name in found[file]
+        for name in left_out[file]
         if any(use.node.op_type == "Gather" for use in model.graph.initializers[name].uses())
     }
     kept: dict[LeftOut, LeftOut] = {}
     for table in sorted(tables, key=lambda place: (place.tensor, place.first)):
-        for names in found.values():
+        for names in left_out.values():
             for name, place in names.items():
                 natural = place.model_copy(update={"transposed": False})
-                if natural != table and natural not in kept and _equal(table, natural, values):
+                if natural != table and natural not in kept and _are_equal(table, natural, values):
                     kept[natural] = table
                 if natural in kept:
                     names[name] = kept[natural].model_copy(update={"transposed": place.transposed})
 
 
-def _equal(first: LeftOut, second: LeftOut, values: Weights) -> bool:
+def _are_equal(first: LeftOut, second: LeftOut, values: Weights) -> bool:
     one, other = values.tensors[first.tensor], values.tensors[second.tensor]
     if (first.rows, one.shape[1:], one.dtype) != (second.rows, other.shape[1:], other.dtype):
         return False
@@ -94,15 +94,15 @@ class WeightsNeededError(Exception):
 
 
 class Places:
-    """Finds out what part of the model a weight of a graph is.
+    """Finds the part of the model that a weight of a graph is.
 
     Args:
         tensors: The model's tensors.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        found = sorted((tensor.data_ptr(), name) for name, tensor in tensors.items() if tensor.numel())
-        self._starts, self._names = [start for start, _ in found], [name for _, name in found]
+        starts = sorted((tensor.data_ptr(), name) for name, tensor in tensors.items() if tensor.numel())
+        self._starts, self._names = [start for start, _ in starts], [name for _, name in starts]
         self._tensors = tensors
 
     def owner(self, weight: torch.Tensor) -> str | None:

@@ -10,12 +10,10 @@ from typing import Any
 from slipway.distribution.installed import installed_version, own_version
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.model.model_files import copy_companions
-from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.params import LIBRARIES, OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 
 LAYERED = "onnx-layered"
-
-LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
 
 _EXAMPLES = {DECODER: "decoder.py", ENCODER_DECODER: "encoder_decoder.py", SPEECH: "speech.py"}
 """Example of a family; the others read a text in one call."""
@@ -29,7 +27,7 @@ def folder_of_graphs(folder: Path, params: OnnxExportParams) -> Path:
 def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportParams, facts: dict[str, Any]) -> None:
     """Add configuration, tokenizer, usage example and ``onnx_export.json`` to the exported model.
 
-    What is not about single graphs is also beside the folder of layers, where other stages look for it.
+    Files about the whole model are also written beside the folder of layers, where other stages look for them.
     """
     for place in _places(folder, params):
         copy_companions(source.folder, place)
@@ -61,7 +59,7 @@ def _places(folder: Path, params: OnnxExportParams) -> tuple[Path, ...]:
 
 
 def metadata_of(source: ModelSource, *, lineage: str) -> dict[str, str]:
-    """Return the properties of each graph's file: what it is, what made it, and of what.
+    """Return the properties of each graph's file: the model, the tools that made the file, and its lineage.
 
     Args:
         source: The model's folder.

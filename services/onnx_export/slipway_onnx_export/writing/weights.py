@@ -47,7 +47,7 @@ def stream_weights(
     Raises:
         ONNXExportError: ``NON_FINITE_WEIGHTS``.
     """
-    stored = _Stored(graphs)
+    stored = _DistinctWeights(graphs)
     placed: dict[tuple[object, ...], tuple[str, int, int]] = {}
     done = 0
     for file_name, model, weights in graphs:
@@ -74,7 +74,7 @@ def stream_weights(
     return sum((folder / (file_name + DATA_SUFFIX)).stat().st_size for file_name, _, _ in graphs)
 
 
-class _Stored:
+class _DistinctWeights:
     """The distinct weights and constants of some graphs.
 
     Weights are equal if they are the same numbers of a file, or equal numbers of two places: a tied weight may be stored twice.
@@ -104,7 +104,7 @@ class _Stored:
             self.nbytes += nbytes
 
     def _equal(self, weight: Weight) -> tuple[object, ...]:
-        """Return the place of an equal weight before it, otherwise its own. Only weights with equal corners are read."""
+        """Return the place of an earlier equal weight, otherwise its own. Only weights with equal corners are read."""
         if isinstance(weight, Stack) or weight.numel() * 4 <= INLINE_BYTES:
             return place_of(weight)
         first, last = (tuple(slice(*ends) for _ in weight.shape) for ends in ((0, 4), (-4, None)))
@@ -143,7 +143,7 @@ def _constants(model: ir.Model, weights: Mapping[str, Weight]) -> Iterator[tuple
 
 
 def _bind(value: ir.Value, dtype: ir.DataType, *, place: tuple[str, int, int], folder: Path) -> None:
-    """Make a place in a data file the value of an initializer: file name, offset, length."""
+    """Bind an initializer to its place in a data file: file name, offset, length."""
     assert value.shape is not None
     assert value.name is not None
     value.type = ir.TensorType(dtype)
@@ -158,7 +158,7 @@ PIECE_BYTES = 2 << 20
 
 
 class DataFile:
-    """A new data file. Leaving the context waits for all that is under way.
+    """A new data file. Leaving the context waits for unfinished writes.
 
     Args:
         path: Path of the file, which must not exist.
@@ -182,7 +182,7 @@ class DataFile:
         try:
             while self._waiting and kind is None:
                 self._waiting.popleft().result()
-            os.ftruncate(self._descriptor, self._end)  # of a file that ends with empty tensors
+            os.ftruncate(self._descriptor, self._end)  # extends a file that ends with empty tensors
         finally:
             self._pool.shutdown(cancel_futures=True)
             torch.set_num_threads(self._torch_threads)
@@ -239,11 +239,11 @@ class DataFile:
 
     def _buffer(self, use: str, shape: torch.Size) -> torch.Tensor:
         """Return this thread's memory for a use: new memory for every piece would cost more than the conversion."""
-        found: torch.Tensor | None = getattr(self._buffers, use, None)
-        if found is None or found.numel() < shape.numel():
-            found = torch.empty(shape.numel())
-            setattr(self._buffers, use, found)
-        return found[: shape.numel()].view(shape)
+        buffer: torch.Tensor | None = getattr(self._buffers, use, None)
+        if buffer is None or buffer.numel() < shape.numel():
+            buffer = torch.empty(shape.numel())
+            setattr(self._buffers, use, buffer)
+        return buffer[: shape.numel()].view(shape)
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""Bring attention into the form that OpenVINO's plugins recognise and fuse with the cache, without a change of what is computed."""
+"""Rewrite attention to the form that OpenVINO's plugins recognise and fuse with the cache; the results stay the same."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from slipway_openvino.library import ops, ov
 
 
 def simplify_attention(model: ov.Model) -> None:
-    """Repeat heads by Broadcast instead of Tile, and let the layers share their masks, in place.
+    """Repeat heads by Broadcast instead of Tile, and make the layers share one mask, in place.
 
-    OpenVINO translates the Attention of ONNX layer by layer: it tiles shared keys and values, which its plugins do not recognise, and
-    makes the same causal mask again in each layer. Decoding the sample took ten times as long with both.
+    OpenVINO translates ONNX's Attention layer by layer: it tiles shared keys and values, which its plugins do not recognise, and makes
+    the same causal mask again in each layer. With both, decoding the sample took ten times as long.
     """
     _broadcast_heads(model)
     _share_masks(model)
@@ -24,7 +24,7 @@ def _broadcast_heads(model: ov.Model) -> None:
             continue
         repeats = node.input_value(1).get_node().get_data().reshape(-1)
         shape = node.get_input_partial_shape(0)
-        # Only an axis of length 1 is repeated by a Broadcast.
+        # Broadcast repeats only axes of length 1.
         if len(shape) != len(repeats) or any(
             count > 1 and not (axis.is_static and axis.get_length() == 1)
             for axis, count in zip(shape, repeats.tolist(), strict=True)
@@ -37,7 +37,7 @@ def _broadcast_heads(model: ov.Model) -> None:
 
 
 def _share_masks(model: ov.Model) -> None:
-    """Use the first causal mask everywhere that it is made of the same mask: all layers have the same lengths."""
+    """Use the first causal mask in every layer whose mask has the same source: all layers have the same lengths."""
     first: dict[tuple[str, int], ov.Output] = {}
     for node in model.get_ordered_ops():
         if node.get_type_name() != "ScaledDotProductAttention" or node.get_input_size() < 4:
@@ -49,7 +49,7 @@ def _share_masks(model: ov.Model) -> None:
 
 
 def _given_mask(mask: ov.Node) -> tuple[str, int] | None:
-    """Return what a mask is made of besides a causal one: ``Add(Select(given, …), Select(LessEqual(…), …))``."""
+    """Return the source of a mask that is combined with a causal one, ``Add(Select(given, …), Select(LessEqual(…), …))``; else None."""
     if mask.get_type_name() != "Add":
         return None
     parts = [value.get_node() for value in mask.input_values()]

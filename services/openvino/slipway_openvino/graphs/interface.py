@@ -1,4 +1,4 @@
-"""What a graph must take and return to become an IR, and what runtimes feed it."""
+"""Check the inputs and outputs that a graph needs to become an IR that runtimes can feed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Interface:
     Attributes:
         what: The graph in messages.
         needed: Inputs that it must have.
-        known: Inputs that it may have beside those.
+        known: Further inputs that it may have.
         outputs: Outputs that it must have.
-        axes: Axes of inputs that are no text, any of these.
+        axes: Allowed axes of inputs that are not text.
     """
 
     what: str
@@ -37,7 +37,7 @@ class Interface:
     axes: Mapping[str, tuple[Axes, ...]] = field(default_factory=dict)
 
     def check(self, model: ov.Model, file: str) -> None:
-        """Refuse a graph of another interface.
+        """Refuse a graph with another interface.
 
         Raises:
             OpenVinoExportError: ``ONNX_INVALID``.
@@ -75,7 +75,7 @@ def text_interface(model: ov.Model, family: Family) -> Interface:
 
 
 def pair_interfaces(decoder: ov.Model, family: Family) -> tuple[Interface, Interface]:
-    """Return the interfaces of the encoder and the decoder of an encoder–decoder."""
+    """Return the interfaces of an encoder and its decoder."""
     crossed = frozenset(cross_pasts(decoder))
     own = _pasts(decoder) - crossed
     source, masks = (

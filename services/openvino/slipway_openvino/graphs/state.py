@@ -1,4 +1,4 @@
-"""Keep keys and values inside the model: inputs and outputs of the cache become variables.
+"""Keep keys and values inside the model: turn the cache's inputs and outputs into variables.
 
 Axes of a cache: batch, heads, tokens, head size.
 """
@@ -11,19 +11,19 @@ from slipway_openvino.library import apply_make_stateful_transformation, ops, ov
 
 PAST, PRESENT = "past_key_values.", "present."
 BEAM = "beam_idx"
-"""Input with the row of the previous call that each row continues."""
+"""Input: for each row, the row of the previous call that it continues."""
 
 
 def present_of(past: str) -> str:
-    """Return the output that gives the next value of an input of the cache."""
+    """Return the output that has the next value of a cache input; empty for any other input."""
     return PRESENT + past.removeprefix(PAST) if past.startswith(PAST) else ""
 
 
 def make_stateful(model: ov.Model) -> None:
     """Turn each pair of a past and a present into a variable, in place; a graph without a cache stays as it is.
 
-    ``beam_idx`` chooses rows of the variables before they are used, as runtimes that search by beams do. A reset gives each variable
-    the batch of ``input_ids`` and no tokens.
+    ``beam_idx`` selects rows of the variables before they are used, for runtimes with beam search. A reset gives each variable the
+    batch size of ``input_ids`` and no tokens.
     """
     outputs = {name for port in model.outputs for name in port.names}
     names = {name: port for port in model.inputs for name in port.names if present_of(name) in outputs}
@@ -43,7 +43,7 @@ def make_stateful(model: ov.Model) -> None:
 
 
 def _initialize(model: ov.Model) -> None:
-    """Let each variable begin with the batch of this call and no tokens."""
+    """Initialize each variable with this call's batch size and no tokens."""
     shape = ops.shape_of(model.input("input_ids").get_node(), output_type="i64")
     first = ops.constant(np.array([0], np.int64))
     batch = ops.gather(shape, first, ops.constant(0, dtype=np.int64))
@@ -57,7 +57,7 @@ def _initialize(model: ov.Model) -> None:
 
 
 ENCODED, GIVEN = "last_hidden_state", "encoder_hidden_states"
-"""What the encoder returns, and the decoder's input for it."""
+"""The encoder's output, and the decoder's input for it."""
 
 
 def cross_pasts(decoder: ov.Model) -> list[str]:
@@ -67,17 +67,17 @@ def cross_pasts(decoder: ov.Model) -> list[str]:
     return [name for name in pasts if present_of(name) not in outputs]
 
 
-def only_encoded(encoder: ov.Model) -> ov.Model:
+def drop_cross_attention(encoder: ov.Model) -> ov.Model:
     """Return the encoder without keys and values of the cross-attention."""
     result = encoder.output(ENCODED).get_node()
     return ov.Model([result], encoder.get_parameters(), encoder.get_friendly_name())
 
 
 def attend_to_encoded(decoder: ov.Model, encoder: ov.Model) -> ov.Model:
-    """Return the decoder with the end of ``encoder``, which computes keys and values of the source; neither is of use afterwards.
+    """Move the end of ``encoder``, which computes keys and values of the source, into the decoder; both arguments are unusable afterwards.
 
-    They are variables, which plugins compute once after a reset: each later call reads them. Their rows stay in place whatever ``beam_idx``
-    says, because a search by beams exchanges rows of one source only.
+    The keys and values are variables: plugins compute them once after a reset, and later calls read them. ``beam_idx`` does not reorder
+    their rows, because beam search exchanges only rows of one source.
     """
     names = cross_pasts(decoder)
     if not names:
@@ -103,13 +103,13 @@ def attend_to_encoded(decoder: ov.Model, encoder: ov.Model) -> ov.Model:
 
 
 def _with_heads(computed: ov.Output, shape: ov.PartialShape) -> ov.Output:
-    """Return a value with the sizes that are fixed in ``shape``: the encoder's graph may leave the number of heads open."""
-    sizes = [axis.get_length() if axis.is_static else 0 for axis in shape]  # 0: as it is
+    """Reshape a value to the sizes that ``shape`` fixes: the encoder's graph may leave the number of heads dynamic."""
+    sizes = [axis.get_length() if axis.is_static else 0 for axis in shape]  # 0 keeps the size
     return ops.reshape(computed, ops.constant(np.array(sizes, np.int64)), special_zero=True).output(0)
 
 
 def _measure(encoder: ov.Model, given: ov.Node) -> None:
-    """Take numbers of rows and tokens from what the encoder computed, where they were those of its text."""
+    """Read batch size and length from the encoder's output where the graph reads them from its inputs."""
     first_two = ops.constant(np.array([0, 1], np.int64))
     for parameter in encoder.get_parameters():
         for reader in parameter.output(0).get_target_inputs():

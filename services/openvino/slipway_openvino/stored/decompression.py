@@ -1,4 +1,4 @@
-"""Find what makes weights of integers: ``(integers - zero point) x scale``, as NNCF and the ONNX graph's own operators are written.
+"""Find scales and zero points of integers, ``(integers - zero point) x scale``, as NNCF and the ONNX graph's own operators write them.
 
 Axes: N output features, G groups of a row.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipway.proof.stored_weights import NotUnderstoodError
 from slipway_openvino.stored.description import Layer, Place
-from slipway_openvino.stored.values import Values, shown
+from slipway_openvino.stored.values import Values, quote_name
 
 _DEEPEST = 3
 """Operations between scales or zero points and their constant."""
@@ -23,33 +23,33 @@ _MOST_INPUTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Decompression:
-    """Scales and zero points, in the shapes in which they are multiplied and subtracted.
+    """Scales and zero points, in the shapes in which the model uses them.
 
     Attributes:
         scales: In their stored type.
-        zeros: float32; None for none.
+        zeros: float32; None if there are no zero points.
     """
 
     scales: Tensor
     zeros: Tensor | None
 
     def per_group(self, codes: Place) -> tuple[Tensor, Tensor | None]:
-        """Return both as (N, G), with one for 1.
+        """Return both as (N, G); a single number as (1, 1).
 
         Raises:
-            NotUnderstoodError: They are not one for whole groups of a row.
+            NotUnderstoodError: They do not belong to whole groups of a row.
         """
         return _per_group(self.scales, codes), None if self.zeros is None else _per_group(self.zeros, codes)
 
     def equals(self, other: Decompression) -> bool:
-        """Return whether another one makes the same weights."""
-        if (self.zeros is None) != (other.zeros is None) or not _equal(self.scales, other.scales):
+        """Return whether another one computes the same weights."""
+        if (self.zeros is None) != (other.zeros is None) or not _are_equal(self.scales, other.scales):
             return False
-        return self.zeros is None or other.zeros is None or _equal(self.zeros, other.zeros)
+        return self.zeros is None or other.zeros is None or _are_equal(self.zeros, other.zeros)
 
 
 def decompression_of(layers: Mapping[int, Layer], values: Values, number: int) -> Decompression:
-    """Return what makes weights of the integers of a constant, in every place that reads them.
+    """Return the scales and zero points of a constant's integers, which must be the same for all readers.
 
     Args:
         layers: The operations of the model.
@@ -59,7 +59,7 @@ def decompression_of(layers: Mapping[int, Layer], values: Values, number: int) -
     Raises:
         NotUnderstoodError: They are read in another way, or with several scales.
     """
-    found: list[Decompression] = []
+    decompressions: list[Decompression] = []
     waiting: list[tuple[int, int | None]] = [(number, None)]
     seen = set(waiting)
     while waiting:
@@ -73,16 +73,16 @@ def decompression_of(layers: Mapping[int, Layer], values: Values, number: int) -
                 further = (reader, other)
             elif layer.kind == "Multiply" and other is not None:
                 require_readers(layers, reader)
-                found.append(_read(layers, values, scale=other, zero=zero))
+                decompressions.append(_read(layers, values, scale=other, zero=zero))
                 continue
             else:
-                raise NotUnderstoodError(f"its integers are read by {shown(layer.kind)}")
+                raise NotUnderstoodError(f"its integers are read by {quote_name(layer.kind)}")
             if further not in seen:
                 seen.add(further)
                 waiting.append(further)
-    if not found or not all(each.equals(found[0]) for each in found[1:]):
+    if not decompressions or not all(each.equals(decompressions[0]) for each in decompressions[1:]):
         raise NotUnderstoodError("its integers have several scales, or none")
-    return found[0]
+    return decompressions[0]
 
 
 def _other_input(layer: Layer, first: int) -> int | None:
@@ -99,7 +99,7 @@ def _read(layers: Mapping[int, Layer], values: Values, *, scale: int, zero: int 
 
 
 def _constant(layers: Mapping[int, Layer], values: Values, number: int, *, steps: int = _DEEPEST) -> Tensor | None:
-    """Return the constant that a value is, maybe of another type or shape, or the beginning of one; None if it is computed otherwise."""
+    """Return a value as a constant, through conversions, reshapes and slices; None if it is computed in another way."""
     layer = layers[number]
     if layer.place is not None:
         return values.whole(layer.name, layer.place)
@@ -114,23 +114,23 @@ def _constant(layers: Mapping[int, Layer], values: Values, number: int, *, steps
     by = [_numbers(layers, values, each) for each in inputs[1:]]
     if given is None:
         return None
-    return _reshaped(given, by) if layer.kind == "Reshape" else _cut(given, by)
+    return _reshape(given, by) if layer.kind == "Reshape" else _cut(given, by)
 
 
 def _numbers(layers: Mapping[int, Layer], values: Values, number: int) -> list[int]:
-    """Return sizes or places from a constant; none if it is none."""
+    """Return the numbers of a constant; none if it is not a constant of numbers."""
     place = layers[number].place
     return [] if place is None else values.numbers(place)
 
 
-def _reshaped(given: Tensor, by: list[list[int]]) -> Tensor | None:
+def _reshape(given: Tensor, by: list[list[int]]) -> Tensor | None:
     sizes = by[0] if len(by) == 1 else []
     fits = bool(sizes) and min(sizes) > 0 and math.prod(sizes) == given.numel()
     return given.reshape(sizes) if fits else None
 
 
 def _cut(given: Tensor, by: list[list[int]]) -> Tensor | None:
-    """Return the beginning of an axis: an odd number of zero points of 4 bits has one more, for a whole byte."""
+    """Return the beginning of an axis: an odd number of 4-bit zero points is stored with one more, to fill a byte."""
     if len(by) != 4 or any(len(each) != 1 for each in by):
         return None
     (start,), (stop,), (step,), (axis,) = by
@@ -139,7 +139,7 @@ def _cut(given: Tensor, by: list[list[int]]) -> Tensor | None:
     return given.narrow(axis, 0, stop)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def _are_equal(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
@@ -154,7 +154,7 @@ def _per_group(given: Tensor, codes: Place) -> Tensor:
 
 
 def _are_of_groups(scales: tuple[int, ...], codes: tuple[int, ...]) -> bool:
-    """Return whether scales are one for whole groups of a row, one after the other: as the codes (N, …), and from some axis on 1."""
+    """Return whether scales belong to whole, consecutive groups of a row: shaped as the codes (N, …), and 1 from some axis on."""
     if len(scales) != len(codes) or any(size not in (1, whole) for size, whole in zip(scales, codes, strict=True)):
         return False
     within = [size for size, whole in zip(scales[1:], codes[1:], strict=True) if whole > 1]
@@ -162,35 +162,35 @@ def _are_of_groups(scales: tuple[int, ...], codes: tuple[int, ...]) -> bool:
 
 
 _PASSED_ON = frozenset({"Convert", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
-"""Operations between a weight and what reads it, after which the values are the same."""
+"""Operations between a weight and its reader that do not change values."""
 _READERS = frozenset({"MatMul", "Gather", "GatherND"})
 _MOST_STEPS = 64
-"""Operations between a weight and what reads it, in all places together."""
+"""Most operations between a weight and all its readers."""
 
 
 def require_readers(layers: Mapping[int, Layer], number: int) -> None:
-    """Require that only products and lookups read a value: arithmetic on it would make other weights than those that are stored.
+    """Require that only products and lookups read a value: arithmetic on it would change the stored weights.
 
     Raises:
-        NotUnderstoodError: Something else reads it.
+        NotUnderstoodError: Another operation reads it.
     """
     for reader in _readers(layers, number):
         if reader.kind not in _READERS:
-            raise NotUnderstoodError(f"its weight is read by {shown(reader.kind)}")
+            raise NotUnderstoodError(f"its weight is read by {quote_name(reader.kind)}")
 
 
 def require_few(seen: Collection[object]) -> None:
-    """Refuse to go on where more steps are on the way from a weight than a writer makes.
+    """Refuse a weight with more operations before its readers than any writer makes.
 
     Raises:
-        NotUnderstoodError: There are.
+        NotUnderstoodError: There are more.
     """
     if len(seen) > _MOST_STEPS:
         raise NotUnderstoodError(f"more than {_MOST_STEPS} operations lie between it and what reads it")
 
 
 def _readers(layers: Mapping[int, Layer], number: int) -> Iterator[Layer]:
-    """Yield what reads a value, also after it got another type or shape."""
+    """Yield the operations that read a value, also through changes of its type or shape."""
     waiting, seen = [number], {number}
     while waiting:
         for reader in layers[waiting.pop()].readers:

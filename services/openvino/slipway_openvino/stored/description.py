@@ -1,7 +1,7 @@
-"""Read the description of an IR, its ``.xml``: operations, what reads what, and where constants lie. Nothing in it is trusted.
+"""Read the description of an IR, its ``.xml``: operations, their readers, and the places of constants. Nothing in it is trusted.
 
-OpenVINO itself does not read it here: it builds the whole model of a description of any size, names no constant whose place is wrong, and a
-fault of its native code would end the process in which the weights of all outputs are compared.
+OpenVINO itself is not used: it builds the whole model of a description of any size, does not name a constant whose place is wrong, and a
+fault in its native code would end the process that compares the weights of all outputs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from slipway.proof.stored_weights import NotUnderstoodError
 from slipway.texts import printable
 
 LARGEST_BYTES = 1 << 28
-"""Largest description. Those of the largest models have a few tens of MB."""
+"""Largest accepted description. Those of the largest models have a few tens of MB."""
 MOST_LAYERS, MOST_EDGES = 1 << 20, 1 << 22
 DEEPEST = 64
-"""Elements within each other; bodies of loops have a few."""
+"""Most nested elements; bodies of loops have a few."""
 LONGEST_NAME = 1 << 12
 MOST_AXES = 8
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -31,7 +31,7 @@ _LONGEST_SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a constant lies in the file of weights, as the description says it.
+    """Place of a constant in the file of weights, as the description states it.
 
     Attributes:
         kind: Type of its elements, such as ``f32``.
@@ -53,9 +53,9 @@ class Layer:
     Attributes:
         name: Its name.
         kind: Its type, such as ``MatMul``.
-        place: Of a constant: where its values lie.
+        place: For a constant, the place of its values.
         inputs: Numbers of the operations that it reads, by port.
-        readers: Numbers of those that read it.
+        readers: Numbers of the operations that read it.
     """
 
     name: str
@@ -69,7 +69,7 @@ def read_description(path: Path) -> dict[int, Layer]:
     """Return the operations of a model by number, without those in the bodies of loops and branches.
 
     Raises:
-        NotUnderstoodError: The file is no description of a model, or larger than one.
+        NotUnderstoodError: The file is not a description of a model, or too large.
         OSError: It cannot be read.
     """
     if path.stat().st_size > LARGEST_BYTES:
@@ -84,7 +84,7 @@ def read_description(path: Path) -> dict[int, Layer]:
 
 
 class _Reader:
-    """Gathers layers and edges while the file is read, and nothing else."""
+    """Collects only layers and edges while it reads the file."""
 
     def __init__(self) -> None:
         self._open: list[str] = []
@@ -106,7 +106,7 @@ class _Reader:
             if source not in self._layers or target not in self._layers:
                 raise NotUnderstoodError(f"an edge leads from {source} to {target}, and one of them is missing")
             if port in self._layers[target].inputs:
-                raise NotUnderstoodError(f"two edges lead to port {port} of {_shown(self._layers[target].name)}")
+                raise NotUnderstoodError(f"two edges lead to port {port} of {_quote(self._layers[target].name)}")
             self._layers[target].inputs[port] = source
             self._layers[source].readers.append(target)
         return self._layers
@@ -143,16 +143,16 @@ class _Reader:
 def _place(name: str, given: dict[str, str]) -> Place:
     sizes = [size.strip() for size in given.get("shape", "").split(",", MOST_AXES)]
     if len(sizes) > MOST_AXES:
-        raise NotUnderstoodError(f"{_shown(name)} has more than {MOST_AXES} axes")
+        raise NotUnderstoodError(f"{_quote(name)} has more than {MOST_AXES} axes")
     shape = () if sizes == [""] else tuple(_number(size) for size in sizes)
     return Place(given.get("element_type", ""), shape, _number(given.get("offset")), _number(given.get("size")))
 
 
 def _number(text: str | None) -> int:
     if text is None or not _NUMBER.fullmatch(text):
-        raise NotUnderstoodError(f"{_shown(text or '')} is no number, size or offset")
+        raise NotUnderstoodError(f"{_quote(text or '')} is no number, size or offset")
     return int(text)
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(printable(text[:_LONGEST_SHOWN]))

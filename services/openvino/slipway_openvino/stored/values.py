@@ -1,4 +1,4 @@
-"""Constants of an IR, mapped from its ``.bin``: some rows at a time, in memory of their own.
+"""Read constants of an IR from its mapped ``.bin``, copying some rows at a time.
 
 Axes: N output features, K input features, R some of the N, G groups of a row.
 """
@@ -24,7 +24,7 @@ FLOATS: dict[str, tuple[Any, torch.dtype]] = {
     "bf16": (np.uint16, torch.bfloat16),  # numpy has no bfloat16: its bits
     "f64": (np.float64, torch.float64),
 }
-"""How numpy holds a type of floats, and what it is to PyTorch."""
+"""NumPy's and PyTorch's dtype for each type of floats."""
 INTEGERS: dict[str, tuple[int, bool]] = {"i8": (8, True), "u8": (8, False), "i4": (4, True), "u4": (4, False)}
 """Bits of a type of integers, and whether it is signed."""
 _NUMBERS: dict[str, Any] = {"i32": np.int32, "i64": np.int64}
@@ -33,7 +33,7 @@ _PIECE_VALUES = 1 << 22
 
 
 class Values:
-    """The ``.bin`` of a model. What is read of it was checked before.
+    """The ``.bin`` of a model. Call :meth:`check` on a place before reading it.
 
     Raises:
         OSError: It cannot be mapped.
@@ -44,14 +44,14 @@ class Values:
         self._bytes = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
 
     def check(self, name: str, place: Place) -> None:
-        """Refuse a constant that does not lie in the file, or whose size is not that of its shape.
+        """Refuse a constant that is not within the file, or whose size does not match its shape.
 
         Raises:
             NotUnderstoodError: It does not fit.
         """
         if place.offset + place.size > len(self._bytes):
             raise NotUnderstoodError(
-                f"constant {shown(name)} ends at byte {place.offset + place.size} of {self.name}, which has {len(self._bytes)}"
+                f"constant {quote_name(name)} ends at byte {place.offset + place.size} of {self.name}, which has {len(self._bytes)}"
             )
         if place.kind in INTEGERS:
             bits = INTEGERS[place.kind][0]
@@ -59,15 +59,15 @@ class Values:
             bits = 8 * FLOATS[place.kind][1].itemsize
         elif place.kind in _NUMBERS:
             bits = 8 * np.dtype(_NUMBERS[place.kind]).itemsize
-        else:  # of another type, which is not read
+        else:  # constants of other types are not read
             return
         if place.size != (math.prod(place.shape) * bits + 7) // 8:
             raise NotUnderstoodError(
-                f"constant {shown(name)} has {place.size} bytes for the shape {place.shape} of {place.kind}"
+                f"constant {quote_name(name)} has {place.size} bytes for the shape {place.shape} of {place.kind}"
             )
 
     def floats(self, place: Place) -> np.ndarray:
-        """Return a constant of floats, mapped, as numpy holds its type; it may lie at any byte, so copy before use."""
+        """Return a constant of floats, mapped, in NumPy's dtype. It may be unaligned, so copy before use."""
         return self._raw(place).view(FLOATS[place.kind][0]).reshape(place.shape)
 
     def packed(self, name: str, place: Place) -> np.ndarray:
@@ -78,21 +78,21 @@ class Values:
         """
         rows = place.shape[0]
         if math.prod(place.shape[1:]) * INTEGERS[place.kind][0] % 8:
-            raise NotUnderstoodError(f"rows of constant {shown(name)} do not end with a byte")
+            raise NotUnderstoodError(f"rows of constant {quote_name(name)} do not end with a byte")
         return self._raw(place).reshape(rows, place.size // max(1, rows))
 
     def whole(self, name: str, place: Place) -> Tensor | None:
-        """Return all of a constant in its shape: floats in their type, integers as int32, two of 4 bits in a byte without gaps; None for others."""
+        """Return a whole constant in its shape: floats in their type, integers as int32 (4-bit ones are stored without gaps); None for others."""
         if place.kind in FLOATS:
             return tensor_of(self.floats(place), place.kind)
         if place.kind not in INTEGERS:
             return None
-        count = place.size * 8 // INTEGERS[place.kind][0]  # an odd number of 4 bits ends with half a byte
+        count = place.size * 8 // INTEGERS[place.kind][0]  # an odd number of 4-bit integers ends with half a byte
         codes = codes_of(self.packed(name, Place(place.kind, (1, count), place.offset, place.size)), place.kind)
         return codes.reshape(-1)[: math.prod(place.shape)].reshape(place.shape)
 
     def numbers(self, place: Place) -> list[int]:
-        """Return the few numbers of a constant of sizes or places; none if it is none."""
+        """Return the numbers of a small i32 or i64 constant; none for any other constant."""
         kind = _NUMBERS.get(place.kind)
         if kind is None or place.size > _MOST_NUMBERS * np.dtype(kind).itemsize:
             return []
@@ -106,7 +106,7 @@ class FloatRows:
     """A matrix of floats, (N, K), as :class:`slipway.proof.stored_weights.StoredWeight`.
 
     Args:
-        values: As :meth:`Values.floats` returns it, (N, K) or turned to it.
+        values: As :meth:`Values.floats` returns them, (N, K), or transposed to that.
         kind: Its type.
     """
 
@@ -124,12 +124,12 @@ class FloatRows:
 
 
 def tensor_of(values: np.ndarray, kind: str) -> Tensor:
-    """Copy mapped floats to where PyTorch may read them: it wants whole elements at addresses of their size."""
+    """Copy mapped floats to a tensor: PyTorch needs aligned elements."""
     return torch.from_numpy(np.array(values, order="C")).view(FLOATS[kind][1])
 
 
 def codes_of(packed: np.ndarray, kind: str) -> Tensor:
-    """Return the integers of some rows of bytes (R, bytes of a row), int32 (R, K); of two in a byte, the first is in its low half."""
+    """Unpack rows of bytes (R, bytes of a row) to integers, int32 (R, K). Of two in a byte, the low half is the first."""
     bits, signed = INTEGERS[kind]
     bytes_ = torch.from_numpy(np.array(packed, order="C"))
     if bits == 4:
@@ -151,6 +151,6 @@ def pieces_of(values: np.ndarray, kind: str) -> Iterator[Tensor]:
         yield tensor_of(flat[start : start + _PIECE_VALUES], kind)
 
 
-def shown(name: str) -> str:
-    """Return a name of a file for a message."""
+def quote_name(name: str) -> str:
+    """Quote a name from a file for a message."""
     return repr(printable(name[:200]))

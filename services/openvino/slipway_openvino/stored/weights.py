@@ -1,7 +1,7 @@
-"""Read the weights of an OpenVINO folder: constants of products and lookups, dense, or integers with the scales that decompress them.
+"""Read the weights of an OpenVINO folder: the constants of products and lookups, either floats or integers with scales.
 
-Constants have the names that the ONNX graph gave them (``slipway.proof.constants``). ``save_model`` adds ``_compressed`` to
-those that it rounds to float16, and ``graphs/lookups.py`` adds ``.rows`` and a shape to those whose rows are looked up.
+Constants have the names from the ONNX graph (``slipway.proof.constants``). ``save_model`` adds ``_compressed`` to the names of those
+that it rounds to float16, and ``graphs/lookups.py`` adds ``.rows`` and a shape to the names of lookup tables.
 
 Axes: N output features, K input features, G groups of a row.
 """
@@ -30,7 +30,7 @@ from slipway_openvino.stored.values import (
     codes_of,
     limits_of,
     pieces_of,
-    shown,
+    quote_name,
 )
 
 _ADDED = re.compile(r"(?:\.rows\.[0-9]+(?:x[0-9]+)*)?(?:_compressed)?$")
@@ -41,11 +41,11 @@ def stored(folder: Path, _model: Path, rows: Callable[[str], int]) -> StoredIr:
 
     Args:
         folder: Folder of the output.
-        _model: Folder of a model of its architecture, which is not read: the IR has its names.
+        _model: Folder of a model of the same architecture. It is not read, because the IR has the same names.
         rows: Function that returns the number of output features of a weight of that model by its name; 0 if it has none.
 
     Raises:
-        NotUnderstoodError: A file of the IR is missing, is no description of a model, or names a constant that does not lie in its ``.bin``.
+        NotUnderstoodError: A file of the IR is missing or is not a description of a model, or a constant is not within the ``.bin``.
         CheckpointValidationError: The folder has no ``config.json``.
     """
     files = (ENCODER_MODEL, DECODER_MODEL) if ModelConfig.read(folder).family in PAIRS else (MODEL,)
@@ -56,7 +56,7 @@ class StoredIr:
     """The weights of the models of a folder, as :class:`slipway.proof.stored_weights.StoredModel`.
 
     Args:
-        models: The models; of two that hold a weight, the first one's is read, as it is of graphs.
+        models: The models. If two hold a weight, the first one's is read, as for graphs.
         rows: As :func:`stored`.
     """
 
@@ -79,15 +79,15 @@ class StoredIr:
         return self._named.part(name, whole)
 
     def non_finite(self) -> dict[str, int]:
-        """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`: of weights, biases and scales; masks hold infinity rightly."""
-        found: dict[str, int] = {}
+        """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`, for weights, biases and scales; masks may hold infinity."""
+        counts: dict[str, int] = {}
         holders = {self._named[name].name for name in self.names}
         for name, model in self._models.items():
             if name in holders or name.endswith(".bias"):
                 for piece in model.all_floats(name):
                     for at, count in count_non_finite({name: piece}).items():
-                        found[at] = found.get(at, 0) + count
-        return found
+                        counts[at] = counts.get(at, 0) + count
+        return counts
 
 
 class _Model:
@@ -114,14 +114,14 @@ class _Model:
         return self._constant(self.constants[name])
 
     def floats(self, name: str, *, turned: bool) -> StoredWeight:
-        """Return a matrix of floats as (N, K), turned from (K, N) if so asked.
+        """Return a matrix of floats as (N, K), transposed from (K, N) if ``turned``.
 
         Raises:
-            NotUnderstoodError: It is no matrix, or something else than products and lookups reads it.
+            NotUnderstoodError: It is not a matrix, or another operation than a product or lookup reads it.
         """
         place = self.place(name)
         if len(place.shape) != 2:
-            raise NotUnderstoodError(f"the model has {shown(name)} as {place.shape}")
+            raise NotUnderstoodError(f"the model has {quote_name(name)} as {place.shape}")
         require_readers(self._layers, self.constants[name])
         values = self._values.floats(place)
         return FloatRows(values.T if turned else values, place.kind)
@@ -130,11 +130,11 @@ class _Model:
         """Return a matrix of integers, (N, K), in groups that share a scale.
 
         Raises:
-            NotUnderstoodError: They are decompressed in an unknown way.
+            NotUnderstoodError: It is decompressed in an unknown way.
         """
         number, place = self.constants[name], self.place(name)
         if len(place.shape) < 2:
-            raise NotUnderstoodError(f"the model has the integers {shown(name)} as {place.shape}")
+            raise NotUnderstoodError(f"the model has the integers {quote_name(name)} as {place.shape}")
         scales, zeros = decompression_of(self._layers, self._values, number).per_group(place)
         packed = self._values.packed(name, place)
         columns = place.size * 8 // INTEGERS[place.kind][0] // max(1, place.shape[0])
@@ -152,7 +152,7 @@ class _Model:
         if place.kind in FLOATS:
             yield from pieces_of(self._values.floats(place), place.kind)
             return
-        with suppress(NotUnderstoodError):  # then the weight itself is not compared
+        with suppress(NotUnderstoodError):  # the weight itself cannot be compared then
             yield decompression_of(self._layers, self._values, self.constants[name]).scales
 
     def _constant(self, number: int) -> Place:

@@ -13,7 +13,7 @@ from torch import Tensor
 from slipway.distribution.installed import own_version
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.links import all_files, files_in, real_file
-from slipway.folders.disk_full import disk_full_is_typed
+from slipway.folders.disk_full import translate_disk_full
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import (
     ADAPTER_CONFIG,
@@ -28,9 +28,9 @@ from slipway.model.safetensors_file import read_index
 from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
 from slipway.model.weights.conversion import Conversion, ConvertedWeights, SkippedFile
 from slipway.stage import Context
-from slipway_prepare.faults import invalid
+from slipway_prepare.faults import invalid_error
 from slipway_prepare.params import ConvertParams
-from slipway_prepare.pickles.loading import checked, load_pickle
+from slipway_prepare.pickles.loading import check_tensors, load_pickle
 from slipway_prepare.recipes import Recipe
 from slipway_prepare.source import MappedTensors
 from slipway_prepare.structure import structure
@@ -40,13 +40,13 @@ from slipway_prepare.writer import STORED_AS, write_file
 def convert(source: Path, output: Path, *, params: ConvertParams, ctx: Context) -> None:
     """Convert what lies below ``source`` into the new folder ``output``.
 
-    Weights that are refused keep no others from being converted.
+    If some weights are refused, the others are still converted.
 
     Raises:
         CheckpointValidationError: Nothing was found, or all was refused: the first refusal.
     """
-    found, skipped = find_weights(source, file=params.file)
-    if not found:
+    inputs, skipped = find_weights(source, file=params.file)
+    if not inputs:
         raise CheckpointValidationError(
             f"{source} has no weights to convert: no .bin, .pt, .pth or .ckpt file that is not training state"
             + (" or there as safetensors" if skipped else ""),
@@ -57,8 +57,8 @@ def convert(source: Path, output: Path, *, params: ConvertParams, ctx: Context) 
     output.mkdir()
     results: list[ConvertedWeights] = []
     first: ArtifactError | CheckpointValidationError | None = None
-    for number, weights in enumerate(found):
-        ctx.progress("converting", done=number, total=len(found), unit="files")
+    for number, weights in enumerate(inputs):
+        ctx.progress("converting", done=number, total=len(inputs), unit="files")
         try:
             results.append(_convert(source, output, weights, params=params, ctx=ctx))
         except (ArtifactError, CheckpointValidationError) as error:
@@ -85,12 +85,16 @@ def _convert(source: Path, output: Path, weights: Weights, *, params: ConvertPar
         left_out += others
     merged = {name: value for part in values.values() for name, value in part.items()}
     if len(merged) < sum(map(len, values.values())):
-        raise invalid(f"has a tensor in two of its files, the first is {weights.first}", file=folder / weights.files[0])
+        raise invalid_error(
+            f"has a tensor in two of its files, the first is {weights.first}", file=folder / weights.files[0]
+        )
     with MappedTensors(merged) as mapped:
         ties = _ties(folder, mapped) if weights.is_model else frozenset()
         target.mkdir(parents=True, exist_ok=True)
-        files = [_plan(_free(target, weights.target(name), name), part, name, ties) for name, part in values.items()]
-        with disk_full_is_typed(CheckpointValidationError, "for the converted weights", at=target):
+        files = [
+            _plan(_free_name(target, weights.target(name), name), part, name, ties) for name, part in values.items()
+        ]
+        with translate_disk_full(CheckpointValidationError, "for the converted weights", at=target):
             try:
                 _write(target, files, mapped, indexed=bool(weights.index), ctx=ctx)
                 _copy_companions(folder, target)
@@ -121,22 +125,22 @@ def _tensors(loaded: Mapping[object, object], path: Path, *, key: str) -> tuple[
     }
     if key:
         if key not in inner:
-            raise invalid(
+            raise invalid_error(
                 f"has no dictionary of tensors {key!r} in {path.name}", remedy="name another entry", file=path
             )
-        return checked(inner[key], path), [str(name) for name in loaded if name != key]
+        return check_tensors(inner[key], path), [str(name) for name in loaded if name != key]
     own = {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
     if (own and inner) or len(inner) > 1:
         names = ", ".join(sorted(map(str, inner)))
         what = f"has several sets of tensors in {path.name}: {'its own, ' if own else ''}{names}"
-        raise invalid(what, remedy="name the entry that holds the weights", file=path)
+        raise invalid_error(what, remedy="name the entry that holds the weights", file=path)
     if not own and not inner:
-        raise invalid(f"has no tensors in {path.name}", remedy="name a file of weights", file=path)
+        raise invalid_error(f"has no tensors in {path.name}", remedy="name a file of weights", file=path)
     name, chosen = next(iter(inner.items())) if inner else (None, own)
     others = [
         str(other) for other, value in loaded.items() if other != name and not (own and isinstance(value, Tensor))
     ]
-    return checked(chosen, path), others
+    return check_tensors(chosen, path), others
 
 
 def _ties(folder: Path, mapped: MappedTensors) -> frozenset[str]:
@@ -154,7 +158,7 @@ def _ties(folder: Path, mapped: MappedTensors) -> frozenset[str]:
     return frozenset(left)
 
 
-def _free(target: Path, name: str, source: str) -> str:
+def _free_name(target: Path, name: str, source: str) -> str:
     """Return a name that no other conversion took: ``a.bin`` and ``a.pt`` would both become ``a.safetensors``."""
     return f"{source}.safetensors" if (target / name).exists() else name
 
@@ -206,7 +210,7 @@ class Weights:
         folder: Its folder, relative to the source.
         files: Names of its files in the folder.
         index: Name of the index that lists them; empty for a single file.
-        refused: Why they cannot be converted; None if that is not known yet.
+        refused: The error that forbids to convert them; None if there is none yet.
     """
 
     folder: PurePosixPath
@@ -244,38 +248,38 @@ def find_weights(source: Path, *, file: str = "") -> tuple[list[Weights], list[S
     """
     if file:
         real = real_file(source, file)
-        refused = _without_index(real) if _SHARD.fullmatch(file) else None
+        refused = _missing_index_error(real) if _SHARD.fullmatch(file) else None
         return [Weights(PurePosixPath(), (file,), "", refused)], []
     names = {PurePosixPath(name) for name, _ in all_files(source)}
-    found, skipped, listed = [], [], set()
+    weights, skipped, listed = [], [], set()
     for path in sorted(name for name in names if name.name == MODEL_PICKLE_INDEX):
         try:
             shards = tuple(sorted(set(read_index(source / path).values())))
         except CheckpointValidationError as error:
-            found.append(Weights(path.parent, (), path.name, error))
+            weights.append(Weights(path.parent, (), path.name, error))
             listed |= {name for name in names if name.parent == path.parent and _SHARD.fullmatch(name.name)}
             continue
         listed |= {path.parent / shard for shard in shards}
         if path.parent / MODEL_PICKLE in names or _has_safetensors(path.parent, names):
             skipped += _skip((path.parent / shard for shard in shards), _STORED)
         else:
-            found.append(Weights(path.parent, shards, path.name))
+            weights.append(Weights(path.parent, shards, path.name))
     for path in sorted(names - listed):
         if path.suffix not in _SUFFIXES:
             continue
         if _STATE.fullmatch(path.name):
             skipped += _skip([path], _NOT_WEIGHTS)
-        elif _stored(path, names):
+        elif _is_converted(path, names):
             skipped += _skip([path], _STORED)
         elif _SHARD.fullmatch(path.name):
-            found.append(Weights(path.parent, (path.name,), "", _without_index(source / path)))
+            weights.append(Weights(path.parent, (path.name,), "", _missing_index_error(source / path)))
         else:
-            found.append(Weights(path.parent, (path.name,)))
+            weights.append(Weights(path.parent, (path.name,)))
     # Models first: the name that transformers loads is theirs.
-    return sorted(found, key=lambda one: (not one.is_model, one.first)), sorted(skipped, key=lambda one: one.source)
+    return sorted(weights, key=lambda one: (not one.is_model, one.first)), sorted(skipped, key=lambda one: one.source)
 
 
-def _without_index(path: Path) -> CheckpointValidationError:
+def _missing_index_error(path: Path) -> CheckpointValidationError:
     return CheckpointValidationError(
         f"{path.name} is a part of a model, and no {MODEL_PICKLE_INDEX} beside it lists the others",
         reason="BASE_MODEL_INVALID",
@@ -284,7 +288,7 @@ def _without_index(path: Path) -> CheckpointValidationError:
     )
 
 
-def _stored(path: PurePosixPath, names: set[PurePosixPath]) -> bool:
+def _is_converted(path: PurePosixPath, names: set[PurePosixPath]) -> bool:
     if _MODEL_FILE.fullmatch(path.name) and _has_safetensors(path.parent, names):
         return True
     return path.with_suffix(".safetensors") in names

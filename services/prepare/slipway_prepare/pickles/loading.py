@@ -21,7 +21,7 @@ from slipway.files.regular_file import open_regular
 from slipway.machine.python_process import python_module
 from slipway.model.safetensors_file import METADATA
 from slipway.sizes import format_size
-from slipway_prepare.faults import disk_full, invalid, runs_code, unsafe
+from slipway_prepare.faults import code_error, disk_full_error, invalid_error, unsafe_error
 
 _HALF = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which is no text."""
@@ -41,7 +41,7 @@ def load_pickle(path: Path, scratch: Path) -> dict[object, object]:
 
     Args:
         path: The file.
-        scratch: Folder for the newer file of an older one; it is removed at once, and its space is free when the tensors are.
+        scratch: Folder for an older file's copy in the newer format. It is removed at once; its space is freed with the tensors.
 
     Raises:
         CheckpointValidationError: ``UNSAFE_PICKLE`` or ``BASE_MODEL_INVALID``.
@@ -49,7 +49,7 @@ def load_pickle(path: Path, scratch: Path) -> dict[object, object]:
     if zipfile.is_zipfile(path):
         return _load_archive(path, path)
     if not is_legacy(path):
-        raise invalid(f"has a file {path.name} that is damaged, or no file that torch saves", file=path)
+        raise invalid_error(f"has a file {path.name} that is damaged, or no file that torch saves", file=path)
     with as_archive(path, scratch) as archive:
         return _load_archive(archive, path)
 
@@ -60,49 +60,51 @@ def _load_archive(archive: Path, path: Path) -> dict[object, object]:
     try:
         loaded = torch.load(archive, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise runs_code(path, str(error)) from error
+        raise code_error(path, str(error)) from error
     except _DAMAGED as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise invalid(f"has an unreadable file {path.name} ({said})", file=path) from error
+        raise invalid_error(f"has an unreadable file {path.name} ({said})", file=path) from error
     if not isinstance(loaded, dict):
-        raise invalid(f"has a {type(loaded).__name__} in {path.name} instead of a dictionary of tensors", file=path)
+        raise invalid_error(
+            f"has a {type(loaded).__name__} in {path.name} instead of a dictionary of tensors", file=path
+        )
     return loaded
 
 
-def checked(loaded: Mapping[object, object], path: Path) -> dict[str, Tensor]:
+def check_tensors(loaded: Mapping[object, object], path: Path) -> dict[str, Tensor]:
     """Return the tensors of a pickle's dictionary.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` for what is no tensor, or cannot be read from the file as it is.
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` for a value that is no tensor, or cannot be read from the file as it is.
     """
-    size, found = path.stat().st_size, dict[str, Tensor]()
+    size, tensors = path.stat().st_size, dict[str, Tensor]()
     for name, value in loaded.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise invalid(f"has {name!r} in {path.name}, a {type(value).__name__} instead of a tensor", file=path)
+            raise invalid_error(f"has {name!r} in {path.name}, a {type(value).__name__} instead of a tensor", file=path)
         if name == METADATA or _HALF.search(name):
-            raise invalid(
+            raise invalid_error(
                 f"has a tensor named {name!a} in {path.name}, which a safetensors file cannot hold",
                 remedy="save it again with other names",
                 tensor=ascii(name),
             )
         if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-            raise invalid(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
+            raise invalid_error(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
         if value.numel() * value.element_size() > size:  # strides of zero repeat stored values
-            raise invalid(f"has tensor {name!r} in {path.name}, which is larger than the file", tensor=name)
-        found[name] = value
-    _check_sizes(found, path, size)
-    return found
+            raise invalid_error(f"has tensor {name!r} in {path.name}, which is larger than the file", tensor=name)
+        tensors[name] = value
+    _check_sizes(tensors, path, size)
+    return tensors
 
 
 def _check_sizes(values: Mapping[str, Tensor], path: Path, size: int) -> None:
-    """Refuse views of the same stored values that are together larger than their file; tensors of several names may be there twice or so."""
+    """Refuse tensors that overlap so that together they exceed their file, or with all their names ``_MOST_TIMES_STORED`` times the file."""
     groups = {names[0]: len(names) for names in aliases(values)}
     shared = {name for names in aliases(values) for name in names[1:]}
     every = {name: value.numel() * value.element_size() for name, value in values.items()}
     distinct = sum(nbytes for name, nbytes in every.items() if name not in shared)
     if distinct > size or sum(every.values()) > _MOST_TIMES_STORED * size:
         most = max(groups, key=lambda name: groups[name] * every[name], default=max(every, key=every.__getitem__))
-        raise invalid(
+        raise invalid_error(
             f"has {format_size(sum(every.values()))} of tensors in {path.name}, a file of {format_size(size)}: they overlap, such as {most!r}",
             remedy="save each tensor as a copy of its own (tensor.clone()) in a safetensors file",
             tensor=most,
@@ -148,36 +150,40 @@ def check_archive(archive: Path, path: Path) -> None:
             size = file.seek(0, 2)
             file.seek(max(0, size - _END_BYTES))
             if not file.read(_END_BYTES).startswith(_END):  # two readers could see two different archives in it
-                raise unsafe(path, "has something after its end")
+                raise unsafe_error(path, "has something after its end")
             with zipfile.ZipFile(file) as opened:
                 _check_members(path, opened, size)
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, IndexError) as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise invalid(f"has an unreadable file {path.name} ({said})", file=path) from error
+        raise invalid_error(f"has an unreadable file {path.name} ({said})", file=path) from error
 
 
 def _check_members(path: Path, archive: zipfile.ZipFile, size: int) -> None:
     members = archive.infolist()
     if len(members) > 2 * _MOST_TENSORS:
-        raise unsafe(path, f"has {len(members)} members")
+        raise unsafe_error(path, f"has {len(members)} members")
     packed = next((member for member in members if member.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
-        raise unsafe(path, f"has the compressed member {packed.filename[:100]!r}, which torch never writes")
+        raise unsafe_error(path, f"has the compressed member {packed.filename[:100]!r}, which torch never writes")
     if sum(member.file_size for member in members) > size:
-        raise unsafe(path, "has members that overlap")
+        raise unsafe_error(path, "has members that overlap")
     for member in members:
         if member.filename.endswith(".pkl"):
             if member.file_size > _LARGEST_PICKLE:
-                raise unsafe(path, f"has {member.file_size} bytes of instructions, at most {_LARGEST_PICKLE} are read")
+                raise unsafe_error(
+                    path, f"has {member.file_size} bytes of instructions, at most {_LARGEST_PICKLE} are read"
+                )
             _check_instructions(path, archive.read(member))
 
 
 def _check_instructions(path: Path, data: bytes) -> None:
     for number, (instruction, argument, _) in enumerate(pickletools.genops(data)):
         if number >= _MOST_INSTRUCTIONS:
-            raise unsafe(path, f"has more than {_MOST_INSTRUCTIONS} instructions")
+            raise unsafe_error(path, f"has more than {_MOST_INSTRUCTIONS} instructions")
         if instruction.name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
-            raise unsafe(path, f"names {str(argument)[:100]!r}, which tensors do not need and which could run code")
+            raise unsafe_error(
+                path, f"names {str(argument)[:100]!r}, which tensors do not need and which could run code"
+            )
 
 
 _MAGIC = re.compile(rb"\x80[\x02\x03]\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.")
@@ -198,7 +204,9 @@ def is_legacy(path: Path) -> bool:
         head = file.read(_HEAD)
     place, mark = _TAR
     if head[place:].startswith(mark):
-        raise unsafe(path, "is a tar archive, as torch wrote before version 0.1.10, which is read only by running code")
+        raise unsafe_error(
+            path, "is a tar archive, as torch wrote before version 0.1.10, which is read only by running code"
+        )
     return _MAGIC.match(head) is not None
 
 
@@ -230,7 +238,7 @@ def _rewrite(path: Path, target: Path) -> Exception | None:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, cwd=target.parent, check=False
         )
     except subprocess.TimeoutExpired:
-        return unsafe(path, f"takes more than {patience:.0f} seconds to read")
+        return unsafe_error(path, f"takes more than {patience:.0f} seconds to read")
     try:
         said = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
@@ -243,12 +251,12 @@ def _failure(path: Path, *, fault: str, detail: str, code: int) -> Exception | N
         case "":
             return None
         case "code":
-            return runs_code(path, detail)
+            return code_error(path, detail)
         case "damaged":
-            return invalid(f"has an unreadable file {path.name} ({detail})", file=path)
+            return invalid_error(f"has an unreadable file {path.name} ({detail})", file=path)
         case "disk":
-            return disk_full(path)
+            return disk_full_error(path)
         case "memory":
-            return unsafe(path, "needs far more memory than its size")
+            return unsafe_error(path, "needs far more memory than its size")
     # A signal of the kernel: the time of the process is over, or its memory.
-    return unsafe(path, f"needs more time or memory than its size allows (its process ended with {code})")
+    return unsafe_error(path, f"needs more time or memory than its size allows (its process ended with {code})")

@@ -1,1 +1,1 @@
-"""Integers for activations too: int8 matrix products with ranges found while running, or beforehand on text."""
+"""Integers for activations too: int8 matrix products with ranges measured while running, or beforehand on text."""

@@ -82,7 +82,7 @@ def write_channels(
 
     def write(made: Sequence[tuple[Weight, Values]], row: int, first: int) -> Squares:
         """Write rows of weights beside each other; ``first`` is the row of the weight, and ``row`` that of the result."""
-        exact = np.concatenate([_exact(weight, piece, first, factors) for weight, piece in made], axis=1)
+        exact = np.concatenate([_read_exact(weight, piece, first, factors) for weight, piece in made], axis=1)
         by = scale[None, :] if turned else scale[row : row + len(exact), None]
         rounded = codes.round(exact / by)
         data.fill(stored, rounded, row=row)
@@ -102,7 +102,7 @@ def write_channels(
     return Channels(stored, scales)
 
 
-def _exact(weight: Weight, piece: Values, row: int, factors: Array | None) -> Array:
+def _read_exact(weight: Weight, piece: Values, row: int, factors: Array | None) -> Array:
     """Return rows of the stored matrix in float32, with their input features multiplied."""
     exact = np.asarray(piece).astype(np.float32)
     require_finite(exact, weight.name)
@@ -114,15 +114,15 @@ def _exact(weight: Weight, piece: Values, row: int, factors: Array | None) -> Ar
 def _largest(
     weight: Weight, values: Values, *, by_row: bool, reach: Callable[[Array, int], Array], factors: Array | None = None
 ) -> Array:
-    """Return what ``reach`` finds along one feature, by row of the stored matrix or by column."""
-    found: list[Array] = []
+    """Apply ``reach`` to each row of the stored matrix, or to each column."""
+    parts: list[Array] = []
     for row, piece in row_chunks(values, multiple=_SIDE_BY_SIDE):
-        exact = _exact(weight, piece, row, factors)
+        exact = _read_exact(weight, piece, row, factors)
         if by_row:
-            found.append(reach(exact, 1))
+            parts.append(reach(exact, 1))
         else:
-            found[:] = [np.maximum(found[0], reach(exact, 0)) if found else reach(exact, 0)]
-    return np.concatenate(found)
+            parts[:] = [np.maximum(parts[0], reach(exact, 0)) if parts else reach(exact, 0)]
+    return np.concatenate(parts)
 
 
 def _magnitudes(exact: Array, axis: int) -> Array:
@@ -135,5 +135,5 @@ def _sums(exact: Array, axis: int) -> Array:
     """Return the largest magnitude along the axis of input features, of single values and of sums of two side by side."""
     pairs = exact.shape[axis] // _SIDE_BY_SIDE
     along = np.moveaxis(exact, axis, 0)[: pairs * _SIDE_BY_SIDE]
-    sums = along[::_SIDE_BY_SIDE] + along[1::_SIDE_BY_SIDE]  # of two with other signs: less than the larger one
+    sums = along[::_SIDE_BY_SIDE] + along[1::_SIDE_BY_SIDE]  # two of opposite signs: less than the larger one
     return np.maximum(_magnitudes(exact, axis), np.abs(sums).max(axis=0, initial=0))

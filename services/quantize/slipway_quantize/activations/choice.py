@@ -27,7 +27,7 @@ _LEAST_FACTOR = 1e-5
 GOOD_DIVERGENCE = 1e-3
 """Divergence on held-out windows below which all products are rounded."""
 _WORTH = 0.7
-"""Share of the divergence that may be left if twice as many products keep their type; otherwise they are not worth their size."""
+"""Keeping the type of twice as many products must lower the divergence to this share; otherwise it is not worth their size."""
 _MOST_KEPT = 4
 """One value in so many may keep its type, at most."""
 
@@ -74,15 +74,15 @@ def choose_ranges(
     factors, histograms = _observe(folder, values, text, smoothing, ctx)
     methods = METHODS if method == "auto" else (method,)
     by_method = {
-        each: {name: Range(found.range(each), factors.get(name)) for name, found in histograms.items()}
+        each: {name: Range(histogram.range(each), factors.get(name)) for name, histogram in histograms.items()}
         for each in methods
     }
     trial = Trial(folder, {name: factors.get(name) for name in histograms}, text, ctx, codes=codes)
     tried = trial.divergences([(by_method[each], frozenset()) for each in methods])
-    divergence = {each: found.divergence for each, found in zip(methods, tried, strict=True)}
+    divergence = {each: result.divergence for each, result in zip(methods, tried, strict=True)}
     chosen = min(methods, key=lambda each: divergence[each])
     best = tried[methods.index(chosen)]
-    kept, steps = _sensitive(trial, by_method[chosen], best.noise, best.divergence)
+    kept, steps = _find_sensitive(trial, by_method[chosen], best.noise, best.divergence)
     facts = {
         "activations": {
             "method": chosen,
@@ -90,8 +90,8 @@ def choose_ranges(
             "text": text.digest,
             "windows": len(text.fit),
             "held_out_windows": len(text.held_out),
-            "divergence": {each: _short(value) for each, value in divergence.items()},
-            "divergence_by_kept": {str(count): _short(value) for count, value in steps.items()},
+            "divergence": {each: _shorten(value) for each, value in divergence.items()},
+            "divergence_by_kept": {str(count): _shorten(value) for count, value in steps.items()},
         }
     }
     reason = f"keeping it lowers the divergence on held-out text from {steps[0]:.2e} to {steps[len(kept)]:.2e}, with {len(kept)} like it"
@@ -99,13 +99,13 @@ def choose_ranges(
 
 
 def _values(model: ir.Model, keep: Sequence[str]) -> dict[str, _Value]:
-    """Return what products read, by name, in the order of the graph."""
-    found: dict[str, list[Weight]] = {}
+    """Return the values that products read, by name, in the order of the graph."""
+    readers: dict[str, list[Weight]] = {}
     for weight in find_weights(model.graph):
         if not is_kept(weight.name, keep):
             for name in inputs_of(weight):
-                found.setdefault(name, []).append(weight)
-    return {name: _Value(name, tuple(weights)) for name, weights in found.items()}
+                readers.setdefault(name, []).append(weight)
+    return {name: _Value(name, tuple(weights)) for name, weights in readers.items()}
 
 
 def _observe(
@@ -113,7 +113,7 @@ def _observe(
 ) -> tuple[dict[str, Array], dict[str, Histogram]]:
     """Return the factors of each value, and the histogram of its magnitudes after the division by them."""
     model = load_graph(folder, graph_files(folder)[0])
-    _return_too(model, values)
+    _add_outputs(model, values)
     graph = TextGraph(model, folder, ctx)
     total = (2 if smoothing else 1) * len(text.fit)
     factors: dict[str, Array] = {}
@@ -121,19 +121,19 @@ def _observe(
         largest: dict[str, Array] = {}
         for number, window in enumerate(text.fit):
             ctx.progress("ranges", done=number, total=total, unit="windows")
-            for name, found in graph.compute(values, feeds(graph.inputs, window)).items():
-                _require_finite(found, name)
-                top = np.abs(found.reshape(-1, found.shape[-1])).max(axis=0)  # (K,)
+            for name, array in graph.compute(values, feeds(graph.inputs, window)).items():
+                _require_finite(array, name)
+                top = np.abs(array.reshape(-1, array.shape[-1])).max(axis=0)  # (K,)
                 largest[name] = np.maximum(largest[name], top) if name in largest else top
         for name, value in values.items():
             if value.smoothable:
-                factors[name] = _smoothing(folder, value, largest[name], smoothing)
+                factors[name] = _smoothing_factors(folder, value, largest[name], smoothing)
     histograms = {name: Histogram() for name in values}
     for number, window in enumerate(text.fit):
         ctx.progress("ranges", done=total - len(text.fit) + number, total=total, unit="windows")
-        for name, found in graph.compute(values, feeds(graph.inputs, window)).items():
-            _require_finite(found, name)
-            histograms[name].add(found / factors[name] if name in factors else found)
+        for name, array in graph.compute(values, feeds(graph.inputs, window)).items():
+            _require_finite(array, name)
+            histograms[name].add(array / factors[name] if name in factors else array)
     ctx.progress("ranges", done=total, total=total, unit="windows")
     return factors, histograms
 
@@ -148,7 +148,7 @@ def _require_finite(values: Array, name: str) -> None:
         )
 
 
-def _return_too(model: ir.Model, names: Mapping[str, object]) -> None:
+def _add_outputs(model: ir.Model, names: Mapping[str, object]) -> None:
     known = {value.name for value in model.graph.outputs} | {value.name for value in model.graph.inputs}
     for node in model.graph:
         for value in node.outputs:
@@ -157,34 +157,34 @@ def _return_too(model: ir.Model, names: Mapping[str, object]) -> None:
                 model.graph.outputs.append(value)
 
 
-def _smoothing(folder: Path, value: _Value, largest: Array, strength: float) -> Array:
+def _smoothing_factors(folder: Path, value: _Value, largest: Array, strength: float) -> Array:
     """Return the divisor of each feature, which moves its outliers into the weights. Source: SmoothQuant, arXiv 2211.10438, eq. 4."""
     weights = [largest_inputs(weight, read_constant(folder, weight.value.const_value)) for weight in value.weights]
     of_weights = np.maximum.reduce(weights)  # (K,)
-    found = np.maximum(largest, _LEAST_FACTOR) ** strength / np.maximum(of_weights, _LEAST_FACTOR) ** (1 - strength)
+    divisors = np.maximum(largest, _LEAST_FACTOR) ** strength / np.maximum(of_weights, _LEAST_FACTOR) ** (1 - strength)
     silent = (largest == 0) | (of_weights == 0)
-    made: Array = np.where(silent, 1, np.clip(found, _LEAST_FACTOR, 1 / _LEAST_FACTOR)).astype(np.float32)
+    made: Array = np.where(silent, 1, np.clip(divisors, _LEAST_FACTOR, 1 / _LEAST_FACTOR)).astype(np.float32)
     return made
 
 
-def _sensitive(
+def _find_sensitive(
     trial: Trial, ranges: Mapping[str, Range], noise: Mapping[str, float], divergence: float
 ) -> tuple[frozenset[str], dict[int, float]]:
     """Return the values that keep their type, and the divergence by their number.
 
-    Those whose rounding is the noisiest go first, twice as many each time, as long as that pays and is needed.
+    Try the values with the noisiest rounding first, twice as many each time, as long as that is needed and pays.
     """
     order = sorted(noise, key=lambda name: (-noise[name], name))
     steps, kept, count = {0: divergence}, frozenset[str](), 1
     while divergence > GOOD_DIVERGENCE and count <= max(1, len(order) // _MOST_KEPT):
         more = frozenset(order[:count])
-        [found] = trial.divergences([(ranges, more)])
-        steps[count] = found.divergence
-        if found.divergence <= _WORTH * divergence:
-            kept, divergence = more, found.divergence
+        [tried] = trial.divergences([(ranges, more)])
+        steps[count] = tried.divergence
+        if tried.divergence <= _WORTH * divergence:
+            kept, divergence = more, tried.divergence
         count *= 2
     return kept, steps
 
 
-def _short(value: float) -> float:
+def _shorten(value: float) -> float:
     return float(f"{value:.4g}")

@@ -45,7 +45,7 @@ class Codes:
         return np.zeros(shape, np.int8 if self is INT8 else _E4M3)
 
     def step(self, largest: float) -> np.float32:
-        """Return the factor of codes of which the largest stands for this magnitude."""
+        """Return the step of codes at which the largest code stands for this magnitude."""
         return np.float32(max(largest, 1e-30) / self.largest)
 
 

@@ -1,4 +1,4 @@
-"""Make fp16 with text at hand: what float16 cannot hold on it stays float32 in a graph, and is an error in a transformers folder."""
+"""Make fp16 with text: values that float16 cannot hold on it stay float32 in a graph, and are an error in a transformers folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.activations.running import Text, TextGraph, complete, feeds
-from slipway_quantize.activations.trial import diverged, results_of
+from slipway_quantize.activations.trial import measure_divergence, results_of
 from slipway_quantize.graphs.folder import graph_files, load_graph
 from slipway_quantize.graphs.half import half_values, write_half
 from slipway_quantize.graphs.left_out import LeftOutSource
@@ -25,9 +25,9 @@ _SHOWN = 4
 
 
 def write_half_graph(request: QuantizeRequest, left_out: LeftOutSource, data: Path) -> Outcome:
-    """Write the only graph of a request in float16, what is near the end of its range on text in float32.
+    """Write the only graph of a request in float16, but values that come near the end of its range on text in float32.
 
-    A model that cannot be run on text is written as without.
+    A model that cannot be run on text is written as if there were none.
 
     Raises:
         QuantizationError: ``NON_FINITE_OUTPUT``, and the reasons of :func:`~slipway_quantize.graphs.half.write_half`.
@@ -79,12 +79,12 @@ def _divergence(source: Path, target: Path, results: list[str], text: Text, ctx:
         QuantizationError: ``NON_FINITE_OUTPUT``.
     """
     graphs = [TextGraph(load_graph(folder, graph_files(folder)[0]), folder, ctx) for folder in (source, target)]
-    found = []
+    divergences = []
     for window in text.held_out:
         exact, half = (graph.compute(results, feeds(graph.inputs, window)) for graph in graphs)
         _require_finite(half)
-        found.append(diverged(exact, half, text.family))
-    return float(np.mean(found))
+        divergences.append(measure_divergence(exact, half, text.family))
+    return float(np.mean(divergences))
 
 
 def _require_finite(results: dict[str, Any]) -> None:
@@ -99,9 +99,9 @@ def _require_finite(results: dict[str, Any]) -> None:
 
 
 def check_half_checkpoint(target: Path, data: Path, *, seed: int, ctx: Context) -> dict[str, Any]:
-    """Run a transformers folder of float16 weights on text, computing in float32; return what was found.
+    """Run a transformers folder of float16 weights on text, computing in float32; return facts about the largest activations.
 
-    Its layers cannot be of different types: transformers loads a folder in one.
+    All layers have one type, because transformers loads a folder in one.
 
     Raises:
         QuantizationError: ``NON_FINITE_OUTPUT``: activations exceed the range of float16; their modules are named.
@@ -148,7 +148,7 @@ _PEAK = "peak.{}"
 
 
 def near_overflow(folder: Path, name: str, values: Collection[str], text: Text, ctx: Context) -> dict[str, float]:
-    """Return the largest magnitude on text of each of ``values`` that comes near the end of float16's range or beyond it.
+    """Return the largest magnitude on text of each value that comes near the end of float16's range or exceeds it.
 
     Raises:
         QuantizationError: ``CALIBRATION_UNSUPPORTED``, ``QUANTIZATION_FAILED``.
@@ -160,13 +160,13 @@ def near_overflow(folder: Path, name: str, values: Collection[str], text: Text, 
     windows = [*text.fit, *text.held_out]
     for number, window in enumerate(windows):
         ctx.progress("ranges", done=number, total=len(windows), unit="windows")
-        for peak, found in graph.compute(peaks, feeds(graph.inputs, window)).items():
-            largest[peak] = max(largest[peak], float("inf") if np.isnan(found) else float(found))
+        for peak, magnitude in graph.compute(peaks, feeds(graph.inputs, window)).items():
+            largest[peak] = max(largest[peak], float("inf") if np.isnan(magnitude) else float(magnitude))
     return {peaks[peak]: value for peak, value in largest.items() if value > MARGIN * HALF_LARGEST}
 
 
 def refuse_results(beyond: Mapping[str, float], results: Collection[str]) -> None:
-    """Refuse results that are float16 and do not fit.
+    """Refuse a graph whose results exceed float16.
 
     Raises:
         QuantizationError: ``NON_FINITE_OUTPUT``.
@@ -182,7 +182,7 @@ def refuse_results(beyond: Mapping[str, float], results: Collection[str]) -> Non
 
 
 def _return_peaks(model: ir.Model, values: Collection[str]) -> dict[str, str]:
-    """Let the graph return the largest magnitude of each value; return their names, with that of the value."""
+    """Make the graph return the largest magnitude of each value; return the value's name by that of the new output."""
     peaks: dict[str, str] = {}
     for node in list(model.graph):
         for value in node.outputs:

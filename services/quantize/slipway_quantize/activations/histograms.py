@@ -55,12 +55,12 @@ class Histogram:
         """Return the magnitude that the largest integer should stand for."""
         match method:
             case "percentile":
-                found = self._percentile()
+                magnitude = self._percentile()
             case "entropy":
-                found = self._entropy()
+                magnitude = self._entropy()
             case _:
-                found = self.largest
-        return min(found, self.largest)
+                magnitude = self.largest
+        return min(magnitude, self.largest)
 
     def _percentile(self) -> float:
         inside = np.searchsorted(self._counts.cumsum(), _PERCENTILE * self._counts.sum())
@@ -70,16 +70,16 @@ class Histogram:
         """Return the range whose quantized distribution diverges least from the counted one (TensorRT's calibration)."""
         used = int(np.flatnonzero(self._counts)[-1]) + 1 if self._counts.any() else 1
         counts = self._counts.astype(np.float64)
-        counts[0] = min(counts[0], counts[1])  # zeros, of which every range takes as many
+        counts[0] = min(counts[0], counts[1])  # every range holds all zeros
         best, chosen = math.inf, used
         for width in range(min(_LEVELS, used), used + 1, 8):
-            divergence = _lost(counts[:used], width)
+            divergence = _information_loss(counts[:used], width)
             if divergence < best:
                 best, chosen = divergence, width
         return chosen * self._end / BINS
 
 
-def _lost(counts: Array, width: int) -> float:
+def _information_loss(counts: Array, width: int) -> float:
     """Return the divergence of the clipped and quantized counts from the clipped ones."""
     clipped = counts[:width].copy()
     clipped[-1] += counts[width:].sum()

@@ -11,7 +11,7 @@ from slipway.stage import Context
 from slipway_quantize.activations.choice import choose_ranges
 from slipway_quantize.activations.codes import E4M3, INT8, Form
 from slipway_quantize.activations.running import Text, TextGraph, complete, feeds
-from slipway_quantize.activations.trial import diverged, results_of
+from slipway_quantize.activations.trial import measure_divergence, results_of
 from slipway_quantize.activations.write import require_opset, write_products
 from slipway_quantize.graphs.folder import graph_files, load_graph
 from slipway_quantize.graphs.left_out import LeftOutSource
@@ -19,7 +19,7 @@ from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.report import Outcome
 
 STATIC = {"int8_static": INT8, "fp8_static": E4M3}
-"""Levels with ranges found on text, and the type that they round to."""
+"""Levels with ranges measured on text, and the type that they round to."""
 
 
 def write_level(request: QuantizeRequest, left_out: LeftOutSource, *, dequantized_first: bool = False) -> Outcome:
@@ -75,8 +75,8 @@ def _divergence(source: Path, target: Path, text: Text, ctx: Context) -> float:
     models = [load_graph(folder, graph_files(folder)[0]) for folder in (source, target)]
     names = results_of(models[0], text.family)
     graphs = [TextGraph(model, folder, ctx) for model, folder in zip(models, (source, target), strict=True)]
-    found = []
+    divergences = []
     for window in text.held_out:
         exact, rounded = (graph.compute(names, feeds(graph.inputs, window)) for graph in graphs)
-        found.append(diverged(exact, rounded, text.family))
-    return float(np.mean(found))
+        divergences.append(measure_divergence(exact, rounded, text.family))
+    return float(np.mean(divergences))

@@ -20,7 +20,7 @@ _WINDOW_TOKENS = 128
 def module_peaks(
     folder: Path, data: Path, *, seed: int, windows: int, ctx: Context
 ) -> tuple[dict[str, float], str, int]:
-    """Return the largest magnitudes by module, its results and its inputs, in the model's order, the digest of the text, and the number of windows.
+    """Return the largest magnitudes of each module's results and inputs in the model's order, the text's digest, and the number of windows.
 
     Weights stay in their files, and the model computes in float32.
 

@@ -45,7 +45,7 @@ class Products(Protocol):
 
 
 class DynamicProducts:
-    """The range of each token is found while the graph runs: what else is in the batch, padding or other texts, does not change it.
+    """Products that measure the range of each token while the graph runs, so that padding and other texts in the batch do not change it.
 
     Values are divided by the token's step, so the pair of QuantizeLinear and DequantizeLinear has a constant step of 1, as runtimes
     need it to fuse it with the product; the result is multiplied by the token's step. ``DynamicQuantizeLinear`` has one range for all
@@ -69,16 +69,16 @@ class DynamicProducts:
         del name
         nodes: list[ir.Node] = []
         if id(values) not in self._made:  # products of the same values share their integers
-            nodes, self._made[id(values)] = self._quantized(values)
+            nodes, self._made[id(values)] = self._quantize(values)
         integers, step = self._made[id(values)]
         back = ir.node("DequantizeLinear", [integers, self._one, self._middle])
         matrix = _matrix(codes, [scales], self.form, transposed=transposed)
         product = ir.node("MatMul", [back.outputs[0], matrix[-1].outputs[0]])
         return [*nodes, back, *matrix, product, ir.node("Mul", [product.outputs[0], step])]
 
-    def _quantized(self, values: ir.Value) -> tuple[list[ir.Node], tuple[ir.Value, ir.Value]]:
+    def _quantize(self, values: ir.Value) -> tuple[list[ir.Node], tuple[ir.Value, ir.Value]]:
         """Return nodes that make integers of values (…, K), the integers, and the tokens' steps (…, 1)."""
-        largest, smallest = (self._reduced(kind, values) for kind in ("ReduceMax", "ReduceMin"))
+        largest, smallest = (self._reduce(kind, values) for kind in ("ReduceMax", "ReduceMin"))
         opposite = ir.node("Neg", smallest.outputs)
         least = self._constant("least", np.array(_LEAST, np.float32))  # a token of zeros is not divided by zero
         magnitude = ir.node("Max", [largest.outputs[0], opposite.outputs[0], least])
@@ -90,7 +90,7 @@ class DynamicProducts:
         nodes = [largest, smallest, opposite, magnitude, step, divided, integers]
         return nodes, (integers.outputs[0], step.outputs[0])
 
-    def _reduced(self, kind: str, values: ir.Value) -> ir.Node:
+    def _reduce(self, kind: str, values: ir.Value) -> ir.Node:
         if self._model.opset_imports.get("", _AXES_AS_VALUE) < _AXES_AS_VALUE:
             return ir.node(kind, [values], {"axes": [-1], "keepdims": 1})
         return ir.node(kind, [values, self._constant("last_axis", np.array([-1], np.int64))], {"keepdims": 1})
@@ -110,7 +110,7 @@ class DynamicProducts:
 
 
 class StaticProducts:
-    """The range of a product's input is known: pairs of QuantizeLinear and DequantizeLinear, which runtimes fuse with the product.
+    """Products whose inputs have known ranges: pairs of QuantizeLinear and DequantizeLinear, which runtimes fuse with the product.
 
     Args:
         model: The graph.
@@ -129,8 +129,8 @@ class StaticProducts:
         """As :meth:`Products.nodes`."""
         nodes: list[ir.Node] = []
         if id(values) not in self._made:
-            nodes, self._made[id(values)] = self._quantized(values, self._ranges[str(values.name)])
-        # One for each product: ONNX Runtime does not fuse one that several products read.
+            nodes, self._made[id(values)] = self._quantize(values, self._ranges[str(values.name)])
+        # One for each product: ONNX Runtime does not fuse a DequantizeLinear that several products read.
         back = ir.node("DequantizeLinear", self._made[id(values)])
         assert scales.shape is not None
         if id(scales) not in self._zeros:
@@ -140,16 +140,16 @@ class StaticProducts:
         matrix = _matrix(codes, grid, self.form, transposed=transposed)
         return [*nodes, back, *matrix, ir.node("MatMul", [back.outputs[0], matrix[-1].outputs[0]])]
 
-    def _quantized(self, values: ir.Value, found: Range) -> tuple[list[ir.Node], tuple[ir.Value, ...]]:
-        """Return nodes that make integers of values, and what turns them back: the integers, their step and their zero."""
+    def _quantize(self, values: ir.Value, bounds: Range) -> tuple[list[ir.Node], tuple[ir.Value, ...]]:
+        """Return nodes that make integers of values, and the inputs that dequantize them: integers, step and zero."""
         nodes: list[ir.Node] = []
         name, smoothed = values.name, values
-        if found.factors is not None:
-            inverse = self._constant(f"{name}.smoothing", (1 / found.factors).astype(np.float32))
+        if bounds.factors is not None:
+            inverse = self._constant(f"{name}.smoothing", (1 / bounds.factors).astype(np.float32))
             nodes.append(ir.node("Mul", [values, inverse]))
             smoothed = nodes[-1].outputs[0]
         grid = [
-            self._constant(f"{name}.step", np.array(self.form.codes.step(found.largest))),
+            self._constant(f"{name}.step", np.array(self.form.codes.step(bounds.largest))),
             self._constant(f"{name}.zero", self.form.codes.zeros()),
         ]
         nodes.append(ir.node("QuantizeLinear", [smoothed, *grid]))
@@ -160,7 +160,7 @@ class StaticProducts:
 
 
 def replace_by_channels(model: ir.Model, weight: Weight, channels: Channels, products: Products) -> None:
-    """Let all nodes that use a matrix use its codes; lookups only if the form of the products has them in codes."""
+    """Make all nodes that use a matrix use its codes; lookups only if the form has codes there."""
     codes, scales = add_initializer(model, channels.codes), add_initializer(model, channels.scales)
     for node in list(weight.products):
         nodes = _product_nodes(node, weight, codes, scales, products=products, name=weight.name)
@@ -173,7 +173,7 @@ def replace_by_channels(model: ir.Model, weight: Weight, channels: Channels, pro
 def replace_by_joined(
     model: ir.Model, weights: Sequence[Weight], channels: Channels, products: Products, *, name: str
 ) -> None:
-    """Let the products of several matrices with the same values be one, whose results are split.
+    """Join the products of several matrices with the same values into one, and split its results.
 
     ONNX Runtime turns signed integers of activations into unsigned ones, which its kernels on x86 take, only if one product reads them.
     """
@@ -207,12 +207,12 @@ def _matrix(codes: ir.Value, grid: Sequence[ir.Value], form: Form, *, transposed
         return [ir.node("DequantizeLinear", [codes, *grid], {"axis": 1})]
     if form.dequantized_first:
         matrix = ir.node("DequantizeLinear", [codes, *grid], {"axis": 0})
-        return [matrix, _turned(matrix.outputs[0])]
-    turned = _turned(codes)
+        return [matrix, _transpose(matrix.outputs[0])]
+    turned = _transpose(codes)
     return [turned, ir.node("DequantizeLinear", [turned.outputs[0], *grid], {"axis": 1})]
 
 
-def _turned(matrix: ir.Value) -> ir.Node:
+def _transpose(matrix: ir.Value) -> ir.Node:
     return ir.node("Transpose", [matrix], {"perm": [1, 0]})  # runtimes do this once, when they load
 
 

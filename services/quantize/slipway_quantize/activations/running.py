@@ -27,14 +27,14 @@ _DATA = "session.model_external_initializers_file_folder_path"
 
 @contextmanager
 def complete(source: Path, left_out: LeftOutSource, ctx: Context) -> Iterator[Path]:
-    """Give a folder in which the only graph of ``source`` has all its weights; one that is made is removed afterwards.
+    """Yield a folder with the only graph of ``source`` and all its weights; if it is a copy, remove it afterwards.
 
     Raises:
         QuantizationError: ``CALIBRATION_UNSUPPORTED``: there are several graphs.
     """
     names = graph_files(source)
     if len(names) != 1:
-        raise unsupported(f"it has {len(names)} graphs, which pass values to each other")
+        raise unsupported_error(f"it has {len(names)} graphs, which pass values to each other")
     model = load_graph(source, names[0])
     if not left_out.put_in(model, names[0]):
         yield source
@@ -69,7 +69,7 @@ class TextGraph:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
-        # The usual order makes all weights floats first (DequantizeLinear), and frees none before its product runs.
+        # The usual order dequantizes all weights first, and frees none before its product runs.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry(_DATA, str(folder.resolve()))
@@ -138,10 +138,10 @@ class Text:
         config = ModelConfig.read(model)
         family = config.family
         if family is None or family.comparison is Comparison.TEACHER_FORCED:
-            raise unsupported(f"what a {config.description} computes on plain text is unknown")
+            raise unsupported_error(f"what a {config.description} computes on plain text is unknown")
         vocabulary = config.get("vocab_size")
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool):
-            raise unsupported(f"config.json of this {config.description} has no vocab_size")
+            raise unsupported_error(f"config.json of this {config.description} has no vocab_size")
         cut = read_windows(data, model, family, count=windows, length=WINDOW_TOKENS, vocabulary=vocabulary, seed=seed)
         self.family: Family = family
         self.fit: Sequence[Array] = [window.numpy() for window in cut.fit]
@@ -171,13 +171,13 @@ def feeds(inputs: Sequence[Any], window: Array) -> dict[str, Array]:
             sizes = [shape[0] or 1, shape[1] or 0, 0, shape[3] or 0]
             made[wanted.name] = np.zeros(sizes, np.float16 if "float16" in wanted.type else np.float32)
         else:
-            raise unsupported(
+            raise unsupported_error(
                 f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown or fixed"
             )
     return made
 
 
-def unsupported(why: str) -> QuantizationError:
+def unsupported_error(why: str) -> QuantizationError:
     """Return the error for a graph that cannot be run on text."""
     return QuantizationError(
         f"the model is not run on the calibration text: {why}",

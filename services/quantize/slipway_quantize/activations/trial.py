@@ -13,7 +13,7 @@ import onnx_ir as ir
 from slipway.model.families import Comparison, Family
 from slipway.stage import Context
 from slipway_quantize.activations.codes import INT8, Array, Codes, Range
-from slipway_quantize.activations.running import Text, TextGraph, feeds, unsupported
+from slipway_quantize.activations.running import Text, TextGraph, feeds, unsupported_error
 from slipway_quantize.graphs.folder import add_initializer, graph_files, load_graph
 
 _ROWS = 8
@@ -22,12 +22,12 @@ _STEP, _EXACT, _NOISE = "trial.{}.step", "trial.{}.exact", "trial.{}.noise"
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """What a choice does on the held-out windows.
+class TrialResult:
+    """The effect of a choice on the held-out windows.
 
     Attributes:
         divergence: Mean divergence of the results.
-        noise: What the rounding adds to a value, as a share of each token's energy, by the value's name.
+        noise: Rounding error of each value as a share of each token's energy, by the value's name.
     """
 
     divergence: float
@@ -55,21 +55,21 @@ class Trial:
             _round(model, name, number, factors[name], codes)
         self._graph = TextGraph(model, folder, ctx)
 
-    def divergences(self, choices: Sequence[tuple[Mapping[str, Range], frozenset[str]]]) -> list[Tried]:
-        """Return what ranges do, each with the values that stay exact."""
+    def divergences(self, choices: Sequence[tuple[Mapping[str, Range], frozenset[str]]]) -> list[TrialResult]:
+        """Return the effects of choices: ranges, each with the values that stay exact."""
         windows = self._text.held_out
         divergence = np.zeros(len(choices))
         noise = np.zeros((len(choices), len(self._names)))
         noises = [_NOISE.format(number) for number in range(len(self._names))]
         for window in windows:
-            given = _feeds_of_graph(self._graph, window)
+            given = feeds([each for each in self._graph.inputs if not each.name.startswith("trial.")], window)
             exact = self._graph.compute(self._results, given | self._switches({}, frozenset(self._names)))
             for number, (ranges, kept) in enumerate(choices):
-                found = self._graph.compute([*self._results, *noises], given | self._switches(ranges, kept))
-                divergence[number] += diverged(exact, found, self._text.family) / len(windows)
-                noise[number] += np.array([float(found[name]) for name in noises]) / len(windows)
+                results = self._graph.compute([*self._results, *noises], given | self._switches(ranges, kept))
+                divergence[number] += measure_divergence(exact, results, self._text.family) / len(windows)
+                noise[number] += np.array([float(results[name]) for name in noises]) / len(windows)
         return [
-            Tried(float(divergence[number]), dict(zip(self._names, map(float, noise[number]), strict=True)))
+            TrialResult(float(divergence[number]), dict(zip(self._names, map(float, noise[number]), strict=True)))
             for number in range(len(choices))
         ]
 
@@ -82,23 +82,19 @@ class Trial:
         return made
 
 
-def _feeds_of_graph(graph: TextGraph, window: Array) -> dict[str, Any]:
-    return feeds([each for each in graph.inputs if not each.name.startswith("trial.")], window)
-
-
 def results_of(model: ir.Model, family: Family) -> list[str]:
     """Return the names of the results to compare.
 
     Raises:
         QuantizationError: ``CALIBRATION_UNSUPPORTED``: the graph has none.
     """
-    found = [str(value.name) for value in model.graph.outputs if value.name in family.outputs]
-    if not found:
-        raise unsupported(f"the graph has none of the outputs {', '.join(family.outputs)}")
-    return found
+    names = [str(value.name) for value in model.graph.outputs if value.name in family.outputs]
+    if not names:
+        raise unsupported_error(f"the graph has none of the outputs {', '.join(family.outputs)}")
+    return names
 
 
-def diverged(exact: Mapping[str, Array], found: Mapping[str, Array], family: Family) -> float:
+def measure_divergence(exact: Mapping[str, Array], found: Mapping[str, Array], family: Family) -> float:
     """Return the divergence of the second from the first: KL in nats, for embeddings the relative squared error."""
     parts = [(exact[name], found[name]) for name in exact if name in family.outputs]
     if family.comparison is Comparison.EMBEDDINGS:
@@ -108,7 +104,7 @@ def diverged(exact: Mapping[str, Array], found: Mapping[str, Array], family: Fam
 
 
 def _mean_divergence(one: Array, other: Array) -> float:
-    """Return the mean over positions, of which few are in memory in float64 at once. (…, values) each."""
+    """Return the mean divergence over positions, with a few of them in float64 at once. (…, values) each."""
     rows, others = (each.reshape(-1, each.shape[-1]) for each in (one, other))
     total = 0.0
     for start in range(0, len(rows), _ROWS):
@@ -124,7 +120,7 @@ def _log_softmax(values: Array) -> Array:
 
 
 def _round(model: ir.Model, name: str, number: int, factors: Array | None, codes: Codes) -> None:
-    """Let what products read of a value be rounded, unless an input says that it stays exact; return its noise too."""
+    """Make products read a value rounded, unless an input says that it stays exact; add its noise to the graph's outputs."""
     graph = model.graph
     value = next(value for node in graph for value in node.outputs if value.name == name)
     users = [(node, index) for node, index in value.uses() if node.op_type in {"MatMul", "Gemm"} and index == 0]

@@ -56,7 +56,7 @@ def write_products(
         keep: Names of linear layers that keep their type.
         left_out: Weights that the graphs leave out.
         ctx: Context of the stage.
-        ranges: Ranges of the activations; None: each is found while the graph runs.
+        ranges: Ranges of the activations; None: each is measured while the graph runs.
         form: How the products are written, if ranges are known.
 
     Raises:
@@ -71,8 +71,8 @@ def write_products(
         + ("with a range of each token" if ranges is None else "(QDQ)"),
         left_out_bytes=left_out_bytes,
     )
-    found = {name: find_weights(model.graph) for name, model in graphs}
-    total = sum(math.prod(weight.features) for weights in found.values() for weight in weights)
+    matrices = {name: find_weights(model.graph) for name, model in graphs}
+    total = sum(math.prod(weight.features) for weights in matrices.values() for weight in weights)
     if not total:
         raise QuantizationError(
             "the graph has no product with a constant matrix",
@@ -83,10 +83,10 @@ def write_products(
     for name, model in graphs:
         with DataFile(target, name, shared) as data, Pieces(outcome, threads=ctx.threads) as pieces:
             products = DynamicProducts(model) if ranges is None else StaticProducts(model, ranges.of, form)
-            for weights in _joined(found[name], keep, ranges):
+            for weights in _join_weights(matrices[name], keep, ranges):
                 ctx.progress("quantize", done=done, total=total, unit="weights")
                 done += sum(math.prod(weight.features) for weight in weights)
-                why = _why_kept(weights[0], keep, ranges)
+                why = _kept_reason(weights[0], keep, ranges)
                 if not why and form.dequantized_first and not weights[0].products:
                     why = _LOOKED_UP
                 if why:
@@ -106,7 +106,7 @@ def write_products(
                     replace_by_joined(model, weights, write(), products, name=joined_name(weights))
                 else:
                     kind = f"{form.codes.name} per output feature, {weights[0].transposed}"
-                    channels = data.once(weights[0].value.const_value, kind, write)
+                    channels = data.write_once(weights[0].value.const_value, kind, write)
                     replace_by_channels(model, weights[0], channels, products)
                 outcome.quantized += [weight.name for weight in weights]
             copy_external(source, model, data)
@@ -119,13 +119,13 @@ def write_products(
     return outcome
 
 
-def _joined(weights: Sequence[Weight], keep: Sequence[str], ranges: Ranges | None) -> list[list[Weight]]:
-    """Return the weights, those together that products of the same values share, if ranges are known."""
+def _join_weights(weights: Sequence[Weight], keep: Sequence[str], ranges: Ranges | None) -> list[list[Weight]]:
+    """Group the weights that multiply the same values, if ranges are known."""
     made: list[list[Weight]] = []
     groups: dict[tuple[object, ...], list[Weight]] = {}
     for weight in weights:
         plain = len(weight.products) == 1 and not weight.lookups and _PARTS.fullmatch(weight.name)
-        if ranges is None or not plain or _why_kept(weight, keep, ranges):
+        if ranges is None or not plain or _kept_reason(weight, keep, ranges):
             made.append([weight])
             continue
         key = (inputs_of(weight)[0], weight.transposed, plain["path"], plain["end"])
@@ -141,11 +141,11 @@ def joined_name(weights: Sequence[Weight]) -> str:
     parts = [_PARTS.fullmatch(weight.name) for weight in weights]
     if len(weights) == 1 or not all(parts):
         return weights[0].name
-    found = [part for part in parts if part]
-    return f"{found[0]['path']}{'+'.join(part['module'] for part in found)}{found[0]['end']}"
+    matches = [part for part in parts if part]
+    return f"{matches[0]['path']}{'+'.join(part['module'] for part in matches)}{matches[0]['end']}"
 
 
-def _why_kept(weight: Weight, keep: Sequence[str], ranges: Ranges | None) -> str:
+def _kept_reason(weight: Weight, keep: Sequence[str], ranges: Ranges | None) -> str:
     if is_kept(weight.name, keep):
         return KEPT
     if ranges is None:

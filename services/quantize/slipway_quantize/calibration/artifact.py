@@ -18,8 +18,8 @@ from slipway_quantize.calibration.streaming.model import StreamedModel
 _LIBRARIES = ("numpy", "safetensors", "torch", "transformers")
 
 
-class Found(Protocol):
-    """What a calibration found; :class:`slipway_quantize.calibration.calibrate.Result`."""
+class CalibrationResult(Protocol):
+    """The result of a calibration, as :class:`slipway_quantize.calibration.calibrate.Result` has it."""
 
     weights: dict[str, Fixed]
     methods: dict[str, str]
@@ -28,14 +28,14 @@ class Found(Protocol):
 
 
 def write_calibration(
-    target: Path, model: StreamedModel, found: Found, *, params: CalibrateParams, facts: dict[str, Any]
+    target: Path, model: StreamedModel, found: CalibrationResult, *, params: CalibrateParams, facts: dict[str, Any]
 ) -> None:
     """Write ``weights.safetensors`` and ``calibration.json`` into ``target``: the same bytes in every run.
 
     Args:
         target: An empty folder.
         model: The model.
-        found: What the calibration found.
+        found: The result of the calibration.
         params: Parameters.
         facts: More to describe; nothing that differs from run to run, such as times.
     """

@@ -45,7 +45,7 @@ _STATES = 8
 
 @dataclass
 class Result:
-    """What came out.
+    """The result of a calibration.
 
     Attributes:
         weights: The rounded weights, by layer.
@@ -104,7 +104,7 @@ class Calibration:
         self._finished = Finished(folder, self._identity())
 
     def _identity(self) -> str:
-        """Return a digest of what pieces depend on; the kept folder is of this model, these parameters and versions anyway."""
+        """Return a digest of what pieces depend on; the kept folder belongs to this model, its parameters and versions anyway."""
         known = [self.windows.digest, self._params.model_dump(mode="json"), list(self.model.layers), torch.__version__]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
@@ -129,7 +129,7 @@ class Calibration:
         fitting = self._batches(fit, self.effort.in_blocks)
         walks = [BlockWalk(model, [*judging, *fitting], self._finished.folder) for model in self.models]
         reads = any(each != NEAREST for each in tried)
-        exact = [walk.beside(fitting, "exact") for walk in walks] if reads else []
+        exact = [walk.with_batches(fitting, "exact") for walk in walks] if reads else []
         count = len(walks[0].names)
         self._widen(fit)
         rounds = Rounds(
@@ -141,7 +141,7 @@ class Calibration:
             choices=choices,
             grid=self.grid,
             wide=self.wide,
-            embedded=self._embedded(fit, count),
+            embedded=self._measure_embedding(fit, count),
             finished=self._finished,
             on_block=lambda done: self._progress("blocks", done, count, "blocks"),
         )
@@ -182,24 +182,23 @@ class Calibration:
         costs = dict(zip(names, self._finished.get(_COSTS)[_COSTS].tolist(), strict=True))
         weights = {name: layer.stored.numel() for name, layer in self.model.layers.items()}
         wide = wide_layers(costs, weights, bits=self._params.bits, share=self._params.wide_share)
-        self.wide = dict.fromkeys(
-            wide, replace(self.grid, bits=WIDE, symmetric=True)
-        )  # a zero point gains nothing there
+        # At so many bits, a zero point gains nothing.
+        self.wide = dict.fromkeys(wide, replace(self.grid, bits=WIDE, symmetric=True))
         self._ctx.record(wide_layers=len(wide), expected_divergence=sum(costs[name] for name in costs.keys() - wide))
 
-    def _embedded(self, fit: tuple[Tensor, ...], blocks: int) -> dict[str, Tensor]:
-        """Return, for a head that is tied to the embedding, what is added to the moments of its inputs for each position."""
+    def _measure_embedding(self, fit: tuple[Tensor, ...], blocks: int) -> dict[str, Tensor]:
+        """Return the matrix to add to the moments of a head's inputs for each position, if the head is tied to the embedding."""
         if not self.effort.embedded:
             return {}
         if not self._finished.has(_EMBEDDED):
-            found = embedding_moments(
+            moments = embedding_moments(
                 self.models,
                 self._batches(fit[: self.effort.embedded], self.effort.at_once),
                 crew=self._crew,
                 seed=self._params.seed,
                 on_batch=lambda: self._progress("blocks", 0, blocks, "blocks"),
             )
-            self._finished.put(_EMBEDDED, {"moments": found})
+            self._finished.put(_EMBEDDED, {"moments": moments})
         return dict.fromkeys(self.model.tied_layers, self._finished.get(_EMBEDDED)["moments"])
 
     def _choose(self, blocks: int, tried: tuple[str, ...], choices: tuple[str, ...], judging: list[Batch]) -> Result:
@@ -234,20 +233,20 @@ class Calibration:
         """Return the mean divergence of each rounded model on held-out text, by its name."""
 
         @torch.no_grad()
-        def judged(member: int, numbered: tuple[int, Batch]) -> tuple[int, dict[str, float]]:
-            model, found = self.models[member], dict[str, float]()
+        def judge_batch(member: int, numbered: tuple[int, Batch]) -> tuple[int, dict[str, float]]:
+            model, divergences = self.models[member], dict[str, float]()
             number, batch = numbered
             self._progress("judge", number, len(judging), "batches")
             exact = model.outputs(batch)
             for name, weights in tried.items():
-                with model.rounded(weights):
+                with model.use_rounded(weights):
                     other = model.outputs(batch)
-                found[name] = float(divergence(exact, other, distributions=self.distributions))
-            return len(exact), found
+                divergences[name] = float(divergence(exact, other, distributions=self.distributions))
+            return len(exact), divergences
 
-        each = self._crew.map(judged, list(enumerate(judging)))
+        each = self._crew.map(judge_batch, list(enumerate(judging)))
         positions = max(1, sum(count for count, _ in each))
-        return {name: sum(found[name] for _, found in each) / positions for name in tried}
+        return {name: sum(divergences[name] for _, divergences in each) / positions for name in tried}
 
     def _tune(self, start: Mapping[str, Rounded], judging: list[Batch], result: Result) -> None:
         """Tune all layers; take the outcome if it is better on held-out text, or was asked for."""
@@ -280,7 +279,7 @@ class Calibration:
                 self._finished.put(_STATE, tuning.state(), steps=done)
 
         tuning.run(first=first, on_step=on_step, on_window=self._ctx.check_cancelled)
-        tuned = tuning.fixed()
+        tuned = tuning.to_fixed()
         result.divergences |= self._judge(judging, {"autoround": tuned})
         if params.method == "autoround" or result.divergences["autoround"] <= min(result.divergences.values()):
             result.weights, result.methods = tuned, dict.fromkeys(tuned, "autoround")

@@ -24,9 +24,9 @@ MOST_STEPS, MOST_TIED_STEPS, MOST_STATES_STEPS = 64, 100, 200
 where hidden states are compared."""
 STEP_WINDOWS = 8
 _COSTED = 16
-"""Windows that say what rounding each layer costs."""
+"""Windows on which the cost of rounding each layer is estimated."""
 _EMBEDDED = 8
-"""One window in so many says what errors of an embedding do."""
+"""One window in so many measures the effect of errors of an embedding."""
 _BLOCK_WINDOWS = 16
 _MEMBERS = 2
 """Copies of a model that is small enough to compute several windows at once."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.files.regular_file import sha256_of
 from slipway.model.safetensors_file import read_safetensors
-from slipway_quantize.model_weights import mapped
+from slipway_quantize.model_weights import map_tensor
 
 
 class Finished:
@@ -54,7 +54,7 @@ class Finished:
 
     def get(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a piece, mapped from its file."""
-        return {key: mapped(tensor) for key, tensor in read_safetensors(self._path(name)).tensors.items()}
+        return {key: map_tensor(tensor) for key, tensor in read_safetensors(self._path(name)).tensors.items()}
 
     def facts(self, name: str) -> dict[str, Any]:
         """Return the facts of a piece."""

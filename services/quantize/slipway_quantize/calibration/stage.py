@@ -9,7 +9,7 @@ from typing import Any
 from slipway.estimates import ModelSize
 from slipway.stage import Context, Effort, Role, Stage
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.levels import why_not_calibrated
+from slipway_quantize.levels import calibration_refusal_reason
 
 _TUNING_BYTES = 41
 """Bytes a weight of what the tuning keeps in mapped files (``docs/adr/0026-calibration-of-our-own.md``)."""
@@ -49,5 +49,5 @@ STAGE = Stage(
         seconds=60.0, seconds_per_gb=120.0, phases={"costs": (0.0, 0.15), "blocks": (0.15, 0.9), "judge": (0.9, 1.0)}
     ),
     output_bytes=output_bytes,
-    refuses=why_not_calibrated,
+    refuses=calibration_refusal_reason,
 )

@@ -16,7 +16,7 @@ from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.moments import Observer
-from slipway_quantize.calibration.tuning.divergence import drawn_gradients
+from slipway_quantize.calibration.tuning.divergence import draw_gradients
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.levels import WIDE
 from slipway_quantize.mixed.choice import units
@@ -52,8 +52,8 @@ class _Squares(Observer):
     @torch.no_grad()
     def _note(self, layer: Layer, inputs: Tensor) -> None:
         seen = self._inputs(inputs)
-        found = _Sums({layer.name: seen.square().sum(0)}, {layer.name: len(seen)})
-        self.sums.add(found)
+        squares = _Sums({layer.name: seen.square().sum(0)}, {layer.name: len(seen)})
+        self.sums.add(squares)
 
     @torch.no_grad()
     def pass_back(self, layer: Layer, gradients: Tensor) -> None:
@@ -71,11 +71,11 @@ def rounding_costs(
     save_memory: bool,
     on_batch: Callable[[int], None],
 ) -> dict[str, float]:
-    """Return the divergence per position that rounding each layer alone to a grid adds, as one pass forward and back estimates it.
+    """Estimate the divergence per position that each layer adds if it alone is rounded to a grid, by one pass forward and back.
 
     To second order, errors of weights add half of their Fisher information to the divergence (as in
-    :func:`~slipway_quantize.calibration.tuning.tuning.embedding_moments`). An error of a weight is as large as a uniform one within
-    a step of its group's grid; inputs and gradients are taken as independent. This ranks layers, which is all that a choice needs.
+    :func:`~slipway_quantize.calibration.tuning.tuning.embedding_moments`). Errors of a weight are taken as uniform within a step
+    of its group's grid, and inputs and gradients as independent. This ranks layers, which is all that a choice needs.
 
     Args:
         models: The model, for each member of the crew.
@@ -100,14 +100,14 @@ def rounding_costs(
     for model in models:
         model.save_memory(on=save_memory)
     try:
-        found = crew.run(measure)
+        parts = crew.run(measure)
     finally:
         for model in models:
             model.save_memory(on=False)
     sums = _Sums()
-    for part, _ in found:
+    for part, _ in parts:
         sums.add(part)
-    positions = max(1, sum(count for _, count in found))
+    positions = max(1, sum(count for _, count in parts))
     layers = models[0].layers
     return {
         name: _cost(layer, grid, sums.inputs[name] / sums.positions[name], sums.gradients[name] / positions)
@@ -117,7 +117,7 @@ def rounding_costs(
 
 
 def _measure(model: StreamedModel, batch: Batch, squares: _Squares, distributions: bool, seed: int) -> int:
-    """Add what one batch shows to sums; return the number of its results."""
+    """Add the squares of one batch to the sums; return the number of its results."""
     layers = list(model.layers.values())
     for layer in layers:
         layer.differentiate = squares.pass_back
@@ -127,7 +127,7 @@ def _measure(model: StreamedModel, batch: Batch, squares: _Squares, distribution
         if not bool(results.isfinite().all()):  # the pass over the blocks says where it begins
             return 0
         draw = torch.Generator().manual_seed(seed)
-        results.backward(drawn_gradients(results, distributions=distributions, draw=draw))
+        results.backward(draw_gradients(results, distributions=distributions, draw=draw))
     finally:
         for layer in layers:
             layer.differentiate = None
@@ -147,7 +147,7 @@ def wide_layers(costs: Mapping[str, float], weights: Mapping[str, int], *, bits:
     """Return the layers that get 8 bits so that the sum of costs is smallest.
 
     Args:
-        costs: What rounding a layer to ``bits`` costs, by name; one that no text reached has none.
+        costs: Cost of rounding each layer to ``bits``, by name; a layer that no text reached has none.
         weights: Number of weights of every layer, by name.
         bits: Bits of the other layers.
         share: Largest share of all weights that get 8 bits.

@@ -47,14 +47,14 @@ class Batch:
     decoder: Tensor | None = None
 
     @property
-    def compared(self) -> Tensor:
+    def result_mask(self) -> Tensor:
         """1 for positions whose results are compared: the decoder's if there is one."""
         return self.mask if self.decoder is None else torch.nn.functional.pad(self.mask, (1, 0), value=1)
 
     @property
     def masks(self) -> tuple[Tensor, ...]:
         """The masks of all inputs."""
-        return (self.mask,) if self.decoder is None else (self.mask, self.compared)
+        return (self.mask,) if self.decoder is None else (self.mask, self.result_mask)
 
     def first(self) -> Batch:
         """Return the first window alone."""
@@ -125,16 +125,16 @@ def read_windows(
     raw, texts = _read_texts(data)
     tokenizer = _load_tokenizer(model)
     cut = _cut_stream if family is DECODER else _cut_texts
-    length = _limited(length, model)
+    length = _limit_length(length, model)
     windows = cut(tokenizer, texts, length)
     if len(windows) < LEAST_WINDOWS:
-        raise _invalid(
+        raise _invalid_error(
             f"the calibration text gives {counted(len(windows), 'window')} of {length} tokens, and at least {LEAST_WINDOWS} are needed",
             remedy="give more text, or shorter windows",
         )
     largest = max(int(window.max()) for window in windows)
     if largest >= vocabulary:
-        raise _invalid(
+        raise _invalid_error(
             f"the tokenizer gives token {largest}, and the model knows {vocabulary} tokens",
             remedy="give the tokenizer that the model was trained with",
         )
@@ -146,7 +146,7 @@ def read_windows(
     return Windows(tuple(chosen[judging:]), tuple(chosen[:judging]), digest, int(padding), start)
 
 
-def _limited(length: int, model: Path) -> int:
+def _limit_length(length: int, model: Path) -> int:
     most = ModelConfig.read(model).get("max_position_embeddings")
     if not isinstance(most, int) or isinstance(most, bool) or most <= 2 * _FREE_POSITIONS:
         return length
@@ -158,18 +158,18 @@ def _read_texts(data: Path) -> tuple[bytes, list[str]]:
     try:
         raw = read_regular(path, largest=LARGEST_TEXTS)
     except OSError as error:
-        raise _invalid(f"{TEXTS} cannot be read ({error})", remedy="give a folder with this file") from error
+        raise _invalid_error(f"{TEXTS} cannot be read ({error})", remedy="give a folder with this file") from error
     texts = []
     for number, line in enumerate(raw.splitlines(), start=1):
         try:
             document = parse_json(line)
         except ValueError as error:
-            raise _invalid(
+            raise _invalid_error(
                 f"line {number} of {TEXTS} is not JSON ({error})", remedy="write one JSON object a line"
             ) from error
         text = document.get("text") if isinstance(document, dict) else None
         if not isinstance(text, str):
-            raise _invalid(
+            raise _invalid_error(
                 f"line {number} of {TEXTS} has no text: {json.dumps(document)[:80]}",
                 remedy='write {"text": "…"} on each line',
             )
@@ -183,7 +183,7 @@ def _load_tokenizer(model: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(str(model), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a tokenizer's own code may raise anything
-        raise _invalid(
+        raise _invalid_error(
             f"transformers cannot load the model's tokenizer ({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",
             remedy="merge with the tokenizer (save_tokenizer), or use method rtn",
         ) from error
@@ -217,5 +217,5 @@ def _tokenize(tokenizer: Any, texts: list[str], **how: Any) -> Iterator[list[int
         yield from tokenizer(texts[start : start + _TEXTS_AT_ONCE], verbose=False, **how)["input_ids"]
 
 
-def _invalid(problem: str, *, remedy: str) -> QuantizationError:
+def _invalid_error(problem: str, *, remedy: str) -> QuantizationError:
     return QuantizationError(problem, reason="CALIBRATION_DATA_INVALID", remedy=remedy, about={"file": TEXTS})

@@ -1,4 +1,4 @@
-"""Choose the text of a calibration: read, rendered, compared with the held-out text, drawn by a seed, and described."""
+"""Choose the text of a calibration: read, render, compare it with the held-out text, draw by a seed, and describe it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import numpy as np
 from slipway.counts import counted
 from slipway.documents import heldout
 from slipway.documents.heldout import BUILT_IN_TOPICS, documentation
-from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.purposes import Purpose, invalid_text_error
 from slipway.documents.reader import Document, read_documents
 from slipway.documents.rendering import Renderer, passages
-from slipway.documents.separation import FEWEST_TOKENS, MOST_NAMED, separate, too_little_left
+from slipway.documents.separation import FEWEST_TOKENS, MOST_NAMED, separate, too_little_left_error
 from slipway.stage import Context
 from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
 from slipway_quantize.companions import write_json
@@ -33,21 +33,21 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
         QuantizationError: ``CALIBRATION_DATA_INVALID`` or ``CALIBRATION_OVERLAP``.
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the held-out text cannot be read.
     """
-    tokenizer = _tokenizer(inputs["model"])
+    tokenizer = _load_tokenizer(inputs["model"])
     named = "calibration" in inputs
     documents = read_documents(inputs["calibration"], Purpose.CALIBRATION) if named else built_in_documents()
     ctx.progress("read", done=0)
     with Renderer(tokenizer, Purpose.CALIBRATION) as renderer:
-        found: Mapping[str, str] = passages(documents, renderer)
+        texts: Mapping[str, str] = passages(documents, renderer)
     compared: dict[str, Any] = {}
     if params.overlap != "ignore":
         ctx.progress("compare with the held-out text", done=0)
-        found, compared = _compared(found, inputs, tokenizer, ctx)
-    chosen, tokens = _drawn(list(found), tokenizer, params)
+        texts, compared = _compare_with_held_out(texts, inputs, tokenizer, ctx)
+    chosen, tokens = _draw_texts(list(texts), tokenizer, params)
     if sum(map(len, tokens)) < FEWEST_TOKENS:
         if compared.get("passages_left_out"):
-            raise too_little_left(compared["passages_left_out"], counted(sum(map(len, tokens)), "token"))
-        raise invalid(
+            raise too_little_left_error(compared["passages_left_out"], counted(sum(map(len, tokens)), "token"))
+        raise invalid_text_error(
             Purpose.CALIBRATION,
             f"{counted(sum(map(len, tokens)), 'token')} can be used, and at least {FEWEST_TOKENS:,} are needed",
             "give more of the training data; a few hundred documents are enough",
@@ -58,7 +58,7 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
         "schema_version": 1,
         "source": _source(params) if named else "built-in text (Python's documentation and standard library)",
         **profile(chosen, tokens, vocabulary=len(tokenizer)),
-        "passages_found": len(found),
+        "passages_found": len(texts),
         **({"heldout": compared} if compared else {}),
         "seed": params.seed,
         "sha256": hashlib.sha256(lines).hexdigest(),
@@ -71,7 +71,7 @@ def _source(params: CalibrationDataParams) -> str:
     return "the sample of its training data that the run brings" if params.source == "run" else "the given text"
 
 
-def _tokenizer(folder: Path) -> Any:
+def _load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
@@ -79,15 +79,17 @@ def _tokenizer(folder: Path) -> Any:
     except Exception as error:  # the tokenizer's own code may raise anything
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         remedy = "give the tokenizer's files beside the base model or the adapter, or set optimization.method to rtn"
-        raise invalid(Purpose.CALIBRATION, f"the model's tokenizer cannot be loaded ({first})", remedy) from error
+        raise invalid_text_error(
+            Purpose.CALIBRATION, f"the model's tokenizer cannot be loaded ({first})", remedy
+        ) from error
 
 
-def _compared(
-    found: Mapping[str, str], inputs: Mapping[str, Path], tokenizer: Any, ctx: Context
+def _compare_with_held_out(
+    texts: Mapping[str, str], inputs: Mapping[str, Path], tokenizer: Any, ctx: Context
 ) -> tuple[Mapping[str, str], dict[str, Any]]:
-    """Compare the passages with the held-out text; return those to use, and what was found."""
-    text = heldout.held_out(inputs["heldout"]) if "heldout" in inputs else heldout.built_in()
-    parted = separate(found, heldout.rendered(text.documents, tokenizer))
+    """Compare the passages with the held-out text; return those to use, and facts about the overlap."""
+    text = heldout.read_held_out(inputs["heldout"]) if "heldout" in inputs else heldout.built_in_text()
+    parted = separate(texts, heldout.render(text.documents, tokenizer))
     if parted.left_out and "calibration" in inputs:
         ctx.warn(parted.warning())
     compared = {
@@ -99,15 +101,17 @@ def _compared(
     return parted.kept, compared
 
 
-def _drawn(found: Sequence[str], tokenizer: Any, params: CalibrationDataParams) -> tuple[list[str], list[list[int]]]:
-    """Draw passages by the seed until they have the tokens; return them with their tokens."""
+def _draw_texts(
+    texts: Sequence[str], tokenizer: Any, params: CalibrationDataParams
+) -> tuple[list[str], list[list[int]]]:
+    """Draw passages by the seed until there are enough tokens; return the passages with their tokens."""
     chosen: list[str] = []
     tokens: list[list[int]] = []
     room = params.tokens
-    for place in np.random.default_rng(params.seed).permutation(len(found)):
+    for place in np.random.default_rng(params.seed).permutation(len(texts)):
         if room <= 0:
             break
-        passage = found[place]
+        passage = texts[place]
         ids = list(tokenizer(passage, add_special_tokens=False, verbose=False)["input_ids"])
         if ids:
             chosen.append(passage)
@@ -180,10 +184,10 @@ def scripts(passages: Sequence[str]) -> dict[str, float]:
     letters: Counter[str] = Counter()
     for passage in passages:
         letters.update(passage)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for letter, count in letters.items():
         if letter.isalpha():
-            found[unicodedata.name(letter, "UNKNOWN").split()[0]] += count
-    total = max(found.total(), 1)
-    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
+            counts[unicodedata.name(letter, "UNKNOWN").split()[0]] += count
+    total = max(counts.total(), 1)
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     return {name: round(count / total, 4) for name, count in ordered[:_MOST_SCRIPTS]}

@@ -22,14 +22,14 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec
 from slipway.model.weights.reading import Weights, row_pieces
 from slipway.stage import Context
-from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch
+from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch_error
 from slipway_quantize.checkpoints.mixing import choose_mixed
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.forms.choice import Layers, form_of, least_width
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.integers import PackedIntegers
-from slipway_quantize.levels import WIDE, WITHOUT_BUDGET, is_named, no_size_budget
+from slipway_quantize.levels import WIDE, WITHOUT_BUDGET, is_named, size_budget_refusal
 from slipway_quantize.model_weights import (
     DTYPES,
     LinearWeight,
@@ -54,9 +54,8 @@ _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 class _Plan:
     """The plan for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself.
 
-    ``calibrated`` has the integers of weights that a calibration has chosen, by module. ``asymmetric``: weights have zero points. ``least``
-    has the fewest bits of weights that must have more than the level, by module. ``apart`` are those that would have other bits than the
-    rest, and keep their type.
+    ``calibrated`` has the integers that a calibration has chosen, by module. ``asymmetric``: weights have zero points. ``least`` has the
+    fewest bits of weights that need more than the level, by module. ``apart``: weights that need other bits than the rest, and keep their type.
     """
 
     linear: dict[str, list[LinearWeight]]
@@ -89,14 +88,14 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     params, ctx = request.params, request.ctx
     tensors = read_tensors(weights)
     plan = _plan(request, tensors)
-    sources = {weight.module: tensors[name] for name, found in plan.linear.items() for weight in found}
+    sources = {weight.module: tensors[name] for name, made in plan.linear.items() for weight in made}
     layers = Layers(sources, weights, plan.scale_dtype, plan.unpacked, plan.calibrated, plan.asymmetric, plan.least)
     form = form_of(request, layers)
     outcome = Outcome(
         method=f"compressed-tensors {form.format}" if params.packed else "dense weights on the grid",
         details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
     )
-    planned = partial(_planned, tensors, plan, packed=params.packed)
+    planned = partial(_plan_groups, tensors, plan, packed=params.packed)
     if request.size_budget is not None and not plan.one_width:
         assert isinstance(form, PackedIntegers)  # other levels have no budget
         choice, form = choose_mixed(request, layers, form, request.size_budget, planned=planned, tensors=tensors)
@@ -109,7 +108,7 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     total = sum(tensor.nbytes for tensor in tensors.values())
     if params.packed:
         _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), params.level)
-    done, why_kept = 0, _why_kept(plan)
+    done, why_kept = 0, _kept_reasons(plan)
     with (
         WeightsFile(request.target, groups, max_shard_bytes=params.max_shard_bytes) as file,
         Pieces(outcome, threads=ctx.threads) as pieces,
@@ -140,27 +139,31 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
     asked = [weight for weight in structure.linear if is_named(weight.module, request.params.keep)]
-    head = [weight for weight in structure.linear if _stays(weight, structure, request) and weight not in asked]
+    head = [weight for weight in structure.linear if _is_kept_head(weight, structure, request) and weight not in asked]
     for weight in [weight for weight in structure.linear if weight not in (*asked, *head)]:
         columns = tensors[weight.source].shape[1]
         (unaligned if columns % width else fits).append(weight)
     if not fits:
-        raise _nothing_fits(
+        raise _no_layer_error(
             f"has an input width that is a multiple of the group size {width}",
             remedy="choose a smaller group size, or level bf16",
             about={"group_size": width, "model_type": config.model_type},
         )
-    calibrated = _calibrated(fits, tensors, calibration, but=asked) if calibration else {}
+    calibrated = _find_calibrated(fits, tensors, calibration, but=asked) if calibration else {}
     asymmetric = calibration is not None and not calibration.symmetric
     least = {structure.head: request.params.head_bits} if structure.head not in calibrated else {}
     one_width = request.params.packed and (structure.unpacked or asymmetric)
     if one_width:
         _require_no_budget(request, config.model_type)
-    wide = _wide(request, least | {module: given.bits for module, given in calibrated.items()}) if one_width else set()
+    wide = (
+        _wide_modules(request, least | {module: given.bits for module, given in calibrated.items()})
+        if one_width
+        else set()
+    )
     apart = [each for each in fits if each.module in wide]
     fits = [each for each in fits if each.module not in wide]
     if not fits:
-        raise _nothing_fits(
+        raise _no_layer_error(
             "has the level's bits, and transformers unpacks all of them with the same",
             remedy="use level int8, or give fewer layers 8 bits",
             about={"model_type": config.model_type},
@@ -188,8 +191,8 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
     )
 
 
-def _stays(weight: LinearWeight, structure: Structure, request: QuantizeRequest) -> bool:
-    """Return whether a layer is a head that keeps its type: one that is tied, or that no form of enough bits holds; a calibration may have it."""
+def _is_kept_head(weight: LinearWeight, structure: Structure, request: QuantizeRequest) -> bool:
+    """Return whether a layer is an uncalibrated head that keeps its type at 8 head bits: it is tied, or the level has only 4-bit floats."""
     if weight.module != structure.head or request.params.head_bits < WIDE:
         return False
     if request.calibration is not None and f"{weight.module}.weight" in request.calibration.names:
@@ -198,52 +201,52 @@ def _stays(weight: LinearWeight, structure: Structure, request: QuantizeRequest)
     return tied or request.params.level in _NARROW_FLOATS
 
 
-def _nothing_fits(why: str, *, remedy: str, about: dict[str, object]) -> QuantizationError:
+def _no_layer_error(why: str, *, remedy: str, about: dict[str, object]) -> QuantizationError:
     message = f"no linear layer of this {about['model_type']} model {why}"
     return QuantizationError(message, reason="QUANTIZATION_UNSUPPORTED", remedy=remedy, about=about)
 
 
-def _wide(request: QuantizeRequest, bits: Mapping[str, int]) -> set[str]:
-    """Return the layers of which more bits are asked than the level's integers have."""
+def _wide_modules(request: QuantizeRequest, bits: Mapping[str, int]) -> set[str]:
+    """Return the layers that need more bits than the level's integers have."""
     level = request.params.integers
     return set() if level is None else {module for module, asked in bits.items() if asked > level.bits}
 
 
 def _require_no_budget(request: QuantizeRequest, model_type: str) -> None:
-    """Refuse a size for weights of different bits in a model that transformers unpacks while it loads it."""
+    """Refuse a size budget for a model whose weights transformers unpacks with the same bits while loading."""
     if request.size_budget is None or not request.size_budget.is_asked:
         return
     raise QuantizationError(
-        no_size_budget(model_type),
+        size_budget_refusal(model_type),
         reason="QUANTIZATION_UNSUPPORTED",
         remedy=WITHOUT_BUDGET,
         about={"model_type": model_type},
     )
 
 
-def _calibrated(
+def _find_calibrated(
     fits: Sequence[LinearWeight],
     tensors: Mapping[str, TensorInfo],
     calibration: Calibration,
     *,
     but: Sequence[LinearWeight],
 ) -> dict[str, CalibratedWeight]:
-    """Return the integers of the weights that the calibration has, by module; it may have no others ``but`` those that stay."""
-    found = {}
+    """Return the calibration's integers by module; refuse a calibration of weights that are neither in ``fits`` nor in ``but``."""
+    integers = {}
     for weight in fits:
         rows, columns = tensors[weight.source].shape
         given = calibration.weight((f"{weight.module}.weight",), (rows, columns))
         if given is not None:
-            found[weight.module] = given
-    known = {*found, *(weight.module for weight in but)}
+            integers[weight.module] = given
+    known = {*integers, *(weight.module for weight in but)}
     strange = sorted(calibration.names - {f"{module}.weight" for module in known})
     if strange:
-        raise mismatch(f"the model has no linear layer with the weight {strange[0]!r}", tensor=strange[0])
-    return found
+        raise mismatch_error(f"the model has no linear layer with the weight {strange[0]!r}", tensor=strange[0])
+    return integers
 
 
 def _require_smaller(before: int, after: int, level: str) -> None:
-    """Refuse a level that only adds a quantized lm_head to a tied embedding, or little more."""
+    """Refuse a level that makes the model larger: it adds an lm_head to a tied embedding, and shrinks little else."""
     if after >= before:
         raise QuantizationError(
             f"level {level} would make this model larger, {after} instead of {before} bytes: its tied lm_head needs "
@@ -254,11 +257,11 @@ def _require_smaller(before: int, after: int, level: str) -> None:
         )
 
 
-def _planned(tensors: Mapping[str, TensorInfo], plan: _Plan, form: Form, *, packed: bool) -> list[list[TensorSpec]]:
-    return [group for tensor in tensors.values() for group in _planned_tensors(tensor, plan, form, packed)]
+def _plan_groups(tensors: Mapping[str, TensorInfo], plan: _Plan, form: Form, *, packed: bool) -> list[list[TensorSpec]]:
+    return [group for tensor in tensors.values() for group in _plan_tensor(tensor, plan, form, packed)]
 
 
-def _planned_tensors(tensor: TensorInfo, plan: _Plan, form: Form, packed: bool) -> list[list[TensorSpec]]:
+def _plan_tensor(tensor: TensorInfo, plan: _Plan, form: Form, packed: bool) -> list[list[TensorSpec]]:
     """Return the tensors written for one tensor of the checkpoint, in groups that must be in one shard."""
     groups = [[TensorSpec(tensor.name, tensor.dtype, tensor.shape)]] if tensor.name in plan.dense else []
     for weight in plan.linear.get(tensor.name, []):
@@ -276,7 +279,7 @@ def _write_rows(
         require_finite(values, name)
         file.write(name, values, row=row)
     for weight in plan.linear.get(name, ()):
-        rounded = form.rounded(values, row, module=weight.module, name=name)
+        rounded = form.round_rows(values, row, module=weight.module, name=name)
         squares = rounded.squares
         if packed:
             for part, stored in rounded.parts.items():
@@ -286,8 +289,8 @@ def _write_rows(
     return squares
 
 
-def _why_kept(plan: _Plan) -> dict[str, str]:
-    """Return why tensors keep their type that a level might have rounded, by name."""
+def _kept_reasons(plan: _Plan) -> dict[str, str]:
+    """Return why each tensor that the level might have rounded keeps its type, by name."""
     reasons = (
         (plan.asked, KEPT),
         (plan.apart, _APART),

@@ -42,7 +42,7 @@ def choose_mixed(
     Raises:
         QuantizationError: ``SIZE_BUDGET_UNMET``, with the smallest possible size; ``NON_FINITE_WEIGHTS``.
     """
-    by_bits = {bits: form.mixed(dict.fromkeys(layers.sources, bits)) for bits in widths_of(request.params.level)}
+    by_bits = {bits: form.with_bits(dict.fromkeys(layers.sources, bits)) for bits in widths_of(request.params.level)}
     candidates = [_candidate(module, tensor, layers, by_bits) for module, tensor in layers.sources.items()]
     widest = max(by_bits)
     files = plan_files(planned(by_bits[widest]), max_shard_bytes=request.params.max_shard_bytes)
@@ -55,7 +55,7 @@ def choose_mixed(
         group_size=form.level.group_size,
         ctx=request.ctx,
     )
-    return choice, form.mixed({module: choice.bits[f"{module}.weight"] for module in layers.sources})
+    return choice, form.with_bits({module: choice.bits[f"{module}.weight"] for module in layers.sources})
 
 
 def _candidate(module: str, tensor: TensorInfo, layers: Layers, by_bits: Mapping[int, PackedIntegers]) -> Candidate:
@@ -64,10 +64,10 @@ def _candidate(module: str, tensor: TensorInfo, layers: Layers, by_bits: Mapping
         for bits, form in by_bits.items()
         if bits >= layers.least.get(module, 0)
     }
-    pieces = [partial(_exact, layers.weights, tensor, *piece) for piece in row_pieces(tensor, PIECE_WEIGHTS)]
+    pieces = [partial(_read_exact, layers.weights, tensor, *piece) for piece in row_pieces(tensor, PIECE_WEIGHTS)]
     given = layers.calibrated.get(module)
     return Candidate(f"{module}.weight", sizes, pieces, given.sensitivity if given else None)
 
 
-def _exact(weights: Weights, tensor: TensorInfo, first: int, count: int) -> Array:
+def _read_exact(weights: Weights, tensor: TensorInfo, first: int, count: int) -> Array:
     return as_array(read_rows(weights, tensor, first, count))

@@ -1,4 +1,4 @@
-"""Choose the form of a level, with what it needs to know of the whole model."""
+"""Choose the form of a level, and measure what it needs from the whole model."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def form_of(request: QuantizeRequest, layers: Layers) -> Form:
         )
     forms: Mapping[str, Callable[[], Form]] = {
         "mxfp4": partial(Mxfp4, scale_dtype),
-        "nvfp4": partial(_nvfp4, layers, request),
+        "nvfp4": partial(_nvfp4_form, layers, request),
         "fp8": partial(Channels, torch.float8_e4m3fn, scale_dtype=scale_dtype),
-        "fp8_static": partial(_static, layers, request),
+        "fp8_static": partial(_static_form, layers, request),
         "w8a8": partial(Channels, torch.int8, scale_dtype=scale_dtype),
     }
     if request.params.level not in ("mxfp4", "nvfp4"):
@@ -99,22 +99,22 @@ def _require_activations(request: QuantizeRequest, layers: Layers) -> None:
     )
 
 
-def _static(layers: Layers, request: QuantizeRequest) -> Form:
+def _static_form(layers: Layers, request: QuantizeRequest) -> Form:
     ranges = input_ranges(request.source, request.inputs, list(layers.sources), request.ctx)
     return Channels(torch.float8_e4m3fn, scale_dtype=layers.scale_dtype, ranges=ranges)
 
 
-def _nvfp4(layers: Layers, request: QuantizeRequest) -> Form:
-    """Read all weights once for their largest values: the scale of a tensor stands in every group of it."""
-    found: dict[str, float] = {}
+def _nvfp4_form(layers: Layers, request: QuantizeRequest) -> Form:
+    """Read all weights once for their largest values, which set the scale of whole tensors."""
+    largest: dict[str, float] = {}
     for module, tensor in layers.sources.items():
         for row, count in row_pieces(tensor, PIECE_WEIGHTS):
             request.ctx.check_cancelled()
             values = read_rows(layers.weights, tensor, row, count)
             require_finite(values, tensor.name)
             parent = parent_of(module)
-            found[parent] = max(found.get(parent, 0.0), float(values.abs().max()))
-    return Nvfp4(layers.scale_dtype, found)
+            largest[parent] = max(largest.get(parent, 0.0), float(values.abs().max()))
+    return Nvfp4(layers.scale_dtype, largest)
 
 
 WINDOWS, WINDOW_TOKENS = 64, 128
@@ -123,7 +123,7 @@ _AT_ONCE = 8
 
 
 def input_ranges(source: Path, inputs: Mapping[str, Path], modules: Sequence[str], ctx: Context) -> dict[str, float]:
-    """Return the largest magnitude that each layer is given on text. Weights stay in their files, results are not kept.
+    """Return the largest input of each layer on text. Weights stay in their files, results are not kept.
 
     Args:
         source: The model's folder, with its weights and tokenizer.
@@ -160,7 +160,7 @@ def input_ranges(source: Path, inputs: Mapping[str, Path], modules: Sequence[str
             watch.batch = windows.batch(list(seen[start : start + _AT_ONCE]))
             model.outputs(watch.batch)
     ctx.record(windows=len(seen), data_sha256=windows.digest)
-    return {module: _required(watch.found, module) for module in modules}
+    return {module: _require_range(watch.found, module) for module in modules}
 
 
 def _most_tokens(model: StreamedModel) -> int:
@@ -190,12 +190,12 @@ class _Largest:
         self.found[layer.name] = max(self.found.get(layer.name, 0.0), largest)
 
 
-def _required(found: Mapping[str, float], module: str) -> float:
-    if f"{module}.weight" not in found:
+def _require_range(ranges: Mapping[str, float], module: str) -> float:
+    if f"{module}.weight" not in ranges:
         raise QuantizationError(
             f"text does not reach the layer {module}, so the range of its input is unknown",
             reason="CALIBRATION_UNSUPPORTED",
             remedy="name it in keep, or use level fp8, which needs no text",
             about={"module": module},
         )
-    return found[f"{module}.weight"]
+    return ranges[f"{module}.weight"]

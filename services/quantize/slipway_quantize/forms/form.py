@@ -26,7 +26,7 @@ class StoredRows:
     Attributes:
         parts: Rows of each stored tensor, by the end of its name.
         values: Function that returns the weights that a model computes with. float32 (rows, K)
-        squares: Squares of what rounding adds, and of the weights.
+        squares: Sums of squares of the rounding error, and of the weights.
     """
 
     parts: Mapping[str, NDArray[Any]]
@@ -67,12 +67,12 @@ class Form(ABC):
         return [(["Linear"], self.weights)]
 
     @abstractmethod
-    def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:
-        """Return rows of a layer's weight as they are stored; several threads may ask at once.
+    def round_rows(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:
+        """Return rows of a layer's weight as they are stored; several threads may call this at once.
 
         Args:
             weight: The rows. (rows, K)
-            row: The first of them.
+            row: Number of the first row.
             module: The layer.
             name: The weight's name, for errors.
 
@@ -87,6 +87,6 @@ def as_bytes(values: Tensor) -> NDArray[Any]:
 
 
 def squares_of(exact: Tensor, values: Tensor) -> Squares:
-    """Return the squares of what rounding adds to float32 weights, and of the weights."""
+    """Return the sums of squares of the rounding error of float32 weights, and of the weights."""
     error, energy = (values - exact).numpy(), exact.numpy()
     return float(np.square(error).sum(dtype=np.float64)), float(np.square(energy).sum(dtype=np.float64))

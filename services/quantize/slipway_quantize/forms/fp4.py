@@ -19,11 +19,11 @@ from slipway_quantize.model_weights import require_finite
 LARGEST = 6.0
 _E4M3 = torch.float8_e4m3fn
 _LARGEST_SCALE, _SMALLEST_SCALE = 448.0, 2.0**-9
-"""Of E4M3."""
+"""Largest and smallest positive number of E4M3."""
 
 
 class Fp4(Form):
-    """Weights in 4-bit floats. Of several scales that fit, each group has the one with the smallest squared error.
+    """Weights in 4-bit floats. Each group has the scale with the smallest squared error of several that fit.
 
     Args:
         scale_dtype: The model's own type.
@@ -44,20 +44,20 @@ class Fp4(Form):
     def scales(self, largest: Tensor, module: str) -> list[tuple[Tensor, Tensor]]:
         """Return two scales to try for groups with these largest weights (R, G): as stored, and as float32 factors."""
 
-    def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
-        """As :meth:`Form.rounded`."""
+    def round_rows(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
+        """As :meth:`Form.round_rows`."""
         require_finite(weight, name)
         exact = weight.float()
         groups = exact.reshape(len(exact), -1, self.group_size)  # (R, G, S)
-        found: list[tuple[Tensor, Tensor, Tensor]] = []  # scales as stored, as factors, and squared errors
+        tried: list[tuple[Tensor, Tensor, Tensor]] = []  # scales as stored, as factors, and squared errors
         for stored, factor in self.scales(groups.abs().amax(dim=-1), module):
-            error = (_unpacked(groups, factor) - groups).square_().sum(dim=-1)
-            found.append((stored.view(torch.uint8), factor, error))
-        first, second = found
+            error = (_unpack(groups, factor) - groups).square_().sum(dim=-1)
+            tried.append((stored.view(torch.uint8), factor, error))
+        first, second = tried
         better = second[2] < first[2]
         scales, factor = (torch.where(better, second[kind], first[kind]) for kind in (0, 1))
         codes = nearest_codes(groups / factor[..., None]).reshape(exact.shape)
-        values = _unpacked(groups, factor).reshape(exact.shape)
+        values = _unpack(groups, factor).reshape(exact.shape)
         packed = codes[:, 0::2] | codes[:, 1::2] << 4  # the first in the low half
         parts = {"weight_packed": as_bytes(packed), "weight_scale": as_bytes(scales)}
         return StoredRows(parts, lambda: values, squares_of(exact, values))
@@ -85,8 +85,8 @@ class Mxfp4(Fp4):
     def scales(self, largest: Tensor, module: str) -> list[tuple[Tensor, Tensor]]:  # noqa: ARG002 - the same for all
         """As :meth:`Fp4.scales`: the power of two at which the largest weight is from 4 to 8, and the one above."""
         exponent = torch.frexp(largest)[1] - 3  # frexp's fraction is from 0.5 to 1
-        found = [torch.where(largest > 0, exponent + more, 0).clamp_(-126, 127) for more in (0, 1)]
-        return [((each + 127).to(torch.uint8), torch.ldexp(torch.ones_like(largest), each)) for each in found]
+        exponents = [torch.where(largest > 0, exponent + more, 0).clamp_(-126, 127) for more in (0, 1)]
+        return [((each + 127).to(torch.uint8), torch.ldexp(torch.ones_like(largest), each)) for each in exponents]
 
 
 class Nvfp4(Fp4):
@@ -140,13 +140,13 @@ def parent_of(module: str) -> str:
     return module.rpartition(".")[0]
 
 
-def _unpacked(groups: Tensor, factor: Tensor) -> Tensor:
-    """Return what compressed-tensors unpacks of groups (R, G, S) that are rounded with factors (R, G)."""
+def _unpack(groups: Tensor, factor: Tensor) -> Tensor:
+    """Round groups (R, G, S) with factors (R, G); return the values that compressed-tensors unpacks."""
     return nearest(groups / factor[..., None]).mul_(factor[..., None]).bfloat16().float()
 
 
 def nearest(values: Tensor) -> Tensor:
-    """Return the nearest floats; of two that are as near, the one with an even code."""
+    """Return the nearest 4-bit floats; a tie goes to the even code."""
     size = values.abs()
     step = 0.5 * (1 + (size >= 2).float() + 2 * (size >= 4).float())  # between two floats: 0.5, 1 or 2
     return (size / step).round_().mul_(step).clamp_(max=LARGEST).copysign_(values)

@@ -34,7 +34,7 @@ class PackedIntegers(Form):
 
     Attributes:
         level: As above.
-        calibrated: As above, without the weights whose integers are of other bits than they have.
+        calibrated: As above, without weights that get other bits than their integers have.
     """
 
     format = "pack-quantized"
@@ -54,17 +54,16 @@ class PackedIntegers(Form):
         self.calibrated = {module: given for module, given in calibrated.items() if given.bits == own[module]}
         self._scale_dtype, self._scales = scale_dtype, DTYPE_NAMES[scale_dtype]
         self._asymmetric = asymmetric
-        self.dequantize = (
-            asymmetric  # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
-        )
+        # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later.
+        self.dequantize = asymmetric
         self.weights = self._weights(level.bits)
 
     @property
     def bits(self) -> Mapping[str, int]:
-        """Bits of the weights that have others than the level, by module."""
+        """Bits of the weights whose bits differ from the level's, by module."""
         return self._bits
 
-    def mixed(self, bits: Mapping[str, int]) -> PackedIntegers:
+    def with_bits(self, bits: Mapping[str, int]) -> PackedIntegers:
         """Return this form with other bits for some weights, by module."""
         return PackedIntegers(
             self.level,
@@ -75,9 +74,9 @@ class PackedIntegers(Form):
         )
 
     def schemes(self) -> list[tuple[list[str], Mapping[str, Any]]]:
-        """As :meth:`Form.schemes`: weights of other bits are named, because the most exact target of a layer counts.
+        """As :meth:`Form.schemes`: weights of other bits are named, because a layer takes its most exact target.
 
-        The widest come first: compressed-tensors warns of names behind a class that they match too.
+        The widest come first, because compressed-tensors warns of a name that follows a class it matches too.
         """
         targets = {self.level.bits: ["Linear"]}
         for module, bits in sorted(self._bits.items()):
@@ -112,25 +111,25 @@ class PackedIntegers(Form):
 
     def whole(self, module: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         """As :meth:`Form.whole`: the shape, and zero points, which are packed along the rows and 0 for a weight without."""
-        found: dict[str, NDArray[Any]] = {"weight_shape": np.array(shape, np.int64)}
+        parts: dict[str, NDArray[Any]] = {"weight_shape": np.array(shape, np.int64)}
         if self._has_zeros(bits := self._bits.get(module, self.level.bits)):
             given = self.calibrated.get(module)
             zeros = given.zero_points() if given is not None else None
             if zeros is None:
                 zeros = np.zeros((shape[0], shape[1] // self.level.group_size), np.int8)
-            found["weight_zero_point"] = np.ascontiguousarray(pack_words(zeros.T, bits=bits).T)
-        return found
+            parts["weight_zero_point"] = np.ascontiguousarray(pack_words(zeros.T, bits=bits).T)
+        return parts
 
-    def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:
-        """As :meth:`Form.rounded`."""
+    def round_rows(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:
+        """As :meth:`Form.round_rows`."""
         bits, scale_dtype = self._bits.get(module, self.level.bits), numpy_dtypes(self._scales)[self._scales]
         given, exact = self.calibrated.get(module), as_array(weight)
         if given is not None:
-            found = given.round(exact, row, scale_dtype=scale_dtype, name=f"{module}.weight")
+            rows = given.round(exact, row, scale_dtype=scale_dtype, name=f"{module}.weight")
         else:
-            found = round_weight(exact, bits=bits, group_size=self.level.group_size, scale_dtype=scale_dtype, name=name)
-        parts = {"weight_packed": found.packed, "weight_scale": found.scales}
-        return StoredRows(parts, lambda: torch.from_numpy(found.values(bits)), (found.error, found.energy))
+            rows = round_weight(exact, bits=bits, group_size=self.level.group_size, scale_dtype=scale_dtype, name=name)
+        parts = {"weight_packed": rows.packed, "weight_scale": rows.scales}
+        return StoredRows(parts, lambda: torch.from_numpy(rows.values(bits)), (rows.error, rows.energy))
 
 
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
@@ -143,7 +142,7 @@ class Channels(Form):
     Args:
         dtype: ``torch.float8_e4m3fn`` or ``torch.int8``.
         scale_dtype: Type of the scales: the model's own, in which compressed-tensors loads them.
-        ranges: Largest input of each layer; None: each token's own range is found while the model runs.
+        ranges: Largest input of each layer; None: each token's own range is measured while the model runs.
     """
 
     def __init__(
@@ -171,8 +170,8 @@ class Channels(Form):
             return {}
         return {"input_scale": as_bytes(self._scale(torch.tensor([self._ranges[module]]), module))}
 
-    def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
-        """As :meth:`Form.rounded`."""
+    def round_rows(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
+        """As :meth:`Form.round_rows`."""
         require_finite(weight, name)
         exact = weight.float()
         scale = self._scale(exact.abs().amax(dim=1, keepdim=True), name)  # (R, 1)
@@ -184,7 +183,7 @@ class Channels(Form):
         return StoredRows(parts, lambda: values, squares_of(exact, values))
 
     def _scale(self, largest: Tensor, name: str) -> Tensor:
-        """Return the scales at which float32 magnitudes become the largest code; never 0, by which nothing can be divided."""
+        """Return the scales at which float32 magnitudes become the largest code; never 0, because weights are divided by them."""
         scale = (largest / _LARGEST[self._dtype]).to(self._scale_dtype)
         if not bool(torch.isfinite(scale).all()):
             raise overflow_error(largest.numpy(), np.atleast_1d(as_array(scale)), name)

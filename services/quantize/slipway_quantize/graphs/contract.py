@@ -1,4 +1,4 @@
-"""Write the contract of activations again with the types that the graphs have now."""
+"""Update the types in the contract of activations after quantization."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def restate_contract(folder: Path) -> None:
         raise QuantizationError(error.message, reason="ONNX_INVALID", remedy="export the ONNX model again") from error
     dtypes: dict[str, str] = {}
     for graph in contract.graphs:
-        outputs = load_graph(folder, _inside(folder, graph.file)).graph.outputs
-        found = {value.name: _DTYPES.get(value.dtype, "") for value in outputs if value.name and value.dtype}
-        wrong = [each.name for each in graph.outputs if not found.get(each.name)]
+        outputs = load_graph(folder, _require_file(folder, graph.file)).graph.outputs
+        returned = {value.name: _DTYPES.get(value.dtype, "") for value in outputs if value.name and value.dtype}
+        wrong = [each.name for each in graph.outputs if not returned.get(each.name)]
         if wrong:
             raise QuantizationError(
                 f"{CONTRACT} names the output {wrong[0]!r}, which {graph.file} does not return as floats",
@@ -36,12 +36,12 @@ def restate_contract(folder: Path) -> None:
                 remedy="export the ONNX model again",
                 about={"file": CONTRACT, "output": wrong[0]},
             )
-        dtypes |= {name: dtype for name, dtype in found.items() if dtype}
+        dtypes |= {name: dtype for name, dtype in returned.items() if dtype}
     contract.with_dtypes(dtypes).write(folder)
 
 
-def _inside(folder: Path, name: str) -> str:
-    """Return a file name of the folder; a contract may name anything."""
+def _require_file(folder: Path, name: str) -> str:
+    """Return the name if the folder has such a graph; a contract may name anything."""
     if name not in {path.name for path in folder.glob("*.onnx")}:
         raise QuantizationError(
             f"{CONTRACT} describes {name!r}, which the folder lacks",

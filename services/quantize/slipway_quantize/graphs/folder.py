@@ -30,7 +30,7 @@ _SMALL = 64
 T = TypeVar("T")
 M = TypeVar("M", bound=NDArray[Any] | LazyMatrix)
 Shared = dict[tuple[object, ...], Any]
-"""Tensors that were written, by the place of what they were made from, and by their form."""
+"""Written tensors, by the place of their source and by their form."""
 _LARGEST = (1 << 63) - 1
 """Most bytes that numpy and file systems address."""
 _FLOATS = {ir.DataType[DTYPES[name].onnx]: dtype for name, dtype in numpy_dtypes(*FLOATS).items()}
@@ -50,7 +50,7 @@ def graph_files(folder: Path) -> list[str]:
             remedy="quantize a model that is exported whole, or use the PyTorch levels",
         )
     if not names:
-        raise _invalid("the folder has no .onnx file", file="model.onnx")
+        raise _invalid_error("the folder has no .onnx file", file="model.onnx")
     return names
 
 
@@ -64,17 +64,17 @@ def load_graph(folder: Path, name: str) -> ir.Model:
     try:
         model = ir.load(path)
     except (OSError, ValueError, DecodeError, SerdeError) as error:
-        raise _invalid(f"{name} cannot be read ({error})", file=name) from error
+        raise _invalid_error(f"{name} cannot be read ({error})", file=name) from error
     for value in model.graph.initializers.values():
         if value.const_value is None:
-            raise _invalid(f"initializer {value.name!r} has no value", tensor=value.name)
+            raise _invalid_error(f"initializer {value.name!r} has no value", tensor=value.name)
         if isinstance(value.const_value, ir.ExternalTensor):
             _check_external(folder, value.const_value)
         else:
             _check_inline(value.const_value)
     for node in model.graph:
         if not isinstance(node.op_type, str) or not isinstance(node.domain, str):  # bytes that are not UTF-8
-            raise _invalid(f"node {node.name!r} has the unreadable operator {node.op_type!r}", node=node.name)
+            raise _invalid_error(f"node {node.name!r} has the unreadable operator {node.op_type!r}", node=node.name)
     return model
 
 
@@ -87,15 +87,15 @@ def save_graph(model: ir.Model, folder: Path, name: str) -> None:
     try:
         ir.save(model, folder / name)
     except SerdeError as error:
-        raise _invalid(f"the graph cannot be written ({error.__cause__ or error})", file=name) from error
+        raise _invalid_error(f"the graph cannot be written ({error.__cause__ or error})", file=name) from error
 
 
 def read_constant(folder: Path, tensor: Any) -> NDArray[Any] | LazyMatrix:
     """Return a constant's values; those of an external tensor are mapped, and read from the file when they are used.
 
-    Values that the graph leaves out are read when they are made an array, in the model's type.
+    Values that the graph leaves out are read, in the model's type, when they are made an array.
 
-    onnx_ir would refuse to map a file with a second hard link, which an artifact's files have; so this function maps it.
+    onnx_ir refuses to map a file with a second hard link, which an artifact's files have, so this function maps it.
     """
     if isinstance(tensor, LeftOutTensor):
         return tensor.values
@@ -128,7 +128,7 @@ class DataFile:
     Args:
         folder: Folder of the new graph.
         name: File name of the graph.
-        shared: Tensors that were written for the graphs before it, by what they were made from; those of this one are added.
+        shared: Tensors that were written for earlier graphs, by their source; those of this graph are added.
     """
 
     def __init__(self, folder: Path, name: str, shared: Shared) -> None:
@@ -142,8 +142,8 @@ class DataFile:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._descriptor)
 
-    def once(self, tensor: Any, form: str, write: Callable[[], T]) -> T:
-        """Write what is made from a source tensor in some form, or return it if a graph of the folder has it already."""
+    def write_once(self, tensor: Any, form: str, write: Callable[[], T]) -> T:
+        """Write a tensor that is made from a source in some form; return the written one if a graph of the folder has it."""
         place = tensor_key(tensor)
         if place is None:
             return write()
@@ -178,7 +178,7 @@ class DataFile:
 
 
 def tensor_key(tensor: Any) -> tuple[object, ...] | None:
-    """Return what two tensors share if they are stored once; None for one within the graph."""
+    """Return a key that is the same for tensors stored in one place; None for a tensor within the graph."""
     if isinstance(tensor, LeftOutTensor):
         return tensor.key
     return (str(tensor.location), tensor.offset or 0) if isinstance(tensor, ir.ExternalTensor) else None
@@ -192,7 +192,7 @@ def bind(value: ir.Value, tensor: Any) -> None:
 
 
 def add_initializer(model: ir.Model, tensor: Any) -> ir.Value:
-    """Add a new initializer to the graph; return the one that it has if several weights share one tensor.
+    """Add an initializer to the graph; return the known one if several weights share the tensor.
 
     Raises:
         QuantizationError: ``ONNX_INVALID`` if the graph has its name already: it gives two tensors one name.
@@ -201,7 +201,7 @@ def add_initializer(model: ir.Model, tensor: Any) -> ir.Value:
     if known is not None and known.const_value is tensor:
         return known
     if known is not None:
-        raise _invalid(f"two tensors would be called {tensor.name!r}", tensor=tensor.name)
+        raise _invalid_error(f"two tensors would be called {tensor.name!r}", tensor=tensor.name)
     value = ir.Value(name=tensor.name)
     bind(value, tensor)
     model.graph.register_initializer(value)
@@ -215,7 +215,7 @@ def copy_external(folder: Path, model: ir.Model, data: DataFile) -> None:
         external = isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == folder
         if isinstance(tensor, ir.ExternalTensor | LeftOutTensor) and (external or isinstance(tensor, LeftOutTensor)):
             assert value.name is not None
-            bind(value, data.once(tensor, "copy", partial(_copy, folder, tensor, data, value.name)))
+            bind(value, data.write_once(tensor, "copy", partial(_copy, folder, tensor, data, value.name)))
 
 
 def _copy(folder: Path, tensor: ir.ExternalTensor | LeftOutTensor, data: DataFile, name: str) -> ir.ExternalTensor:
@@ -232,25 +232,29 @@ def _check_external(folder: Path, tensor: ir.ExternalTensor) -> None:
         inside, there = path.resolve().is_relative_to(folder.resolve()), path.is_file()
         size = path.stat().st_size if inside and there else 0
     except (OSError, ValueError) as error:  # a name that no file system has
-        raise _invalid(f"tensor {tensor.name!r} is in a file of an impossible name ({error})") from error
+        raise _invalid_error(f"tensor {tensor.name!r} is in a file of an impossible name ({error})") from error
     if location.is_absolute() or not inside:
-        raise _invalid(f"tensor {tensor.name!r} is outside the folder, in {location}", tensor=tensor.name)
+        raise _invalid_error(f"tensor {tensor.name!r} is outside the folder, in {location}", tensor=tensor.name)
     if not there:
-        raise _invalid(f"the data file {location} is missing", file=location)
+        raise _invalid_error(f"the data file {location} is missing", file=location)
     shape, offset = [int(length) for length in tensor.shape.numpy()], tensor.offset or 0
     try:
         extent = math.prod(length for length in shape if length) * tensor.dtype.itemsize
     except TypeError as error:  # texts, which have no size
-        raise _invalid(f"tensor {tensor.name!r} has a type that no file holds ({error})", tensor=tensor.name) from error
+        raise _invalid_error(
+            f"tensor {tensor.name!r} has a type that no file holds ({error})", tensor=tensor.name
+        ) from error
     if min([*shape, offset]) < 0 or max(extent, offset) > _LARGEST:
-        raise _invalid(f"tensor {tensor.name!r} has the impossible shape {shape} at byte {offset}", tensor=tensor.name)
+        raise _invalid_error(
+            f"tensor {tensor.name!r} has the impossible shape {shape} at byte {offset}", tensor=tensor.name
+        )
     if tensor.length not in {None, tensor.nbytes}:
-        raise _invalid(
+        raise _invalid_error(
             f"tensor {tensor.name!r} has {tensor.length} bytes, and its shape needs {tensor.nbytes}", tensor=tensor.name
         )
     needed = offset + tensor.nbytes
     if needed > size:
-        raise _invalid(
+        raise _invalid_error(
             f"{location} is truncated: tensor {tensor.name!r} ends at byte {needed}, the file at {size}", file=location
         )
 
@@ -259,10 +263,10 @@ def _check_inline(tensor: Any) -> None:
     try:
         tensor.numpy()
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
-        raise _invalid(f"tensor {tensor.name!r} cannot be read ({error})", tensor=tensor.name) from error
+        raise _invalid_error(f"tensor {tensor.name!r} cannot be read ({error})", tensor=tensor.name) from error
 
 
-def _invalid(message: str, **about: object) -> QuantizationError:
+def _invalid_error(message: str, **about: object) -> QuantizationError:
     return QuantizationError(message, reason="ONNX_INVALID", remedy="export the ONNX model again", about=about)
 
 

@@ -63,7 +63,7 @@ HALVES = {
 
 
 def half_values(model: ir.Model) -> list[str]:
-    """Return the names of the values that a graph's nodes compute in float16, if all of them fit; the types of values are declared.
+    """Return the names of the values that nodes compute in float16 if all fit; declare the types of all values.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` for graphs with branches or loops.
@@ -90,7 +90,7 @@ def write_half(
         target: Receives the graphs.
         left_out: Weights that the graphs leave out.
         ctx: Context of the stage.
-        wide: Values that float16 cannot hold, with their largest magnitude; what makes or reads them stays float32.
+        wide: Values that float16 cannot hold, with their largest magnitude; nodes that make or read them stay float32.
         half: The type.
 
     Raises:
@@ -104,7 +104,7 @@ def write_half(
         outcome.left_out_bytes += left_out.put_in(model, name)
         _infer_types(model)
         plan = plan_half(model.graph, wide=wide)
-        outcome.kept |= _kept(model.graph, plan, wide)
+        outcome.kept |= _wide_weights(model.graph, plan, wide)
         with DataFile(target, name, shared) as data:
             weights = _HalfWeights(source, model, data, outcome, ctx, half=half)
             casts = _Casts(model.graph, half)
@@ -114,7 +114,7 @@ def write_half(
                 wanted = plan.wants_half(node)
                 for index, value in list(float_inputs(node)):
                     node.replace_input_with(
-                        index, _in_precision(value, half=wanted, plan=plan, weights=weights, casts=casts)
+                        index, _cast_value(value, half=wanted, plan=plan, weights=weights, casts=casts)
                     )
             _convert_interface(model.graph, plan, casts)
             _declare_types(model.graph, plan, half)
@@ -125,14 +125,14 @@ def write_half(
     return outcome
 
 
-def _kept(graph: ir.Graph, plan: HalfPlan, wide: Mapping[str, float]) -> dict[str, str]:
-    """Return the weights of nodes whose values float16 cannot hold."""
+def _wide_weights(graph: ir.Graph, plan: HalfPlan, wide: Mapping[str, float]) -> dict[str, str]:
+    """Return the weights that stay float32 because float16 cannot hold their node's values, with the reason."""
     kept: dict[str, str] = {}
     for node in graph:
-        found = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name in wide]
-        for value in node.inputs if found else ():
+        beyond = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name in wide]
+        for value in node.inputs if beyond else ():
             if value is not None and value.is_initializer() and id(value) in plan.constants and is_float(value):
-                largest = max(wide[str(each.name)] for each in found)
+                largest = max(wide[str(each.name)] for each in beyond)
                 kept[str(value.name)] = (
                     f"its layer's activations reach {largest:.5g} on text, near the end of float16's range"
                 )
@@ -179,8 +179,8 @@ class _HalfWeights:
         name = f"{value.name}.{self._half.level}"
         values = read_constant(self._source, value.const_value)
         if 4 * values.size <= _INLINE_BYTES:
-            return ir.tensor(_small_as_half(np.array(values, np.float32), value.name, self._half), name=name)
-        return self._data.once(value.const_value, self._half.level, lambda: self._write(name, values))
+            return ir.tensor(_cast_small(np.array(values, np.float32), value.name, self._half), name=name)
+        return self._data.write_once(value.const_value, self._half.level, lambda: self._write(name, values))
 
     def _write(self, name: str, values: Any) -> ir.ExternalTensor:
         stored = self._data.reserve(name, self._half.dtype, values.shape)
@@ -214,7 +214,7 @@ class _Casts:
         return self._made[key]
 
 
-def _in_precision(value: ir.Value, *, half: bool, plan: HalfPlan, weights: _HalfWeights, casts: _Casts) -> ir.Value:
+def _cast_value(value: ir.Value, *, half: bool, plan: HalfPlan, weights: _HalfWeights, casts: _Casts) -> ir.Value:
     """Return ``value`` in the precision that a node needs."""
     if id(value) in plan.constants:
         if not half:
@@ -244,7 +244,7 @@ def _declare_types(graph: ir.Graph, plan: HalfPlan, half: Half) -> None:
                 value.type = declared
 
 
-def _small_as_half(values: Any, name: str, half: Half) -> Any:
+def _cast_small(values: Any, name: str, half: Half) -> Any:
     """Convert a small constant; a single number beyond the type's range, such as a mask's lowest value, is clipped."""
     if values.size == 1:
         largest = float(torch.finfo(half.torch).max)

@@ -55,7 +55,7 @@ class HalfPlan:
         if node.op_type in _FULL or node.op_type == "Cast":  # an explicit cast to float32 stays one
             return False
         values = [id(value) for _, value in float_inputs(node)]
-        # Without any, an attribute has the values and their type, as that of ConstantOfShape.
+        # Without float inputs, an attribute has the values and their type, as in ConstantOfShape.
         return bool(values) and all(value in self.half for value in values if value not in self.constants)
 
     def is_wide(self, node: ir.Node) -> bool:

@@ -35,7 +35,7 @@ from slipway_quantize.graphs.folder import (
     row_chunks,
     save_graph,
 )
-from slipway_quantize.graphs.integers import Found, Integers, find_integers
+from slipway_quantize.graphs.integers import CalibratedWeights, Integers, find_integers
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
 from slipway_quantize.graphs.mixing import choose_graph_bits
 from slipway_quantize.graphs.weights import (
@@ -54,7 +54,7 @@ from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 
 _CONTRIB = "com.microsoft"
 _LINE = 16
-"""Output features that lie beside each other in a line of the processor's cache, if the matrix is stored input features first."""
+"""Output features that share a line of the processor's cache, if the matrix is stored input features first."""
 
 
 def write_int(
@@ -81,19 +81,19 @@ def write_int(
     """
     graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
     left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
-    found = {name: find_weights(model.graph) for name, model in graphs}
-    asked = {weight.name for weights in found.values() for weight in weights if is_kept(weight.name, level.keep)}
+    matrices = {name: find_weights(model.graph) for name, model in graphs}
+    asked = {weight.name for weights in matrices.values() for weight in weights if is_kept(weight.name, level.keep)}
     fits = {
         name: [one for one in weights if one.features[1] % level.group_size == 0 and one.name not in asked]
-        for name, weights in found.items()
+        for name, weights in matrices.items()
     }
     if not any(fits.values()):
         raise QuantizationError(
-            f"none of the graph's {sum(map(len, found.values()))} weight matrices has an input width that is a multiple of "
+            f"none of the graph's {sum(map(len, matrices.values()))} weight matrices has an input width that is a multiple of "
             f"the group size {level.group_size}",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="choose a smaller group size, or level fp16",
-            about={"group_size": level.group_size, "weights": sum(map(len, found.values()))},
+            about={"group_size": level.group_size, "weights": sum(map(len, matrices.values()))},
         )
     outcome = Outcome(
         method="MatMulNBits" if level.packed else "dense weights on the grid", left_out_bytes=left_out_bytes
@@ -129,10 +129,10 @@ def write_int(
                 ctx.progress("quantize", done=done, total=total, unit="weights")
                 values = read_constant(source, weight.value.const_value)
                 own = replace(level, bits=outcome.bits.get(weight.name, level.bits))
-                found_integers = given.get((name, weight.name))
-                if found_integers is not None and found_integers.bits != own.bits:
-                    found_integers = None
-                integers = Integers(weight, own, scale_dtype, found_integers)
+                calibrated = given.get((name, weight.name))
+                if calibrated is not None and calibrated.bits != own.bits:
+                    calibrated = None
+                integers = Integers(weight, own, scale_dtype, calibrated)
                 if level.packed:
                     _replace_by_integers(
                         model, integers, values, accuracy_level=accuracy_level, data=data, pieces=pieces
@@ -144,7 +144,7 @@ def write_int(
                     outcome.methods[weight.name] = integers.method
                 done += math.prod(weight.features)
             copy_external(source, model, data)
-        unaligned += [weight.name for weight in found[name] if weight not in fits[name] and weight.name not in asked]
+        unaligned += [weight.name for weight in matrices[name] if weight not in fits[name] and weight.name not in asked]
         save_graph(model, target, name)
     ctx.progress("quantize", done=done, total=total, unit="weights")
     warn_unaligned(unaligned, level.group_size, ctx)
@@ -155,27 +155,32 @@ def write_int(
 
 
 def _scale_dtype(config: Mapping[str, Any]) -> np.dtype[Any]:
-    """Return the stored type of scales: the 16 bits of the model that the graphs were made from, as in its checkpoint; otherwise float32."""
+    """Return the stored type of scales: the 16-bit type of the source model's checkpoint, otherwise float32."""
     stored = config.get("dtype") or config.get("torch_dtype")
     halves = {DTYPES[name].torch: dtype for name, dtype in numpy_dtypes("F16", "BF16").items()}
     return halves.get(stored if isinstance(stored, str) else "", np.dtype(np.float32))
 
 
 def _least_bits(
-    config: ModelConfig, fits: Mapping[str, Sequence[Weight]], given: Found, *, level: IntLevel, head_bits: int
+    config: ModelConfig,
+    fits: Mapping[str, Sequence[Weight]],
+    given: CalibratedWeights,
+    *,
+    level: IntLevel,
+    head_bits: int,
 ) -> dict[str, int]:
-    """Return the fewest bits of each weight by its name: its calibration's, more for the head and the table, or the level's."""
+    """Return the fewest bits of each weight, by name: its calibration's, or the level's; the head and the table get ``head_bits``."""
     vocabulary = config.vocabulary
-    found = {}
+    bits = {}
     for graph, weights in fits.items():
-        # Only the last of as many results as tokens: a projection may have their number by chance.
+        # Only the last matrix with one result per token: a projection may have as many by chance.
         head = next((weight for weight in reversed(weights) if weight.features[0] == vocabulary), None)
         for weight in weights:
             is_head = bool(weight.lookups) or weight is head
             calibrated = given.get((graph, weight.name))
             usual = max(level.bits, head_bits) if is_head else level.bits
-            found[weight.name] = calibrated.bits if calibrated is not None else usual
-    return found
+            bits[weight.name] = calibrated.bits if calibrated is not None else usual
+    return bits
 
 
 def _replace_by_integers(
@@ -189,13 +194,13 @@ def _replace_by_integers(
 ) -> None:
     """Quantize one matrix, and replace the nodes that use it by integer operators."""
     weight, level = integers.weight, integers.level
-    packed, scales = data.once(
+    packed, scales = data.write_once(
         weight.value.const_value,
         f"integers, {integers.form}",
         lambda: _write_quantized(integers, values, data=data, pieces=pieces),
     )
     quantized = add_initializer(model, packed)
-    scale = _in_float32(model, add_initializer(model, scales))
+    scale = _cast_to_float32(model, add_initializer(model, scales))
     zeros = integers.zero_points()
     zero = row_zero = None
     if zeros is not None and weight.products:
@@ -218,7 +223,7 @@ def _replace_by_integers(
     model.opset_imports[_CONTRIB] = 1
 
 
-def _in_float32(model: ir.Model, scales: ir.Value) -> ir.Value:
+def _cast_to_float32(model: ir.Model, scales: ir.Value) -> ir.Value:
     """Return scales in the type that operators compute with; a runtime converts constants once, when it loads the graph."""
     if scales.dtype == ir.DataType.FLOAT:
         return scales
@@ -302,7 +307,7 @@ def _add_array(model: ir.Model, name: str, values: NDArray[Any], *, data: DataFi
 def _round_in_place(integers: Integers, values: NDArray[Any] | LazyMatrix, *, data: DataFile, pieces: Pieces) -> None:
     """Replace the values of one matrix by rounded ones."""
     value = integers.weight.value
-    rounded = data.once(
+    rounded = data.write_once(
         value.const_value,
         f"values, {integers.form}",
         lambda: _write_rounded(integers, values, data=data, pieces=pieces),

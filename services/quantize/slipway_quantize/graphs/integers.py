@@ -21,12 +21,12 @@ from slipway_quantize.grid.rounding import Rounded, round_weight
 from slipway_quantize.levels import IntLevel
 
 _TRANSPOSED, _WEIGHT = ".T", ".weight"
-"""Ends of an initializer's name (README of onnx_export, "Form of the weights")."""
+"""Ends of an initializer's name (docs/onnx.md, "Form of the weights")."""
 _JOINED = "+"
 _LINEAGE = "lineage"
 """Property of a graph: the digest of the model that it was made from."""
 
-Found = Mapping[tuple[str, str], CalibratedWeight]
+CalibratedWeights = Mapping[tuple[str, str], CalibratedWeight]
 """Integers of weights by graph and initializer."""
 
 
@@ -53,7 +53,7 @@ class Integers:
 
     @property
     def form(self) -> str:
-        """Return what tells these integers from others of the same tensor."""
+        """Return a key that differs from that of other integers of the same tensor."""
         how = self.weight.name if self.given else "rounded"
         return f"transposed: {self.weight.transposed}, {how}, {self.level.bits} bits"
 
@@ -71,8 +71,8 @@ class Integers:
 
     def zero_points(self) -> NDArray[Any] | None:
         """Return the unsigned zero points, (N, G); None where all are half of the range, which operators assume."""
-        found = self.given.zero_points() if self.given is not None else None
-        return None if found is None else (found.astype(np.int16) + (1 << (self.level.bits - 1))).astype(np.uint8)
+        zeros = self.given.zero_points() if self.given is not None else None
+        return None if zeros is None else (zeros.astype(np.int16) + (1 << (self.level.bits - 1))).astype(np.uint8)
 
 
 def find_integers(
@@ -82,11 +82,11 @@ def find_integers(
     ctx: Context,
     *,
     but: Iterable[str] = (),
-) -> Found:
+) -> CalibratedWeights:
     """Return the integers that a calibration has for the weights of graphs.
 
-    A tied table has the embedding's name in a graph; a calibration knows it as the head's. Weights ``but`` keep their type, so the calibration's
-    integers of them are of no use here.
+    A tied table has the embedding's name in a graph; a calibration knows it as the head's. The weights in ``but`` keep their type, so their
+    integers are not used.
 
     Raises:
         QuantizationError: ``CALIBRATION_MISMATCH``: it is of another model than the graphs, has none of their weights, or has them in
@@ -97,17 +97,17 @@ def find_integers(
     initializers = frozenset(
         part for _, model in graphs for name in model.graph.initializers for part in _names(str(name))
     )
-    found: dict[tuple[str, str], CalibratedWeight] = {}
+    integers: dict[tuple[str, str], CalibratedWeight] = {}
     used: set[str] = set()
     for graph, some in weights.items():
         for weight in some:
             names = _names(weight.name)
             given = calibration.weight(names, weight.features)
             if given is None and weight.products and weight.lookups:
-                names = calibration.shaped(weight.features, but=initializers)
+                names = calibration.names_of_shape(weight.features, but=initializers)
                 given = calibration.weight(names, weight.features) if len(names) == 1 else None
             if given is not None:
-                found[graph, weight.name] = given
+                integers[graph, weight.name] = given
                 used.update(names)
     calibration.require_used(len(used))
     unused = sorted(calibration.names - used - {name for weight in but for name in _names(weight)})
@@ -116,7 +116,7 @@ def find_integers(
             f"{counted(len(unused), 'weight')} of the calibration, first {unused[0]!r}, cannot be told apart in the graph: "
             "they are rounded without data"
         )
-    return found
+    return integers
 
 
 def _names(initializer: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from slipway.texts import quoted
 
 
 class LeftOutSource:
-    """What the graphs of a folder leave out, opened for reading; nothing, if they have all their weights.
+    """The weights that the graphs of a folder leave out, opened for reading; none if the graphs have all weights.
 
     Args:
         folder: The graphs' folder.
@@ -37,7 +37,7 @@ class LeftOutSource:
         self._weights: Weights | None = None
         if self._described is not None:
             if self._described.model not in inputs:
-                raise _invalid(f"the input {quoted(self._described.model)} with the model is missing")
+                raise _invalid_error(f"the input {quoted(self._described.model)} with the model is missing")
             self._weights = open_weights(inputs[self._described.model], inputs)
 
     def __enter__(self) -> Self:
@@ -49,7 +49,7 @@ class LeftOutSource:
                 pass
 
     def put_in(self, model: ir.Model, file: str) -> int:
-        """Make initializers of a graph's inputs that are weights; return their size in the graph's type, in bytes.
+        """Turn the inputs of a graph that are weights into initializers; return their size in the graph's type, in bytes.
 
         Raises:
             QuantizationError: ``ONNX_INVALID`` if a weight does not fit the graph.
@@ -71,7 +71,9 @@ class LeftOutSource:
                 or place.first + place.rows > info.shape[0]
                 or place.index in made
             ):
-                raise _invalid(f"the weight {name!r} of {file} is not rows of the model's tensor {place.tensor!r}")
+                raise _invalid_error(
+                    f"the weight {name!r} of {file} is not rows of the model's tensor {place.tensor!r}"
+                )
             model.graph.inputs.remove(value)
             value.const_value = LeftOutTensor(self._weights, place, info.shape[1], name=name)
             made[place.index] = value
@@ -103,7 +105,7 @@ class LeftOutTensor(ir.LazyTensor):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return what two matrices share if they are the same."""
+        """Return a key that is the same for the same matrix."""
         place = self._place
         return place.tensor, place.first, place.rows, place.transposed
 
@@ -118,7 +120,7 @@ class LeftOutTensor(ir.LazyTensor):
         first = self._place.first
         if columns == slice(0, self._columns):
             return self._weights.rows(self._place.tensor, first + rows.start, rows.stop - rows.start)
-        with self._lock:  # columns of rows that are made on the way: made once for all pieces
+        with self._lock:  # rows may be computed while they are read: read them once for all columns
             if self._whole is None:
                 self._whole = self._weights.rows(self._place.tensor, first, self._place.rows)
         return self._whole[rows, columns]
@@ -128,7 +130,7 @@ class LeftOutTensor(ir.LazyTensor):
 
 
 class LazyMatrix:
-    """A part of a matrix, read when it is made an array; as far as pieces of weights need it, it behaves like one.
+    """A part of a matrix, read when it is made an array. It has the methods of an array that pieces of weights need.
 
     Args:
         tensor: The matrix.
@@ -177,7 +179,7 @@ class LazyMatrix:
         return made if dtype is None else made.astype(dtype)
 
 
-def _invalid(message: str) -> QuantizationError:
+def _invalid_error(message: str) -> QuantizationError:
     return QuantizationError(
         message, reason="ONNX_INVALID", remedy="export the ONNX model again, and give this stage that export's inputs"
     )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from slipway.stage import Context
 from slipway_quantize.graphs.folder import DATA_PAGE, read_constant, row_chunks, tensor_key
-from slipway_quantize.graphs.integers import Found
+from slipway_quantize.graphs.integers import CalibratedWeights
 from slipway_quantize.graphs.left_out import LazyMatrix
 from slipway_quantize.graphs.weights import Weight
 from slipway_quantize.levels import IntLevel
@@ -21,14 +21,14 @@ from slipway_quantize.mixed.budget import SizeBudget
 from slipway_quantize.mixed.choice import Candidate, Choice, choose_bits
 
 _NODES = 768
-"""Bytes that a graph grows by at most when a product with one weight becomes one with integers."""
+"""Most bytes that a graph grows by when a product with one weight becomes one with integers."""
 
 
 def choose_graph_bits(
     source: Path,
     graphs: Sequence[tuple[str, ir.Model]],
     fits: Mapping[str, Sequence[Weight]],
-    given: Found,
+    given: CalibratedWeights,
     *,
     level: IntLevel,
     widths: tuple[int, ...],
@@ -57,16 +57,16 @@ def choose_graph_bits(
                 copied[key] = value.const_value.nbytes
         for weight in fits[name]:
             fixed += _NODES
-            found = given.get((name, weight.name))
+            calibrated = given.get((name, weight.name))
             sizes = {
-                bits: _integer_bytes(weight, scale_dtype, replace_bits=bits, level=level, zeros=found)
+                bits: _integer_bytes(weight, scale_dtype, replace_bits=bits, level=level, zeros=calibrated)
                 for bits in widths
                 if bits >= least[weight.name]
             }
-            measured = found.sensitivity if found is not None else None
-            reads = _reads(source, weight)
+            measured = calibrated.sensitivity if calibrated is not None else None
+            reads = _piece_readers(source, weight)
             candidates[weight.name] = Candidate(weight.name, sizes, reads, measured)
-    total = fixed + _in_a_row(copied.values())
+    total = fixed + _data_file_bytes(copied.values())
     return choose_bits(
         list(candidates.values()),
         fixed=total,
@@ -77,32 +77,32 @@ def choose_graph_bits(
     )
 
 
-def _in_a_row(sizes: Iterable[int]) -> int:
-    """Return the space that tensors take one after the other in a data file."""
+def _data_file_bytes(sizes: Iterable[int]) -> int:
+    """Return the size of a data file that has tensors of these sizes, one after the other."""
     end = 0
     for size in sizes:
         end += -end % (DATA_PAGE if size >= DATA_PAGE else 64) + size
     return end
 
 
-def _stored(size: int) -> int:
-    """Return the most space that a tensor takes in a data file: large ones start at a page, so what is behind a small one may be unused."""
+def _most_bytes(size: int) -> int:
+    """Return the most space that a tensor takes in a data file: large ones start at a page, so space after a small one may be unused."""
     return -(-size // DATA_PAGE) * DATA_PAGE
 
 
 def _integer_bytes(
     weight: Weight, scale_dtype: np.dtype[Any], *, replace_bits: int, level: IntLevel, zeros: Any
 ) -> int:
-    """Return the size of a weight's integers and scales; zero points are for the level's own bits, and in two layouts if looked up too."""
+    """Return the size of a weight's integers, scales and zero points. Only calibrated bits have zero points, each use in its own layout."""
     rows, columns = weight.features
     groups = columns // level.group_size
     parts = [rows * columns * replace_bits // 8, scale_dtype.itemsize * rows * groups]
     if zeros is not None and replace_bits == zeros.bits and "zero_points" in zeros.parts[0]:
         parts += [rows * groups] * (bool(weight.products) + bool(weight.lookups))
-    return sum(map(_stored, parts))
+    return sum(map(_most_bytes, parts))
 
 
-def _reads(source: Path, weight: Weight) -> list[Callable[[], NDArray[Any]]]:
+def _piece_readers(source: Path, weight: Weight) -> list[Callable[[], NDArray[Any]]]:
     values = read_constant(source, weight.value.const_value)
     return [partial(_read, piece) for _, piece in row_chunks(values.T if weight.transposed else values, multiple=16)]
 

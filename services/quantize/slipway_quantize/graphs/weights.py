@@ -52,17 +52,17 @@ def find_weights(graph: ir.Graph) -> list[Weight]:
 
     A matrix is left out if anything but MatMul, Gemm or token lookup uses it too.
     """
-    found: dict[tuple[str, bool], Weight] = {}
+    matrices: dict[tuple[str, bool], Weight] = {}
     for node in graph:
         use = _product_weight(node) or _lookup_table(node)
         if use is None:
             continue
         value, transposed = use
         assert value.name is not None
-        weight = found.setdefault((value.name, transposed), Weight(value=value, transposed=transposed))
+        weight = matrices.setdefault((value.name, transposed), Weight(value=value, transposed=transposed))
         (weight.lookups if node.op_type == "Gather" else weight.products).append(node)
-    names = Counter(name for name, _ in found)
-    return [weight for (name, _), weight in found.items() if names[name] == 1 and _has_no_other_use(weight)]
+    names = Counter(name for name, _ in matrices)
+    return [weight for (name, _), weight in matrices.items() if names[name] == 1 and _has_no_other_use(weight)]
 
 
 def _product_weight(node: ir.Node) -> tuple[ir.Value, bool] | None:

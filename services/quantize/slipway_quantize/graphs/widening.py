@@ -8,7 +8,7 @@ _WIDE, _NARROW = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.BFL
 
 
 def has_type(model: ir.Model, *types: ir.DataType) -> bool:
-    """Return whether the graph computes with weights or inputs of one of the types: more than to convert them."""
+    """Return whether the graph computes with weights or inputs of one of the types; casting a weight does not count."""
     weights = (value for value in model.graph.initializers.values() if value.dtype in types)
     computes = any(use.node.op_type != "Cast" for value in weights for use in value.uses())
     return computes or any(value.dtype in types for value in model.graph.inputs)
@@ -38,7 +38,7 @@ def widen(model: ir.Model) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
-    """Let everything that reads a value read it rounded to bfloat16; a result of the graph keeps its name."""
+    """Make all readers of a value read it rounded to bfloat16; a result of the graph keeps its name."""
     name = value.name
     value.type = _WIDE
     narrow = _cast(value, ir.DataType.BFLOAT16)

@@ -1,4 +1,4 @@
-"""Round pieces of weights to the grid of a level: packed codes, scales, and what the rounding adds."""
+"""Round pieces of weights to the grid of a level: packed codes, scales, and the rounding error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rounded:
     Attributes:
         packed: Packed codes. uint8 (N, K · bits / 8)
         scales: (N, G)
-        error: Sum of squares of what the rounding adds to the weights.
+        error: Sum of squares of the rounding error.
         energy: Sum of squares of the weights.
         zero_points: int8 (N, G); None where all are 0.
     """
@@ -61,7 +61,7 @@ def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.d
     scales = np.empty((rows, columns // group_size), scale_dtype)
     squares = (0.0, 0.0)
     if weight.size:
-        squares = _fill(_readable(weight), bits=bits, packed=packed, scales=scales, name=name)
+        squares = _fill(_make_readable(weight), bits=bits, packed=packed, scales=scales, name=name)
     return Rounded(packed, scales, *squares)
 
 
@@ -89,7 +89,7 @@ def _fill(weight: Array, *, bits: int, packed: Array, scales: Array, name: str) 
     return error, energy
 
 
-def _readable(weight: Array) -> Array:
+def _make_readable(weight: Array) -> Array:
     """Return the weight in a type and layout that the kernel reads."""
     if weight.dtype.name not in TYPES:
         return weight.astype(np.float32, order="C")
@@ -210,12 +210,12 @@ class Kernel:
 @cache
 def kernel() -> Kernel | None:
     """Return the kernel for this processor, if there is one."""
-    found = best_kernel(FOLDER)
-    return Kernel(*found) if found else None
+    best = best_kernel(FOLDER)
+    return Kernel(*best) if best else None
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenCodes:
     """Integers of some rows of a weight: a value is (code - zero point) · scale.
 
     Attributes:
@@ -228,8 +228,8 @@ class Given:
     scales: Array
     zero_points: Array | None
 
-    def rounded(self, weight: Array, *, bits: int, scale_dtype: np.dtype[Any], name: str) -> Rounded:
-        """Return them packed, with scales of the stored type.
+    def pack(self, weight: Array, *, bits: int, scale_dtype: np.dtype[Any], name: str) -> Rounded:
+        """Pack the codes; return them with scales of the stored type.
 
         Args:
             weight: The rows that they stand for, any float type. (N, K)

@@ -112,8 +112,8 @@ def pack_words(codes: Array, *, bits: int) -> Array:
     words = -(-columns * bits // 32)
     packed = np.zeros((rows, 4 * words), np.uint8)
     padded = np.pad(codes, ((0, 0), (0, -columns % 8)), constant_values=-(1 << (bits - 1)))
-    found = pack_codes(padded, bits=bits)
-    packed[:, : found.shape[1]] = found[:, : packed.shape[1]]
+    dense = pack_codes(padded, bits=bits)
+    packed[:, : dense.shape[1]] = dense[:, : packed.shape[1]]
     return packed.view("<i4")
 
 

@@ -8,7 +8,7 @@ from slipway.errors import QuantizationError
 from slipway.sizes import format_size
 
 BYTES_PER_WEIGHT = 2
-"""A share of the size is of that in 16 bits, whatever type the input has, so that it means the same for every format."""
+"""Bytes of a weight in 16 bits. Shares refer to that size, whatever type the input has, so that they mean the same for every format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class SizeBudget:
     Attributes:
         size: In bytes; 0 if it is a share.
         share: Share of the size that all weights have in 16 bits; 0 if it is a size.
-        wide: Share of the way from the smallest to the largest possible size; it counts where there is no other.
+        wide: Share of the way from the smallest to the largest possible size; used if the others are 0.
     """
 
     size: int = 0
@@ -37,7 +37,7 @@ class SizeBudget:
         return least + int(self.wide * (most - least))
 
 
-def unmet(limit: int, least: int) -> QuantizationError:
+def size_budget_error(limit: int, least: int) -> QuantizationError:
     """Return the error of a size that is too small.
 
     Args:

@@ -1,7 +1,7 @@
 """Choose the bits of each weight by how much the model's results suffer from its rounding.
 
 A weight with a calibration has a measured sensitivity: the divergence of the whole model on held-out text when this weight alone is
-rounded. Weights without one are compared by their relative error, which the weight alone tells, and by their place in the model.
+rounded. Weights without one are compared by their relative error, which needs no text, and by their place in the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from slipway.stage import Context
 from slipway_quantize.grid.rounding import round_weight
 from slipway_quantize.grid.search import Array
-from slipway_quantize.mixed.budget import SizeBudget, unmet
+from slipway_quantize.mixed.budget import SizeBudget, size_budget_error
 from slipway_quantize.mixed.knapsack import Option, choose, smallest
 
 MEASURED, ESTIMATED = "held-out divergence", "weights alone"
@@ -52,7 +52,7 @@ class Choice:
 
     Attributes:
         bits: Bits by name.
-        facts: What was chosen by, for people and for the report.
+        facts: How the choice was made, for people and for the report.
     """
 
     bits: Mapping[str, int]
@@ -81,7 +81,7 @@ def choose_bits(
     least = fixed + smallest(sizes)
     limit = budget.of(weights, least=least, most=fixed + sum(max(each.sizes.values()) for each in candidates))
     if least > limit:
-        raise unmet(limit, least)
+        raise size_budget_error(limit, least)
     errors = _errors(candidates, group_size=group_size, ctx=ctx)
     widths = [tuple(unit[0].sizes) for unit in joined]
     items = [
@@ -115,24 +115,25 @@ def _errors(candidates: Sequence[Candidate], *, group_size: int, ctx: Context) -
     with ThreadPoolExecutor(ctx.threads) as pool:
         for done, each in enumerate(candidates):
             ctx.progress("measure", done=done, total=len(candidates), unit="tensors")
-            found = _relative_errors(each, group_size=group_size, pool=pool)
-            shares[each.name] = {bits: share * importance[each.name] for bits, share in found.items()}
+            by_bits = _relative_errors(each, group_size=group_size, pool=pool)
+            shares[each.name] = {bits: share * importance[each.name] for bits, share in by_bits.items()}
     least = {each.name: shares[each.name][min(each.sizes)] for each in candidates}
     known = {each.name: each.sensitivity for each in candidates if each.sensitivity is not None}
     ratios = {name: sensitivity / least[name] if least[name] else 0.0 for name, sensitivity in known.items()}
     usual = median([ratio for ratio in ratios.values() if ratio] or [1.0])
     return {
-        name: {bits: share * ratios.get(name, usual) for bits, share in found.items()} for name, found in shares.items()
+        name: {bits: share * ratios.get(name, usual) for bits, share in by_bits.items()}
+        for name, by_bits in shares.items()
     }
 
 
 def importance_by_place(names: Sequence[str]) -> dict[str, float]:
-    """Return how much more an error of a weight costs than one of most others, as practice has found.
+    """Return how many times more an error of each weight costs than one of most others, by experience.
 
-    What values and the second half of a feed-forward network add goes into the hidden states as it is; the outermost layers have no
-    others before or behind them that make up for them. llama.cpp's mixtures of bits (``use_more_bits``) prefer the same ones.
+    The value projection and the second half of a feed-forward network add directly to the hidden states. The outermost layers have no
+    layers before or behind them that make up for their errors. llama.cpp's mixtures of bits (``use_more_bits``) prefer the same ones.
     """
-    layers = {name: int(found[1]) for name in names if (found := _LAYER.search(name))}
+    layers = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
     last = max(layers.values(), default=0)
     return {
         name: (_PREFERRED if any(part in name for part in _DIRECT) else 1.0)
@@ -147,11 +148,11 @@ def _relative_errors(each: Candidate, *, group_size: int, pool: ThreadPoolExecut
     def measure(read: Callable[[], Array]) -> list[tuple[float, float]]:
         values = read()
         scales = np.dtype(np.float32)
-        found = (
+        results = (
             round_weight(values, bits=bits, group_size=group_size, scale_dtype=scales, name=each.name)
             for bits in each.sizes
         )
-        return [(rounded.error, rounded.energy) for rounded in found]
+        return [(rounded.error, rounded.energy) for rounded in results]
 
     parts = list(pool.map(measure, each.pieces))
     return {
@@ -167,10 +168,10 @@ _JOINED = "+"
 
 
 def units(names: Iterable[str]) -> list[list[str]]:
-    """Return the names of weights in groups that have the same number of bits, in the order of their first."""
-    found: dict[tuple[str, Any], list[str]] = {}
+    """Group the names of weights that must have the same number of bits, in the order of each group's first."""
+    groups: dict[tuple[str, Any], list[str]] = {}
     for name in names:
         path, _, last = name.removesuffix(".T").removesuffix(".weight").rpartition(".")
         fused = next((parts for parts in _FUSED if set(last.split(_JOINED)) <= set(parts)), None)
-        found.setdefault((path, fused or last), []).append(name)
-    return list(found.values())
+        groups.setdefault((path, fused or last), []).append(name)
+    return list(groups.values())

@@ -28,7 +28,7 @@ class Solution:
         chosen: Index of the option of each item.
         size: Sum of their sizes.
         error: Sum of their errors.
-        bound: No choice within the size has a smaller sum of errors.
+        bound: Lower bound of the sum of errors that any choice within the size has.
     """
 
     chosen: tuple[int, ...]
@@ -59,14 +59,14 @@ def choose(items: Sequence[Sequence[Option]], *, room: int) -> Solution | None:
     if size > room:
         return None
     steps = [
-        (-_saved(items[item], step) / _added(items[item], step), item, step)
+        (-_saved_error(items[item], step) / _added_bytes(items[item], step), item, step)
         for item, hull in enumerate(hulls)
         for step in pairwise(hull)
     ]
     error = sum(items[item][first].error for item, first in enumerate(chosen))
     bound, divided, blocked = error, False, set[int]()
     for rate, item, step in sorted(steps):
-        more = _added(items[item], step)
+        more = _added_bytes(items[item], step)
         if not divided:
             share = min(1.0, (room - size) / more)
             bound += rate * more * share
@@ -75,29 +75,29 @@ def choose(items: Sequence[Sequence[Option]], *, room: int) -> Solution | None:
             blocked.add(item)  # later steps of the item start from this one
             continue
         chosen[item], size = step[1], size + more
-        error -= _saved(items[item], step)
+        error -= _saved_error(items[item], step)
     return Solution(tuple(chosen), size, max(error, 0.0), max(min(bound, error), 0.0))
 
 
 def _hull(options: Sequence[Option]) -> list[int]:
     """Return the options on the lower convex hull, by size: each saves less per byte than the one before."""
-    found: list[int] = []
+    hull: list[int] = []
     for index in sorted(range(len(options)), key=lambda each: (options[each].size, options[each].error, each)):
-        if found and options[index].error >= options[found[-1]].error:
+        if hull and options[index].error >= options[hull[-1]].error:
             continue
-        while len(found) > 1 and _rate(options, (found[-1], index)) >= _rate(options, (found[-2], found[-1])):
-            found.pop()
-        found.append(index)
-    return found
+        while len(hull) > 1 and _rate(options, (hull[-1], index)) >= _rate(options, (hull[-2], hull[-1])):
+            hull.pop()
+        hull.append(index)
+    return hull
 
 
-def _saved(options: Sequence[Option], step: tuple[int, int]) -> float:
+def _saved_error(options: Sequence[Option], step: tuple[int, int]) -> float:
     return options[step[0]].error - options[step[1]].error
 
 
-def _added(options: Sequence[Option], step: tuple[int, int]) -> int:
+def _added_bytes(options: Sequence[Option], step: tuple[int, int]) -> int:
     return options[step[1]].size - options[step[0]].size
 
 
 def _rate(options: Sequence[Option], step: tuple[int, int]) -> float:
-    return _saved(options, step) / _added(options, step)
+    return _saved_error(options, step) / _added_bytes(options, step)

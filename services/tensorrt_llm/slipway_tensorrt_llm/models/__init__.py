@@ -1,1 +1,1 @@
-"""What TensorRT-LLM computes of a model, and what its ``config.json`` says there. Light: a client asks before anything runs."""
+"""Models that TensorRT-LLM can compute, and their ``config.json`` there. Light, because a client uses it before anything runs."""

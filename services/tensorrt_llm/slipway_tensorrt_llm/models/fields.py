@@ -1,7 +1,8 @@
 """The ``config.json`` of a checkpoint.
 
-Source: "TensorRT-LLM Checkpoint", https://nvidia.github.io/TensorRT-LLM/legacy/architecture/checkpoint.html, section Config, and for the fields of
-each graph ``config.py`` of TensorRT-LLM 1.2 in ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}``; ``PretrainedConfig`` for ``runtime_defaults``.
+Sources: "TensorRT-LLM Checkpoint", https://nvidia.github.io/TensorRT-LLM/legacy/architecture/checkpoint.html, section Config. The fields of
+each graph are from ``config.py`` of TensorRT-LLM 1.2 in ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}``; ``runtime_defaults`` is from
+``PretrainedConfig``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def checkpoint_fields(model: Model, *, dtype: str, tp: int, pp: int) -> dict[str
     Raises:
         TensorRTLLMExportError: ``BASE_MODEL_INVALID``.
     """
-    found = model.architecture
+    architecture = model.architecture
     return {
-        "architecture": found.class_name,
+        "architecture": architecture.class_name,
         "dtype": dtype,
         "logits_dtype": "float32",
         "vocab_size": model.decoder.vocabulary,
@@ -39,7 +40,7 @@ def checkpoint_fields(model: Model, *, dtype: str, tp: int, pp: int) -> dict[str
         "intermediate_size": model.decoder.inner,
         "norm_epsilon": model.epsilon,
         "tie_word_embeddings": model.decoder.tied,
-        "use_parallel_embedding": found.splits_embedding and tp > 1,
+        "use_parallel_embedding": architecture.splits_embedding and tp > 1,
         "embedding_sharding_dim": 0,
         "mapping": {"world_size": tp * pp, "tp_size": tp, "pp_size": pp},
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
@@ -47,7 +48,7 @@ def checkpoint_fields(model: Model, *, dtype: str, tp: int, pp: int) -> dict[str
             {"runtime_defaults": {"max_attention_window": list(model.decoder.windows)}} if model.decoder.windows else {}
         ),
         **model.rope,
-        **_OF_GRAPHS[found.graph](model),
+        **_OF_GRAPHS[architecture.graph](model),
     }
 
 
@@ -69,7 +70,7 @@ def _qwen(model: Model) -> dict[str, Any]:
 
 
 def _gemma(model: Model) -> dict[str, Any]:
-    """Return the fields of Gemma; the two newer graphs are recognised by theirs."""
+    """Return the fields of Gemma; TensorRT-LLM recognises the two newer graphs by theirs."""
     common = {"hidden_act": "gelu_pytorch_tanh", "attn_bias": False, "mlp_bias": False}
     if not model.decoder.kind.period:
         return common
@@ -81,7 +82,7 @@ def _gemma(model: Model) -> dict[str, Any]:
     if not model.architecture.qk_norms:
         return common | newer | {"attn_logit_softcapping": _cap(settings, "attn_logit_softcapping")}
     period = model.decoder.kind.period
-    # Releases until 1.0 read the name without the underscore, later ones that with it.
+    # Releases until 1.0 read the name without the underscore; later ones read the name with it.
     pattern = {"_sliding_window_pattern": period, "sliding_window_pattern": period}
     return common | newer | pattern | {"sliding_window": min(model.decoder.windows, default=model.decoder.positions)}
 

@@ -1,4 +1,4 @@
-"""A model's numbers, and what of them TensorRT-LLM cannot compute."""
+"""Read a model's numbers, and refuse those that TensorRT-LLM cannot compute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Model:
     Attributes:
         architecture: Its architecture.
         decoder: Its sizes.
-        epsilon: Number below the root of the norms.
+        epsilon: Number that the norms add under the root.
         qkv_bias: Whether queries, keys and values have biases.
         dense_bias: Whether the matrix behind attention has one.
         mlp_bias: Whether the matrices of the MLP have some.
@@ -46,66 +46,70 @@ def model_of(config: ModelConfig) -> Model:
     Raises:
         TensorRTLLMExportError: ``FAMILY_UNSUPPORTED`` if TensorRT-LLM does not compute it, ``BASE_MODEL_INVALID``.
     """
-    found = architecture_of(config.class_name)
-    if found is None:
-        raise unsupported(f"the model is {config.description}, and TensorRT-LLM checkpoints are written of {KNOWN}")
+    architecture = architecture_of(config.class_name)
+    if architecture is None:
+        raise unsupported_error(
+            f"the model is {config.description}, and TensorRT-LLM checkpoints are written of {KNOWN}"
+        )
     settings = settings_of(config)
-    for key, values in found.assumes.items():
+    for key, values in architecture.assumes.items():
         if settings.get(key) is not None and settings[key] not in values:
             expected = " or ".join(map(quoted, values)) or "no such setting"
-            raise _assumed(found, key, settings[key], expected)
+            raise _assumption_error(architecture, key, settings[key], expected)
     decoder = decoder_of(config, VALUES)
-    if found.graph in ("phi3", "gpt") and decoder.width * decoder.heads != decoder.hidden:
-        raise _assumed(found, "head_dim", decoder.width, f"heads that share the hidden size of {decoder.hidden}")
-    kinds, period = settings.get("layer_types"), found.kind.period
-    windowed = found.qk_norms and period and settings.get("sliding_window") is not None
-    if windowed and kinds not in (None, kinds_of_layers(found.kind, settings, VALUES, decoder.layers)):
-        raise _assumed(found, "layer_types", kinds, f"full attention in every layer number {period}")
-    gpt, bias = found.graph == "gpt", flag(settings, "attention_bias")
+    if architecture.graph in ("phi3", "gpt") and decoder.width * decoder.heads != decoder.hidden:
+        raise _assumption_error(
+            architecture, "head_dim", decoder.width, f"heads that share the hidden size of {decoder.hidden}"
+        )
+    kinds, period = settings.get("layer_types"), architecture.kind.period
+    windowed = architecture.qk_norms and period and settings.get("sliding_window") is not None
+    if windowed and kinds not in (None, kinds_of_layers(architecture.kind, settings, VALUES, decoder.layers)):
+        raise _assumption_error(architecture, "layer_types", kinds, f"full attention in every layer number {period}")
+    gpt, bias = architecture.graph == "gpt", flag(settings, "attention_bias")
     return Model(
-        architecture=found,
+        architecture=architecture,
         decoder=decoder,
         epsilon=positive(settings, "layer_norm_epsilon" if gpt else "rms_norm_eps"),
-        qkv_bias=gpt or bias or found.class_name == "Qwen2ForCausalLM",
-        dense_bias=gpt or (bias and found.graph == "llama"),
-        mlp_bias=gpt or (found.graph == "llama" and flag(settings, "mlp_bias")),
+        qkv_bias=gpt or bias or architecture.class_name == "Qwen2ForCausalLM",
+        dense_bias=gpt or (bias and architecture.graph == "llama"),
+        mlp_bias=gpt or (architecture.graph == "llama" and flag(settings, "mlp_bias")),
         norm_bias=gpt,
-        rope=rope_fields(found, decoder),
+        rope=rope_fields(architecture, decoder),
     )
 
 
 def check_division(model: Model, *, tp: int, pp: int) -> None:
-    """Refuse numbers of GPUs that the model cannot be divided among.
+    """Refuse a number of GPUs among which the model cannot be divided.
 
     Raises:
         TensorRTLLMExportError: ``FAMILY_UNSUPPORTED``.
     """
-    found, decoder = model.architecture, model.decoder
+    architecture, decoder = model.architecture, model.decoder
     for what, count in (("attention heads", decoder.heads), ("values within an MLP", decoder.inner)):
         if count % tp:
-            raise _undivided("tp", tp, f"the model's {count} {what} cannot be divided by it")
+            raise _division_error("tp", tp, f"the model's {count} {what} cannot be divided by it")
     if decoder.kv_heads % tp and tp % decoder.kv_heads:
         what = (
             f"the model's {decoder.kv_heads} heads of keys and values can neither be divided by it nor repeated evenly"
         )
-        raise _undivided("tp", tp, what)
-    if found.splits_embedding and decoder.vocabulary % tp:
-        raise _undivided("tp", tp, f"the model's vocabulary of {decoder.vocabulary} cannot be divided by it")
+        raise _division_error("tp", tp, what)
+    if architecture.splits_embedding and decoder.vocabulary % tp:
+        raise _division_error("tp", tp, f"the model's vocabulary of {decoder.vocabulary} cannot be divided by it")
     each, kv_each = decoder.heads // tp, max(1, decoder.kv_heads // tp)
-    if found.qk_norms and each == kv_each > 1:
-        # Attention.forward then takes the joined matrix for one with queries, keys and values of each head in turn.
+    if architecture.qk_norms and each == kv_each > 1:
+        # Attention.forward would read the joined matrix as if queries, keys and values of each head followed each other.
         what = (
             f"each GPU has {each} heads of queries and of keys, whose norms TensorRT-LLM 1.2 applies to the wrong rows"
         )
-        raise _undivided("tp", tp, what)
-    if pp > 1 and not found.pipelines:
-        raise _undivided("pp", pp, f"TensorRT-LLM does not divide the layers of {found.class_name}")
+        raise _division_error("tp", tp, what)
+    if pp > 1 and not architecture.pipelines:
+        raise _division_error("pp", pp, f"TensorRT-LLM does not divide the layers of {architecture.class_name}")
     if decoder.layers % pp:
-        raise _undivided("pp", pp, f"the model's {decoder.layers} layers cannot be divided by it")
+        raise _division_error("pp", pp, f"the model's {decoder.layers} layers cannot be divided by it")
 
 
 def refusal_reason(params: Mapping[str, Any], config: ModelConfig) -> str:
-    """Return why no checkpoint is written of the model with this ``config.json`` with these parameters; empty if one is."""
+    """Return why no checkpoint can be written for this ``config.json`` and these parameters; an empty text if one can."""
     try:
         check_division(model_of(config), tp=int(params.get("tp", 1)), pp=int(params.get("pp", 1)))
     except TensorRTLLMExportError as error:
@@ -113,22 +117,20 @@ def refusal_reason(params: Mapping[str, Any], config: ModelConfig) -> str:
     return ""
 
 
-def _undivided(name: str, value: int, why: str) -> TensorRTLLMExportError:
-    return unsupported(f"{name} is {value}, and {why}", key=name)
+def _division_error(name: str, value: int, why: str) -> TensorRTLLMExportError:
+    return unsupported_error(f"{name} is {value}, and {why}", key=name)
 
 
-def _assumed(found: Architecture, key: str, value: object, expected: str) -> TensorRTLLMExportError:
-    what = (
-        f"{key} is {quoted(value)[:200]} in config.json, and TensorRT-LLM computes {found.class_name} with {expected}"
-    )
-    return unsupported(what, key=key)
+def _assumption_error(architecture: Architecture, key: str, value: object, expected: str) -> TensorRTLLMExportError:
+    what = f"{key} is {quoted(value)[:200]} in config.json, and TensorRT-LLM computes {architecture.class_name} with {expected}"
+    return unsupported_error(what, key=key)
 
 
 VALUES = ConfigValues(TensorRTLLMExportError)
 positive, flag = VALUES.positive, VALUES.flag
 
 
-def unsupported(what: str, *, key: str = "") -> TensorRTLLMExportError:
+def unsupported_error(what: str, *, key: str = "") -> TensorRTLLMExportError:
     """Return the error for a model that TensorRT-LLM would compute wrong."""
     return TensorRTLLMExportError(
         what,
@@ -142,7 +144,7 @@ _TOLERANCE = 1e-4
 
 
 def rope_fields(found: Architecture, decoder: Decoder) -> dict[str, Any]:
-    """Return the fields.
+    """Return the fields of the rotary embedding.
 
     Args:
         found: The model's architecture.
@@ -160,11 +162,13 @@ def rope_fields(found: Architecture, decoder: Decoder) -> dict[str, Any]:
         }
     rotary = decoder.rotary
     if rotary.local_kind != "default":
-        raise unsupported("config.json scales the rotation of layers with a sliding window, which no checkpoint says")
+        raise unsupported_error(
+            "config.json scales the rotation of layers with a sliding window, which no checkpoint says"
+        )
     if rotary.share != 1.0 and found.graph != "phi3":
-        raise _refused(found, "partial_rotary_factor", rotary.share)
+        raise _setting_error(found, "partial_rotary_factor", rotary.share)
     if rotary.rotated < 2 or rotary.rotated % 2 or rotary.rotated > decoder.width:
-        raise _refused(found, "head_dim", decoder.width)
+        raise _setting_error(found, "head_dim", decoder.width)
     fields: dict[str, Any] = {
         "position_embedding_type": "rope_gpt_neox",
         "rotary_base": rotary.base,
@@ -177,20 +181,20 @@ def rope_fields(found: Architecture, decoder: Decoder) -> dict[str, Any]:
     if rotary.kind == "default":
         return fields
     if rotary.kind not in found.rope:
-        raise _refused(found, "rope_type", rotary.kind)
+        raise _setting_error(found, "rope_type", rotary.kind)
     return fields | _SCALINGS[rotary.kind](found, decoder)
 
 
-def _linear(found: Architecture, decoder: Decoder) -> dict[str, Any]:
-    del found
+def _linear(architecture: Architecture, decoder: Decoder) -> dict[str, Any]:
+    del architecture
     return _scaling("linear", factor=decoder.rotary.factor())
 
 
-def _yarn(found: Architecture, decoder: Decoder) -> dict[str, Any]:
-    """Return YaRN, whose factor for attention the graph computes itself, as the paper does."""
+def _yarn(architecture: Architecture, decoder: Decoder) -> dict[str, Any]:
+    """Return the fields for YaRN; the graph computes the factor for attention itself, as the paper does."""
     rotary = decoder.rotary
     if other := rotary.beyond_yarn():
-        raise _refused(found, *other)
+        raise _setting_error(architecture, *other)
     return _scaling(
         "yarn",
         factor=rotary.factor(),
@@ -200,23 +204,23 @@ def _yarn(found: Architecture, decoder: Decoder) -> dict[str, Any]:
     )
 
 
-def _llama3(found: Architecture, decoder: Decoder) -> dict[str, Any]:
-    del found
+def _llama3(architecture: Architecture, decoder: Decoder) -> dict[str, Any]:
+    del architecture
     keys = ("factor", "low_freq_factor", "high_freq_factor")
     numbers = {key: positive(decoder.rotary.parameters, key) for key in keys}
     original = decoder.rotary.original_length(decoder.positions)
     return _scaling("llama3", **numbers, original_max_position_embeddings=original)
 
 
-def _longrope(found: Architecture, decoder: Decoder) -> dict[str, Any]:
-    """Return factors for texts below and beyond the original length; the graph computes the factor for attention from the two lengths."""
+def _longrope(architecture: Architecture, decoder: Decoder) -> dict[str, Any]:
+    """Return the factors for texts up to and beyond the original length; the graph computes attention's factor from the two lengths."""
     rotary = decoder.rotary
     original = rotary.original_length(decoder.positions)
     times = decoder.positions / original
     for key, wanted in (("factor", times), ("attention_factor", longrope_attention(times, original))):
-        given = rotary.parameters.get(key)
-        if given is not None and abs(positive(rotary.parameters, key) - wanted) > _TOLERANCE:
-            raise _refused(found, key, given)
+        value = rotary.parameters.get(key)
+        if value is not None and abs(positive(rotary.parameters, key) - wanted) > _TOLERANCE:
+            raise _setting_error(architecture, key, value)
     return {
         "position_embedding_type": "long_rope",
         ORIGINAL: original,
@@ -234,12 +238,12 @@ _SCALINGS: Mapping[str, Callable[[Architecture, Decoder], dict[str, Any]]] = {
 
 
 def _scaling(kind: str, **numbers: float) -> dict[str, Any]:
-    """Return ``rotary_scaling``, whose kind older releases read as ``type``."""
+    """Return ``rotary_scaling``; older releases read its kind from ``type``."""
     return {"rotary_scaling": {"type": kind, "rope_type": kind, **numbers}}
 
 
-def _refused(found: Architecture, key: str, value: object) -> Exception:
-    return unsupported(
-        f"{key} is {quoted(value)[:100]} in config.json, which TensorRT-LLM does not compute for {found.class_name}",
+def _setting_error(architecture: Architecture, key: str, value: object) -> Exception:
+    return unsupported_error(
+        f"{key} is {quoted(value)[:100]} in config.json, which TensorRT-LLM does not compute for {architecture.class_name}",
         key=key,
     )

@@ -1,8 +1,8 @@
-"""The models that are written, as TensorRT-LLM's graphs compute them. Data.
+"""List the models that can be written, as TensorRT-LLM's graphs compute them.
 
-The facts are those of TensorRT-LLM 1.2, the last release whose sources were found with these graphs: ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}`` (``config.py``,
-``convert.py``, ``model.py``), ``tensorrt_llm/layers/{attention,mlp}.py``. What a graph assumes without a field in the checkpoint is a setting that
-a model must have: another value would be computed wrong without a message.
+The facts are those of TensorRT-LLM 1.2, the last release known to have these graphs: ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}``
+(``config.py``, ``convert.py``, ``model.py``), ``tensorrt_llm/layers/{attention,mlp}.py``. A graph assumes some settings for which the
+checkpoint has no field. A model must have these values, because TensorRT-LLM would compute another value wrong without a message.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Names:
     """Names of a model's tensors in transformers, without ``.weight`` and ``.bias``.
 
     Attributes:
-        prefix: Beginning of all but the head's.
-        layers: Beginning of a layer's, before its number.
+        prefix: Beginning of all names but the head's.
+        layers: Beginning of the names in a layer, before its number.
         embedding: The embedding of tokens.
         positions: The embedding of positions; empty for none.
         final: The norm behind all layers.
@@ -55,10 +55,10 @@ class Architecture:
     """One class of transformers, and the graph that computes it.
 
     Attributes:
-        class_name: The class, one of :data:`~slipway.model.decoders.classes.CLASSES`, by which TensorRT-LLM chooses the graph too.
+        class_name: The class, one of :data:`~slipway.model.decoders.classes.CLASSES`; TensorRT-LLM chooses the graph by it.
         graph: The graph.
         names: Names of its tensors.
-        assumes: Values that the graph assumes of settings, unless they are left out or null.
+        assumes: Values that the graph assumes for settings; a setting may also be missing or null.
         rope: Kinds of rope scaling that the graph computes.
         qk_norms: Whether queries and keys have norms.
         splits_embedding: Whether the embedding is divided among the GPUs of a layer.
@@ -76,7 +76,7 @@ class Architecture:
 
     @property
     def kind(self) -> DecoderClass:
-        """What the class says of itself."""
+        """Facts about the class."""
         return CLASSES[self.class_name]
 
 
@@ -170,5 +170,5 @@ KNOWN = ", ".join(each.class_name for each in ARCHITECTURES)
 
 
 def architecture_of(class_name: str) -> Architecture | None:
-    """Return the architecture of a class of transformers; None if it is not written."""
+    """Return the architecture of a class of transformers; None if no checkpoint can be written for it."""
     return next((each for each in ARCHITECTURES if each.class_name == class_name), None)

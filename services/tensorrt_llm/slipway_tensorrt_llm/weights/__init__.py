@@ -1,1 +1,1 @@
-"""The tensors of each rank: planned, written, and found again in the model."""
+"""Plan the tensors of each rank, write them, and check them against the model."""

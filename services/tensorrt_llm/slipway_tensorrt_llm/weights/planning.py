@@ -1,13 +1,16 @@
-"""Plan the tensors of each rank: where in the model every row of them is.
+"""Plan the tensors of each rank: the place in the model of every row.
 
-Source: "TensorRT-LLM Checkpoint" (names, and that matrices are (out, in)), and for what a rank holds ``convert.py`` of TensorRT-LLM 1.2 in
-``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}``, ``tensorrt_llm/mapping.py`` (ranks) and ``layers/{attention,linear,mlp}.py``:
+Sources: "TensorRT-LLM Checkpoint" for names and for the shape (out, in) of matrices; for the content of a rank ``convert.py`` of
+TensorRT-LLM 1.2 in ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}``, ``tensorrt_llm/mapping.py`` (ranks) and
+``layers/{attention,linear,mlp}.py``:
 
-- ``attention.qkv`` is the rank's queries, then its keys, then its values; a head of keys and values lies on several ranks if there are fewer than ranks.
-- ``mlp.fc`` goes through the activation: it is the gate of transformers, and ``mlp.gate`` is ``up``. Phi-3 has both in ``mlp.fc``, ``up`` first,
-  for ``swiglu`` applies the activation to the second half of what each rank computes.
-- ``attention.dense`` and ``mlp.proj`` are divided by columns, and their biases are on every rank.
-- ``lm_head`` is divided by rows, with rows of zeros so that all ranks have as many. The embedding lies on every rank, except where the graph divides it.
+- ``attention.qkv`` has the rank's queries, then its keys, then its values. If there are fewer heads of keys and values than ranks, several
+  ranks have the same head.
+- The activation applies to ``mlp.fc``, so it is the gate of transformers, and ``mlp.gate`` is ``up``. Phi-3 has both in ``mlp.fc``, ``up``
+  first, because ``swiglu`` applies the activation to the second half of each rank's result.
+- ``attention.dense`` and ``mlp.proj`` are divided by columns, and every rank has their biases.
+- ``lm_head`` is divided by rows; rows of zeros fill it up, so that all ranks have the same number. Every rank has the embedding, unless the
+  graph divides it.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway_tensorrt_llm.models.model import Model
 
 Range = tuple[int, int]
-"""First place, and the first behind the last."""
+"""First place, and the place behind the last."""
 HEAD = "lm_head.weight"
 EMBEDDING = "transformer.vocab_embedding.weight"
 _GATE_AND_UP = ("mlp.gate_up_proj",)
 _NO_WEIGHTS = re.compile(r"(\.attn\.(bias|masked_bias)|\.rotary_emb\.inv_freq)$")
-"""Constants that older versions of transformers stored."""
+"""Constants that older versions of transformers stored as tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ class Planned:
     Attributes:
         name: TensorRT-LLM's name.
         shape: Its shape.
-        parts: What it is made of.
-        offset: Number that is added to every value.
+        parts: Its parts.
+        offset: Number to add to every value.
         padding: Rows of zeros at the end.
     """
 
@@ -91,25 +94,25 @@ class Plan:
 
     Attributes:
         prefix: Beginning of the names of the model's tensors.
-        sources: The tensors that are taken, by name.
+        sources: The tensors that the checkpoint uses, by name.
         ranks: The tensors of each rank.
 
     Raises:
-        TensorRTLLMExportError: ``TENSORRT_LLM_INVALID`` for a tensor that has no place in a checkpoint, or a place without a tensor;
+        TensorRTLLMExportError: ``TENSORRT_LLM_INVALID`` for a tensor without a place in a checkpoint, or a place without a tensor;
             ``DTYPE_UNSUPPORTED``.
     """
 
     def __init__(self, model: Model, tensors: Mapping[str, TensorInfo], *, tp: int, pp: int) -> None:
         self._model, self._names, self.tp, self.pp = model, model.architecture.names, tp, pp
         self._tensors = {name: info for name, info in tensors.items() if not _NO_WEIGHTS.search(name)}
-        # GPT-2's first checkpoints leave the beginning out.
+        # The first checkpoints of GPT-2 have no prefix.
         prefix = self._names.prefix
         self.prefix = prefix if f"{prefix}{self._names.embedding}.weight" in self._tensors else ""
         self.sources: dict[str, Source] = {}
         self.ranks = tuple(tuple(self._rank(rank)) for rank in range(tp * pp))
         lost = sorted(self._tensors.keys() - self.sources.keys() - ({HEAD} if self.head != HEAD else set()))
         if lost:
-            raise misplaced(
+            raise misplaced_error(
                 f"tensor {lost[0][:200]!r} has no place in a TensorRT-LLM checkpoint of this model", lost[0]
             )
 
@@ -159,12 +162,14 @@ class Plan:
         total = (model.decoder.heads + 2 * model.decoder.kv_heads) * width
         if len(names.attention) == 1:
             before, also = model.decoder.heads * width, (model.decoder.heads + model.decoder.kv_heads) * width
-            places = [(names.attention[0], total, rows) for rows in (queries, _moved(keys, before), _moved(keys, also))]
+            places = [(names.attention[0], total, rows) for rows in (queries, _shift(keys, before), _shift(keys, also))]
         else:
             sizes = (model.decoder.heads * width, model.decoder.kv_heads * width, model.decoder.kv_heads * width)
             places = list(zip(names.attention, sizes, (queries, keys, keys), strict=True))
-        yield from self._linear(f"{target}attention.qkv", source, places, model.decoder.hidden, bias=model.qkv_bias)
-        yield from self._divided(
+        yield from self._plan_by_rows(
+            f"{target}attention.qkv", source, places, model.decoder.hidden, bias=model.qkv_bias
+        )
+        yield from self._plan_by_columns(
             f"{target}attention.dense",
             f"{source}{names.dense}",
             model.decoder.heads * width,
@@ -174,20 +179,20 @@ class Plan:
         inner = _share(model.decoder.inner, part, tp)
         if names.inner == _GATE_AND_UP:
             places = [
-                (names.inner[0], 2 * model.decoder.inner, _moved(inner, model.decoder.inner)),
+                (names.inner[0], 2 * model.decoder.inner, _shift(inner, model.decoder.inner)),
                 (names.inner[0], 2 * model.decoder.inner, inner),
             ]
-            yield from self._linear(f"{target}mlp.fc", source, places, model.decoder.hidden, bias=model.mlp_bias)
+            yield from self._plan_by_rows(f"{target}mlp.fc", source, places, model.decoder.hidden, bias=model.mlp_bias)
         else:
             for name, own in zip(("mlp.fc", "mlp.gate"), names.inner, strict=False):
-                yield from self._linear(
+                yield from self._plan_by_rows(
                     f"{target}{name}",
                     source,
                     [(own, model.decoder.inner, inner)],
                     model.decoder.hidden,
                     bias=model.mlp_bias,
                 )
-        yield from self._divided(
+        yield from self._plan_by_columns(
             f"{target}mlp.proj", f"{source}{names.down}", model.decoder.inner, part, bias=model.mlp_bias
         )
 
@@ -204,21 +209,21 @@ class Plan:
 
     @property
     def head(self) -> str:
-        """Return the tensor of the head: one of its own if it is stored, as transformers prefers it, or the embedding."""
+        """The name of the head's tensor: its own if one is stored, as in transformers, otherwise the embedding."""
         return HEAD if HEAD in self._tensors or not self._model.decoder.tied else self._embedding()
 
-    def _linear(
+    def _plan_by_rows(
         self, target: str, source: str, places: list[tuple[str, int, Range]], columns: int, *, bias: bool
     ) -> Iterator[Planned]:
-        """Yield a matrix divided by rows, and its bias. places: name, rows of the whole, and rows of this rank."""
+        """Plan a matrix divided by rows, and its bias. places: name, number of all rows, and rows of this rank."""
         yield self._matrix(
             f"{target}.weight", [(f"{source}{name}.weight", whole, own) for name, whole, own in places], columns
         )
         if bias:
             yield self._vector(f"{target}.bias", [(f"{source}{name}.bias", whole, own) for name, whole, own in places])
 
-    def _divided(self, target: str, source: str, columns: int, part: int, *, bias: bool) -> Iterator[Planned]:
-        """Yield a matrix divided by columns, and its bias, which is whole."""
+    def _plan_by_columns(self, target: str, source: str, columns: int, part: int, *, bias: bool) -> Iterator[Planned]:
+        """Plan a matrix divided by columns, and its undivided bias."""
         rows = (0, self._model.decoder.hidden)
         self._need(
             f"{source}.weight", (self._model.decoder.hidden, columns), transposed=self._model.decoder.kind.transposed
@@ -246,8 +251,8 @@ class Plan:
         for source, whole, _ in places:
             self._need(source, (whole, columns), transposed=self._model.decoder.kind.transposed and not stored_as_is)
         parts = tuple(Part(source, own, (0, columns)) for source, _, own in places)
-        found = sum(last - first for _, _, (first, last) in places)
-        return Planned(target, (rows or found, columns), parts, padding=max(0, rows - found))
+        total = sum(last - first for _, _, (first, last) in places)
+        return Planned(target, (rows or total, columns), parts, padding=max(0, rows - total))
 
     def _vector(self, target: str, places: list[tuple[str, int, Range]], *, offset: float = 0.0) -> Planned:
         for source, whole, _ in places:
@@ -256,7 +261,7 @@ class Plan:
         return Planned(target, (size,), tuple(Part(source, own) for source, _, own in places), offset)
 
     def _need(self, name: str, shape: tuple[int, ...], *, transposed: bool = False) -> None:
-        """Note that a tensor is taken.
+        """Check a tensor of the model, and note that the checkpoint uses it.
 
         Raises:
             TensorRTLLMExportError: It is missing, or has another shape or a type that is not converted.
@@ -265,15 +270,15 @@ class Plan:
             return
         info = self._tensors.get(name)
         if info is None:
-            raise misplaced(f"the model has no tensor {name!r}, which TensorRT-LLM's graph needs", name)
+            raise misplaced_error(f"the model has no tensor {name!r}, which TensorRT-LLM's graph needs", name)
         stored = info.shape[::-1] if transposed else info.shape
         if stored != shape:
-            raise misplaced(
+            raise misplaced_error(
                 f"tensor {name!r} has the shape {info.shape}, and config.json gives {shape[::-1] if transposed else shape}",
                 name,
             )
         if info.dtype not in FLOATS:
-            raise misplaced(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
+            raise misplaced_error(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
         self.sources[name] = Source(info, shape, transposed)
 
 
@@ -282,12 +287,12 @@ def _share(size: int, part: int, parts: int) -> Range:
     return part * each, (part + 1) * each
 
 
-def _moved(rows: Range, by: int) -> Range:
+def _shift(rows: Range, by: int) -> Range:
     return rows[0] + by, rows[1] + by
 
 
-def misplaced(what: str, tensor: str, *, reason: str = "TENSORRT_LLM_INVALID") -> TensorRTLLMExportError:
-    """Return the error for a tensor of the model that fits no checkpoint."""
+def misplaced_error(what: str, tensor: str, *, reason: str = "TENSORRT_LLM_INVALID") -> TensorRTLLMExportError:
+    """Return the error for a tensor of the model that does not fit into a checkpoint."""
     return TensorRTLLMExportError(
         what,
         reason=reason,

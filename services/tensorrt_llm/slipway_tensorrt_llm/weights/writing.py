@@ -1,4 +1,4 @@
-"""Write the file of a rank: the header, then tensor by tensor, a piece at a time."""
+"""Write the file of a rank: the header, then each tensor piece by piece."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_rank(
         planned: Its tensors.
         sources: The model's tensors by name.
         dtype: The type of all, as safetensors names it.
-        on_bytes: Gets the number of bytes of each piece that was written.
+        on_bytes: Called with the number of bytes of each written piece.
 
     Raises:
         TensorRTLLMExportError: As :func:`slipway_tensorrt_llm.weights.writing.pieces`.
@@ -81,20 +81,20 @@ def _values(planned: Planned, sources: Mapping[str, Source], dtype: str) -> Iter
 
 
 PIECE = 1 << 20
-"""Weights that are converted at once: 4 MiB in float32."""
+"""Number of weights to convert at once: 4 MiB in float32."""
 Array = NDArray[Any]
 _EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
 """Bits that are all set in NaN and infinity."""
 
 
 def pieces(part: Part, source: Source, *, dtype: str, offset: float, most: int = PIECE) -> Iterator[Array]:
-    """Yield the values of a part in a type, as rows: at most ``most`` values, and at least one row.
+    """Yield the values of a part in a type, as blocks of at least one row and otherwise at most ``most`` values.
 
     Args:
         part: The part.
-        source: The tensor that it is of.
+        source: The tensor that it belongs to.
         dtype: The type, as safetensors names it.
-        offset: Number that is added.
+        offset: Number to add to each value.
         most: Most values of a piece.
 
     Raises:
@@ -109,10 +109,10 @@ def pieces(part: Part, source: Source, *, dtype: str, offset: float, most: int =
     for start in range(first, last, step):
         rows = slice(start, min(start + step, last))
         block = whole[rows] if columns is None else whole[rows, columns]
-        yield _converted(np.ascontiguousarray(block), source.info.name, source.info.dtype, dtype, offset)
+        yield _convert(np.ascontiguousarray(block), source.info.name, source.info.dtype, dtype, offset)
 
 
-def _converted(block: Array, name: str, stored: str, dtype: str, offset: float) -> Array:
+def _convert(block: Array, name: str, stored: str, dtype: str, offset: float) -> Array:
     target = numpy_dtypes(dtype)[dtype]
     if offset:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -140,7 +140,7 @@ def _converted(block: Array, name: str, stored: str, dtype: str, offset: float) 
 
 
 def is_finite(values: Array, dtype: str) -> bool:
-    """Return whether no value is NaN or infinite; by their bits, which takes no copy in another type."""
+    """Return whether no value is NaN or infinite. Check the bits, so that no copy in another type is needed."""
     kind, exponent = _EXPONENTS[dtype]
     bits = values.view(kind) & kind(exponent)
     return not bool((bits == kind(exponent)).any())

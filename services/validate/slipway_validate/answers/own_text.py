@@ -1,6 +1,6 @@
-"""Read text like that of the training, on which the adapter itself is judged: a dataset file beside the run, and the user's test inputs.
+"""Read text like the training's, to judge the adapter itself on: a dataset file beside the run, and the user's test inputs.
 
-Such files have many forms. A row that is not understood is left out, because nothing but this judgement needs it.
+Such files have many forms. A row that is not understood is left out, because only this judgement needs it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slipway_validate.answers.records import LabelledText, LabelledTokens, Promp
 
 MOST_TEXTS = 12
 MOST_LABELLED = 60
-"""Labelled examples are short, and a share of them is known worse than a mean."""
+"""More than of other texts: labelled examples are short, and a share needs more of them than a mean."""
 _MOST_ROWS = 20_000
 _PIECE = 2000
 """Characters of a piece of a long text."""
@@ -58,7 +58,7 @@ def write_own_text(
     seed: int,
     warn: Callable[[str], None],
 ) -> None:
-    """Write the texts to judge the adapter on, by what they are; no file if there are none.
+    """Write the texts to judge the adapter on, by their origin; write no file if there are none.
 
     Args:
         inputs: Inputs of the stage.
@@ -72,20 +72,20 @@ def write_own_text(
     if "adapter" not in inputs:
         return
     labels = _label_numbers(model)
-    found: dict[str, list[Row]] = {}
+    texts: dict[str, list[Row]] = {}
     for path in sorted(inputs[OWN_TEXT].iterdir()) if OWN_TEXT in inputs else ():
         try:
             rows = (_row(each, family, labels) for each in _documents(path))
-            found[f"text beside the run ({path.name})"] = _drawn(rows, family, seed=seed)
+            texts[f"text beside the run ({path.name})"] = _draw(rows, family, seed=seed)
         except (OSError, ValueError, ModelExportError) as error:
             warn(f"{path.name} beside the run was not used to judge the adapter: {error}")
-    found["your test inputs"] = _drawn((_of_record(each, labels) for each in records), family, seed=seed)
-    if any(found.values()):
-        file.write_text(json.dumps({name: rows for name, rows in found.items() if rows}), encoding="utf-8")
+    texts["your test inputs"] = _draw((_record_row(each, labels) for each in records), family, seed=seed)
+    if any(texts.values()):
+        file.write_text(json.dumps({name: rows for name, rows in texts.items() if rows}), encoding="utf-8")
 
 
-def _drawn(rows: Iterable[Row | None], family: Family, *, seed: int) -> list[Row]:
-    """Draw rows by the seed from the first ones, each once."""
+def _draw(rows: Iterable[Row | None], family: Family, *, seed: int) -> list[Row]:
+    """Choose some of the rows by the seed; equal ones count once."""
     known = {json.dumps(row): row for row in rows if row}
     kept = list(known.values())
     most = MOST_LABELLED if family.comparison is Comparison.CLASSES else MOST_TEXTS
@@ -99,13 +99,10 @@ def _documents(path: Path) -> Iterator[Any]:
             labelled = isinstance(row, dict) and any(name in row for name in _LABELS)
             text = row.get("text") if isinstance(row, dict) else row
             if isinstance(text, str) and len(text) > _PIECE and not labelled:
-                yield from _pieces(text)
+                end = min(len(text), _MOST_ROWS * _PIECE)
+                yield from (text[start : start + _PIECE] for start in range(0, end, _PIECE))
             else:
                 yield row
-
-
-def _pieces(text: str) -> Iterator[str]:
-    return (text[start : start + _PIECE] for start in range(0, min(len(text), _MOST_ROWS * _PIECE), _PIECE))
 
 
 def _row(row: Any, family: Family, labels: Mapping[str, int]) -> Row | None:
@@ -123,11 +120,11 @@ def _row(row: Any, family: Family, labels: Mapping[str, int]) -> Row | None:
     if family == TOKEN_CLASSIFIER:
         return _labelled_tokens(row, labels)
     if family == ENCODER_DECODER:
-        return _translated(row)
+        return _translation_row(row)
     return _text(row, chats=family == DECODER)
 
 
-def _translated(row: Mapping[str, Any]) -> Row | None:
+def _translation_row(row: Mapping[str, Any]) -> Row | None:
     translation = row.get("translation")
     values = list(translation.values()) if isinstance(translation, dict) else []
     pair = values[:2] if len(values) == 2 and all(isinstance(each, str) for each in values) else _pair(row)
@@ -150,8 +147,8 @@ def _text(row: Mapping[str, Any], *, chats: bool) -> Row | None:
 
 
 def _messages(value: object) -> list[dict[str, str]]:
-    """Return messages in the form of a chat template; none if any is of another form."""
-    found = []
+    """Return messages in the form of a chat template; empty if one of them has an unknown form."""
+    messages = []
     for each in value if isinstance(value, list) else ():
         role, content = (
             (each.get("role") or each.get("from"), each.get("content") or each.get("value"))
@@ -160,8 +157,8 @@ def _messages(value: object) -> list[dict[str, str]]:
         )
         if role not in _ROLES or not isinstance(content, str):
             return []
-        found.append({"role": _ROLES[role], "content": content})
-    return found
+        messages.append({"role": _ROLES[role], "content": content})
+    return messages
 
 
 def _pair(row: Mapping[str, Any]) -> list[str] | None:
@@ -189,13 +186,13 @@ def _labelled_tokens(row: Mapping[str, Any], labels: Mapping[str, int]) -> Row |
     return {"tokens": tokens, "labels": numbers}
 
 
-def _of_record(record: Record, labels: Mapping[str, int]) -> Row | None:
+def _record_row(record: Record, labels: Mapping[str, int]) -> Row | None:
     """Return a test input that has an expected answer."""
     match record:
         case Prompted(prompt=prompt, expected=str(expected)):
             asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             said = {"messages": [*asked, {"role": "assistant", "content": expected}]} if record.chat else {}
-            return {"text": f"{record.shown()}\n{expected}", **said}
+            return {"text": f"{record.format_input()}\n{expected}", **said}
         case Translated(target=str(target)):
             return {"source": record.source, "target": target}
         case LabelledText():

@@ -43,11 +43,11 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     @abstractmethod
-    def shown(self) -> str:
+    def format_input(self) -> str:
         """Return the input as text."""
 
     @abstractmethod
-    def wanted(self) -> str:
+    def format_expected(self) -> str:
         """Return the expected answer as text; empty if there is none."""
 
 
@@ -70,11 +70,11 @@ class Prompted(Record):
     match: Literal["exact", "contains"] = "exact"
     max_new_tokens: int = Field(default=64, ge=1, le=1024)
 
-    def shown(self) -> str:
+    def format_input(self) -> str:
         """Return the prompt."""
         return self.prompt if isinstance(self.prompt, str) else "\n".join(part["content"] for part in self.prompt)
 
-    def wanted(self) -> str:
+    def format_expected(self) -> str:
         """Return the expected answer."""
         return self.expected or ""
 
@@ -86,11 +86,11 @@ class Translated(Record):
     target: _Words | None = None
     max_new_tokens: int = Field(default=128, ge=1, le=1024)
 
-    def shown(self) -> str:
+    def format_input(self) -> str:
         """Return the source."""
         return self.source
 
-    def wanted(self) -> str:
+    def format_expected(self) -> str:
         """Return the target."""
         return self.target or ""
 
@@ -112,16 +112,16 @@ class Transcribed(Record):
 
     @pydantic.field_validator("audio")
     @classmethod
-    def _below_the_folder(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if not is_sound_name(name):
             raise ValueError("it is not the name of a .wav file below the folder of the file of test inputs")
         return name
 
-    def shown(self) -> str:
+    def format_input(self) -> str:
         """Return the name of the sound."""
         return self.audio
 
-    def wanted(self) -> str:
+    def format_expected(self) -> str:
         """Return the text."""
         return self.text or ""
 
@@ -132,11 +132,11 @@ class LabelledText(Record):
     text: _Words
     label: _Words | int | float | tuple[_Words, ...]
 
-    def shown(self) -> str:
+    def format_input(self) -> str:
         """Return the text."""
         return self.text
 
-    def wanted(self) -> str:
+    def format_expected(self) -> str:
         """Return the label."""
         return ", ".join(self.label) if isinstance(self.label, tuple) else str(self.label)
 
@@ -148,16 +148,16 @@ class LabelledTokens(Record):
     labels: _List
 
     @pydantic.model_validator(mode="after")
-    def _as_many(self) -> LabelledTokens:
+    def _check_counts(self) -> LabelledTokens:
         if len(self.tokens) != len(self.labels):
             raise ValueError(f"it has {len(self.tokens)} tokens and {len(self.labels)} labels")
         return self
 
-    def shown(self) -> str:
+    def format_input(self) -> str:
         """Return the words."""
         return " ".join(self.tokens)
 
-    def wanted(self) -> str:
+    def format_expected(self) -> str:
         """Return the labels."""
         return " ".join(self.labels)
 
@@ -169,11 +169,11 @@ class Asked(Record):
     context: _Words
     answers: _List
 
-    def shown(self) -> str:
+    def format_input(self) -> str:
         """Return the question."""
         return self.question
 
-    def wanted(self) -> str:
+    def format_expected(self) -> str:
         """Return the accepted answers."""
         return " | ".join(self.answers)
 
@@ -185,11 +185,11 @@ class Pair(Record):
     sentence2: _Words
     score: float
 
-    def shown(self) -> str:
+    def format_input(self) -> str:
         """Return both texts."""
         return f"{self.sentence1} | {self.sentence2}"
 
-    def wanted(self) -> str:
+    def format_expected(self) -> str:
         """Return the score."""
         return repr(self.score)
 
@@ -220,16 +220,16 @@ def read_records(folder: Path | None, inline: Sequence[Mapping[str, Any]], famil
     if family.name not in FORMS:
         return None
     if folder is None and any(AUDIO in document for document in inline):
-        raise _unusable("a list in the configuration names sounds", "write the list to a .jsonl file beside the sounds")
+        raise _error("a list in the configuration names sounds", "write the list to a .jsonl file beside the sounds")
     documents: list[tuple[int, Any]] = (
         list(enumerate(inline, 1)) if folder is None else _documents(_file(folder), family)
     )
     if not documents or len(documents) > MOST_RECORDS:
-        raise _unusable(f"they have {len(documents)} records", f"give 1 to {MOST_RECORDS}")
+        raise _error(f"they have {len(documents)} records", f"give 1 to {MOST_RECORDS}")
     return tuple(_record(document, number, family) for number, document in documents)
 
 
-def answered_records(
+def choose_records(
     inputs: Mapping[str, Path],
     model: ModelConfig,
     family: Family,
@@ -237,7 +237,7 @@ def answered_records(
     *,
     warn: Callable[[str], None] | None = None,
 ) -> tuple[Record, ...]:
-    """Return the test inputs that a validation answers; none if there are none, or if models of the family answer none.
+    """Choose the test inputs that a validation answers; empty if there are none, or if models of the family answer none.
 
     Args:
         inputs: Inputs of the stage.
@@ -251,12 +251,12 @@ def answered_records(
     """
     if TEST_INPUTS not in inputs and not params.test_inputs:
         return ()
-    found = read_records(inputs.get(TEST_INPUTS), params.test_inputs, family) or ()
-    checked_labels(found, model)
+    records = read_records(inputs.get(TEST_INPUTS), params.test_inputs, family) or ()
+    check_labels(records, model)
     most = min(params.most_test_inputs, MOST_SOUNDS) if family == SPEECH else params.most_test_inputs
-    answered = found[:most]
-    if warn is not None and len(answered) < len(found):
-        warn(f"{len(answered)} of {len(found)} test inputs are answered: the first ones")
+    answered = records[:most]
+    if warn is not None and len(answered) < len(records):
+        warn(f"{len(answered)} of {len(records)} test inputs are answered: the first ones")
     return answered
 
 
@@ -268,7 +268,7 @@ def write_records(records: Sequence[Record], file: Path) -> Path | None:
     return file.absolute()
 
 
-def checked_labels(records: Sequence[Record], config: Mapping[str, Any]) -> None:
+def check_labels(records: Sequence[Record], config: Mapping[str, Any]) -> None:
     """Refuse labels that a classifier does not have.
 
     Raises:
@@ -282,7 +282,7 @@ def checked_labels(records: Sequence[Record], config: Mapping[str, Any]) -> None
         for label in _labels_of(record, regression=len(labels) == 1):
             if label not in known:
                 names = ", ".join(map(str, list(labels.values())[:20]))
-                raise _unusable(f"record {number}: the model has no label {quoted(label)}", f"its labels are {names}")
+                raise _error(f"record {number}: the model has no label {quoted(label)}", f"its labels are {names}")
 
 
 def _labels_of(record: Record, *, regression: bool) -> tuple[str, ...]:
@@ -293,18 +293,18 @@ def _labels_of(record: Record, *, regression: bool) -> tuple[str, ...]:
     if regression:
         if isinstance(record.label, int | float):
             return ()
-        raise _unusable(
+        raise _error(
             f"the label {quoted(record.label)} is not a number", "the model gives a score: label texts with numbers"
         )
     return record.label if isinstance(record.label, tuple) else (str(record.label),)
 
 
 def _file(folder: Path) -> Path:
-    found = files_of_test_inputs(folder)
-    if len(found) != 1:
-        names = quoted([path.name for path in found]) if found else "none"
-        raise _unusable(f"their folder has {names} of the kinds {', '.join(ENDINGS)}", "give exactly one")
-    return found[0]
+    paths = files_of_test_inputs(folder)
+    if len(paths) != 1:
+        names = quoted([path.name for path in paths]) if paths else "none"
+        raise _error(f"their folder has {names} of the kinds {', '.join(ENDINGS)}", "give exactly one")
+    return paths[0]
 
 
 def _documents(path: Path, family: Family) -> list[tuple[int, Any]]:
@@ -312,20 +312,20 @@ def _documents(path: Path, family: Family) -> list[tuple[int, Any]]:
     try:
         data = read_regular(path, largest=LARGEST)
         if path.suffix == ".json":
-            found = parse_json(data, most_values=LARGEST_LIST // 16)
-            return list(enumerate(found, 1)) if isinstance(found, list) else [(1, found)]
+            value = parse_json(data, most_values=LARGEST_LIST // 16)
+            return list(enumerate(value, 1)) if isinstance(value, list) else [(1, value)]
         lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
         if len(lines) > MOST_RECORDS:
             return lines  # refused by their number
         if path.suffix == ".txt":
             field = "source" if family is ENCODER_DECODER else "prompt"
             return [(number, {field: line.decode("utf-8")}) for number, line in lines]
-        return [(number, _parsed(line, number)) for number, line in lines]
+        return [(number, _parse_line(line, number)) for number, line in lines]
     except (OSError, ValueError) as error:
-        raise _unusable(f"{path.name} cannot be read: {error}", "save it as UTF-8, a JSON object per line") from error
+        raise _error(f"{path.name} cannot be read: {error}", "save it as UTF-8, a JSON object per line") from error
 
 
-def _parsed(line: bytes, number: int) -> Any:
+def _parse_line(line: bytes, number: int) -> Any:
     try:
         return parse_json(line)
     except ValueError as error:
@@ -335,22 +335,22 @@ def _parsed(line: bytes, number: int) -> Any:
 def _record(document: Any, number: int, family: Family) -> Record:
     kind, form = FORMS[family.name]
     try:
-        return kind.model_validate(_tuples(document))
+        return kind.model_validate(_to_tuples(document))
     except pydantic.ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in found["loc"])
-        what = f"record {number}: {f'{place}: ' if place else ''}{found['msg']}, it is {quoted(found['input'])}"
-        raise _unusable(what, f"for a {family.name} write it like {form}") from error
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        what = f"record {number}: {f'{place}: ' if place else ''}{fault['msg']}, it is {quoted(fault['input'])}"
+        raise _error(what, f"for a {family.name} write it like {form}") from error
 
 
-def _tuples(value: Any) -> Any:
-    """Return JSON data with tuples for lists, as strict models take them."""
+def _to_tuples(value: Any) -> Any:
+    """Turn the lists of JSON data into tuples, which strict models take."""
     if isinstance(value, list | tuple):
-        return tuple(_tuples(each) for each in value)
-    return {key: _tuples(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+        return tuple(_to_tuples(each) for each in value)
+    return {key: _to_tuples(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
-def _unusable(what: str, remedy: str) -> ValidationError:
+def _error(what: str, remedy: str) -> ValidationError:
     message = f"the test inputs cannot be used: {what}"
     return ValidationError(
         message, reason="VALIDATION_IMPOSSIBLE", remedy=remedy, about={"key": "validation.test_input_samples"}

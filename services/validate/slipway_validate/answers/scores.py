@@ -29,14 +29,14 @@ class NotInstalledError(Exception):
     """A score's library is not installed; the message names score and library."""
 
 
-def _need(names: str, module: str) -> None:
+def _require_module(names: str, module: str) -> None:
     if find_spec(module) is None:
         raise NotInstalledError(f"{names}: {module} is not installed: {INSTALL}")
 
 
 def translation(answers: Texts, expected: Texts) -> Scores:
     """Return chrF and BLEU of a corpus. Sources: Popović, 2015; Papineni et al., 2002; Post, 2018 (sacrebleu)."""
-    _need("chrf, bleu", "sacrebleu")
+    _require_module("chrf, bleu", "sacrebleu")
     import sacrebleu
 
     references = [list(expected)]
@@ -49,10 +49,10 @@ def transcription(answers: Texts, expected: Texts) -> Scores:
 
     A rate is (substitutions + deletions + insertions) / expected; it can be above 1. Source: Morris et al., 2004 (jiwer).
     """
-    _need("wer, cer", "jiwer")
+    _require_module("wer, cer", "jiwer")
     import jiwer
 
-    ours, theirs = list(map(_spoken, answers)), list(map(_spoken, expected))
+    ours, theirs = list(map(_normalise_speech, answers)), list(map(_normalise_speech, expected))
     if not any(theirs):
         return {}
     return {"wer": jiwer.process_words(theirs, ours).wer, "cer": jiwer.process_characters(theirs, ours).cer}
@@ -83,8 +83,8 @@ def correlations(answers: Sequence[float], expected: Sequence[float]) -> Scores:
     if len(set(answers)) < 2 or len(set(expected)) < 2:
         return {}
     pairs = {"spearman": (_ranks(answers), _ranks(expected)), "pearson": (np.array(answers), np.array(expected))}
-    found = {name: float(np.corrcoef(*pair)[0, 1]) for name, pair in pairs.items()}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    figures = {name: float(np.corrcoef(*pair)[0, 1]) for name, pair in pairs.items()}
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def spans(answers: Texts, accepted: Sequence[Texts]) -> Scores:
@@ -100,7 +100,7 @@ def spans(answers: Texts, accepted: Sequence[Texts]) -> Scores:
     }
 
 
-def as_expected(answers: Texts, expected: Texts, contains: Sequence[bool]) -> Scores:
+def expected_share(answers: Texts, expected: Texts, contains: Sequence[bool]) -> Scores:
     """Return the share of answers that are, or contain, the expected ones; case and spaces do not count."""
     pairs = zip(answers, expected, contains, strict=True)
     return {
@@ -141,7 +141,7 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _spoken(text: str) -> str:
+def _normalise_speech(text: str) -> str:
     """Return the words of a text in small letters, without punctuation and symbols of any script."""
     return " ".join("".join(each for each in text.casefold() if unicodedata.category(each)[0] not in "PS").split())
 

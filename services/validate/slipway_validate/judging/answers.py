@@ -29,7 +29,7 @@ EXAMPLES, EXAMPLE_LENGTH = 5, 400
 
 @dataclass(frozen=True)
 class _Answered:
-    """Records with an expected answer, the answers to them, and the same as texts."""
+    """Records with an expected answer, and a model's answers to them: as numbers, and as texts."""
 
     records: Sequence[Record]
     answers: Sequence[Answer]
@@ -69,16 +69,16 @@ class Scorer:
         if skipped:
             return AnswerComparison(inputs=len(self.records), skipped=skipped)
         texts = [self._texts(answers.answers) for answers in (theirs, ours)]
-        found, missing = self._scores(theirs.answers, texts[0])
+        reference, missing = self._scores(theirs.answers, texts[0])
         own, _ = self._scores(ours.answers, texts[1])
-        known = [bool(record.wanted()) for record in self.records]
+        known = [bool(record.format_expected()) for record in self.records]
         return AnswerComparison(
             inputs=len(self.records),
             with_expected=sum(known),
             agreement=self._agreement(*texts),
             scores=tuple(
-                Score(name=name, value=own.get(name), reference=found.get(name))
-                for name in dict.fromkeys((*found, *own))
+                Score(name=name, value=own.get(name), reference=reference.get(name))
+                for name in dict.fromkeys((*reference, *own))
             ),
             not_run=(missing,) if missing else (),
             examples=self._examples(*texts),
@@ -97,8 +97,8 @@ class Scorer:
         return isinstance(self.records[0], LabelledText) and len(self._labels()) == 1
 
     def _scores(self, answers: Sequence[Answer], texts: Sequence[str]) -> tuple[scores.Scores, str]:
-        """Return the scores of the answers that are known, and what is missing for them."""
-        known = [number for number, record in enumerate(self.records) if record.wanted()]
+        """Score the answers to records with an expected answer; return the scores, and what is missing for them."""
+        known = [number for number, record in enumerate(self.records) if record.format_expected()]
         if not known:
             return {}, ""
         answered = _Answered(
@@ -109,11 +109,11 @@ class Scorer:
         return scores.run(lambda: self._score(answered))
 
     def _score(self, known: _Answered) -> scores.Scores:
-        own, wanted = known.texts, [record.wanted() for record in known.records]
+        own, wanted = known.texts, [record.format_expected() for record in known.records]
         match known.records[0]:
             case Prompted():
                 contains = [isinstance(record, Prompted) and record.match == "contains" for record in known.records]
-                return scores.as_expected(own, wanted, contains)
+                return scores.expected_share(own, wanted, contains)
             case Translated() | Transcribed() as first:
                 return (scores.translation if isinstance(first, Translated) else scores.transcription)(own, wanted)
             case Asked():
@@ -131,7 +131,8 @@ class Scorer:
             return scores.correlations(known.numbers, [float(each) for each in given if isinstance(each, int | float)])
         if self._has_several():
             sets = [frozenset(filter(None, text.split(", "))) for text in known.texts]
-            return scores.label_sets(sets, [frozenset(map(self._name, _several(each))) for each in given])
+            rows = [each if isinstance(each, tuple) else (str(each),) for each in given]
+            return scores.label_sets(sets, [frozenset(map(self._name, row)) for row in rows])
         return scores.classes(known.texts, [self._name(each) for each in given])
 
     def _texts(self, answers: Sequence[Answer]) -> list[str]:
@@ -175,14 +176,10 @@ class Scorer:
         order = sorted(range(len(ours)), key=lambda number: (ours[number] == theirs[number], number))
         return tuple(
             AnswerExample(
-                input=shortened(self.records[number].shown(), EXAMPLE_LENGTH),
-                expected=shortened(self.records[number].wanted(), EXAMPLE_LENGTH),
+                input=shortened(self.records[number].format_input(), EXAMPLE_LENGTH),
+                expected=shortened(self.records[number].format_expected(), EXAMPLE_LENGTH),
                 reference=shortened(theirs[number], EXAMPLE_LENGTH),
                 output=shortened(ours[number], EXAMPLE_LENGTH),
             )
             for number in order[:EXAMPLES]
         )
-
-
-def _several(label: object) -> tuple[str, ...]:
-    return label if isinstance(label, tuple) else (str(label),)

@@ -49,13 +49,13 @@ def compare_case(case: Case, where: CaseResults, *, skipped: str = "") -> ShapeC
     """Compare one shape case with the same positions of plain passes."""
     if skipped:
         return ShapeCase(name=case.name, batch=len(case.rows), skipped=skipped)
-    found: Logits = np.load(where.folder / case_file(case.name))
-    to_reference = compare_windows(_plain(case, where.reference_folder, found)[None], found[None], where.measure)
-    to_itself = compare_windows(_plain(case, where.folder, found)[None], found[None], where.measure)
+    logits: Logits = np.load(where.folder / case_file(case.name))
+    to_reference = compare_windows(_load_plain(case, where.reference_folder, logits)[None], logits[None], where.measure)
+    to_itself = compare_windows(_load_plain(case, where.folder, logits)[None], logits[None], where.measure)
     return ShapeCase(
         name=case.name,
         batch=len(case.rows),
-        tokens=len(found),
+        tokens=len(logits),
         max_abs_diff=to_reference.max_abs_diff,
         mean_kl=to_reference.mean_kl,
         relative_error=to_reference.relative_error,
@@ -65,14 +65,14 @@ def compare_case(case: Case, where: CaseResults, *, skipped: str = "") -> ShapeC
     )
 
 
-def _plain(case: Case, folder: Path, found: Logits) -> Logits:
-    """Return the results of plain passes at a case's positions, in the order of the case's file.
+def _load_plain(case: Case, folder: Path, results: Logits) -> Logits:
+    """Load the results of plain passes at a case's positions, in the order of the case's file.
 
     A row of the case may end before its plain pass: a decoder's results do not depend on later tokens.
     """
     if case.plain:
         alone: Logits = np.load(folder / plain_file(case.plain))
-        return alone[: len(found)]
+        return alone[: len(results)]
     logits = load_logits(folder / LOGITS_FILE)
     return np.concatenate([logits[row.window, : row.length] for row in case.rows])
 
@@ -116,15 +116,15 @@ def compare_long(
     comparer = LogitComparer()
     for index in range(len(theirs.continuations)):
         comparer.add(*(load_logits(folder / long_file(index)) for folder in folders))
-    found = comparer.result()
+    figures = comparer.result()
     pairs = list(zip(theirs.continuations, ours.continuations, strict=True))
     return LongContinuation(
         prompts=len(pairs),
         new_tokens=len(pairs[0][0]),
         same_tokens=sum(common_prefix(first, second) for first, second in pairs) / len(pairs),
-        mean_kl=found.mean_kl,
-        kl_by_position=found.kl_by_position,
-        top1_agreement=found.top1_agreement,
+        mean_kl=figures.mean_kl,
+        kl_by_position=figures.kl_by_position,
+        top1_agreement=figures.top1_agreement,
         cache_kl=None if None in ours.cache_divergences else max(filter(None, ours.cache_divergences), default=0.0),
         repetition=_repetition([own for _, own in pairs]),
         reference_repetition=_repetition([other for other, _ in pairs]),

@@ -20,7 +20,7 @@ from slipway.validation.survival import AdapterSurvival
 from slipway.validation.verdicts import kept_share
 from slipway_validate import folders
 from slipway_validate.cases import native_case
-from slipway_validate.folders import stands_beside
+from slipway_validate.folders import has_separate_adapter
 from slipway_validate.judging import explain, survival, texts
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.compare import (
@@ -35,9 +35,9 @@ from slipway_validate.judging.fit import fit_verdict
 from slipway_validate.judging.judge import Against, Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
-from slipway_validate.judging.one_pass import Together, compare_together
+from slipway_validate.judging.one_pass import OtherModels, compare_together
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.judging.yardsticks import HALVES, STATIC, Measured, computing_in, is_own_code, rounding_of
+from slipway_validate.judging.yardsticks import HALVES, STATIC, Measured, is_own_code, results_rounding, rounding_of
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
 MERGED = merged_output()
@@ -102,17 +102,17 @@ class Evaluator:
         if result.vocabulary != reference.result.vocabulary:
             message = f"its results have {result.vocabulary} values, the reference's {reference.result.vocabulary}"
             return result_not_run(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
-        measured = self._measured(output, reference, spec=spec, result=result, run_folder=run_folder)
+        measured = self._compare_results(output, reference, spec=spec, result=result, run_folder=run_folder)
         rule, unjudged = self._rule(measured, reference, folder)
         held, effect = self._survival().get(name), rule.effect
-        found = None if held is None else survival.judged(held, rule.limits)
+        findings = None if held is None else survival.add_faults(held, rule.limits)
         measured = measured.model_copy(
             update={
                 "limits": rule.limits,
                 "kept": kept_share(distance_of(measured.to_reference), effect),
                 "level_cost": self._level_cost(measured),
-                "survival": found,
-                "notes": (*survival.notes(found, rule.limits), *texts.notes(result.texts)),
+                "survival": findings,
+                "notes": (*survival.notes(findings, rule.limits), *texts.notes(result.texts)),
             }
         )
         verdict = self._verdict(measured, result, rule, adapter=reference.with_adapter, unjudged=unjudged)
@@ -128,11 +128,11 @@ class Evaluator:
         rounding = rounding_of(output.name, folder)
         computes = output.engine.compute_dtype if output.engine else ""
         if not rounding and computes in HALVES:
-            rounding = computing_in(computes)
+            rounding = results_rounding(computes)
         noise = None if rounding == STATIC else measured.noise(rounding)
         # A set, as rounding to one type twice changes nothing more.
         from_reference = _rounding_cost(measured, {own, reference.merged_level})
-        yardstick, cost, unjudged = _yardstick(output, measured, own=own, from_reference=from_reference, folder=folder)
+        yardstick, cost, unjudged = _choose_yardstick(output, measured, from_reference=from_reference, folder=folder)
         if noise is None and yardstick is not None:
             unjudged = (
                 "its ranges of activations are not read, so its results were not compared with its own weights"
@@ -155,11 +155,11 @@ class Evaluator:
         )
         return rule, unjudged
 
-    def _measured(
+    def _compare_results(
         self, output: OutputValidation, reference: ReferenceRun, *, spec: RunSpec, result: RunResult, run_folder: Path
     ) -> OutputValidation:
         own = load_logits(run_folder / LOGITS_FILE)
-        others = Together(
+        others = OtherModels(
             reference=reference.logits,
             base=reference.base_logits if reference.with_adapter else None,
             merged=load_logits(self.merged.folder / LOGITS_FILE) if self.merged else None,
@@ -168,15 +168,15 @@ class Evaluator:
         return output.model_copy(
             update={
                 **compare_together(own, others, reference.measure, threads=self._threads),
-                "to_stored": self._to_stored(output.name, own, reference),
+                "to_stored": self._compare_with_stored(output.name, own, reference),
                 "reference_perplexity": reference.perplexity,
-                "greedy": self._greedy(reference, spec=spec, result=result),
+                "greedy": self._compare_greedy(reference, spec=spec, result=result),
                 "continuation": compare_long(
                     reference.result.long, result.long, folders=(reference.folder, run_folder), decode=self._decode
                 ),
                 "texts": result.texts,
                 "answers": self._scorer.compare(reference.result.answers, result.answers) if self._scorer else None,
-                "cases": self._cases(run_folder, reference, spec=spec, result=result),
+                "cases": self._compare_cases(run_folder, reference, spec=spec, result=result),
             }
         )
 
@@ -186,14 +186,14 @@ class Evaluator:
         known = output.level in LEVELS or output.level == "none"
         return self._yardsticks().cost(own) if known and own != "float32" else None
 
-    def _to_stored(self, name: str, own: Logits, reference: ReferenceRun) -> LogitComparison | None:
+    def _compare_with_stored(self, name: str, own: Logits, reference: ReferenceRun) -> LogitComparison | None:
         """Compare the first windows with PyTorch on the output's own weights; None if those were not read."""
         theirs = self._yardsticks().results(name)
         if theirs is None or theirs.shape[1:] != own.shape[1:]:
             return None
         return compare_windows(theirs, own[: len(theirs)], reference.measure)
 
-    def _greedy(self, reference: ReferenceRun, *, spec: RunSpec, result: RunResult) -> GreedyComparison | None:
+    def _compare_greedy(self, reference: ReferenceRun, *, spec: RunSpec, result: RunResult) -> GreedyComparison | None:
         theirs, ours = reference.result.continuations, result.continuations
         compared = compare_greedy(theirs, ours)
         if compared is None:
@@ -206,7 +206,7 @@ class Evaluator:
             }
         )
 
-    def _cases(
+    def _compare_cases(
         self, folder: Path, reference: ReferenceRun, *, spec: RunSpec, result: RunResult
     ) -> tuple[ShapeCase, ...]:
         engine = result.engine or Engine(runtime=spec.runtime)
@@ -241,35 +241,33 @@ class Evaluator:
         return checked.model_copy(update={"status": status, "explanation": explanation, "remedy": remedy})
 
 
-def _yardstick(
-    output: OutputValidation, measured: Measured, *, own: str, from_reference: float | None, folder: Path
+def _choose_yardstick(
+    output: OutputValidation, measured: Measured, *, from_reference: float | None, folder: Path
 ) -> tuple[Against | None, float | None, str]:
-    """Return what an output is compared with, the cost of its level beside that, and why it is not compared; empty if it is.
+    """Choose what an output is compared with.
 
-    ``from_reference`` is the cost beside the reference.
+    Return it, the cost of the output's level beside it, and why there is no comparison; empty if there is one. ``from_reference`` is the cost
+    beside the reference.
     """
-    if stands_beside(output.name):
+    if has_separate_adapter(output.name):
         return "reference", 0.0, ""
     if output.to_stored is not None:
         return "stored", 0.0, ""
     if is_own_code(output.name, folder):
-        # PyTorch computes with what it stores; beyond that, its weights may be no further than rounding takes them.
+        # PyTorch computes with its stored weights, so they may be no further from the reference than rounding takes them.
         said = "PyTorch computes with the weights that it stores"
         return "reference", from_reference, "" if from_reference is not None else said
     why = measured.missing.get(output.name, "its weights are not read")
     beside: Against = "merged" if output.to_merged is not None else "reference"
-    cost = measured.cost(own) if beside == "merged" else from_reference
+    cost = measured.cost(own_level(output.engine)) if beside == "merged" else from_reference
     if cost is None:
-        return (
-            None,
-            None,
-            f"its results were not compared with its own weights: {why}, and what its level must cost is not known",
-        )
+        said = f"its results were not compared with its own weights: {why}, and what its level must cost is not known"
+        return None, None, said
     return beside, cost, ""
 
 
 def _rounding_cost(measured: Measured, levels: set[str]) -> float | None:
-    """Return the cost of several roundings of the weights; None if that of one is not known."""
+    """Return the cost of several roundings of the weights; None if one of them is unknown."""
     costs = [measured.cost(each) for each in levels]
     return None if None in costs else sum(each for each in costs if each is not None)
 

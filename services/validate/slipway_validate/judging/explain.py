@@ -57,9 +57,9 @@ def explain_checks(output: OutputValidation, *, where: str = "", base_limit: flo
     failed = output.failed_checks
     if not failed:
         return "", ""
-    broken = _broken(output, tuple(each for each in failed if each.question == "faithful"), where, base_limit)
-    coarse = _coarse(output, tuple(each for each in failed if each.question == "fit"))
-    # What is broken is told first: a rounding cannot be judged before.
+    broken = _explain_broken(output, tuple(each for each in failed if each.question == "faithful"), where, base_limit)
+    coarse = _explain_coarse(output, tuple(each for each in failed if each.question == "fit"))
+    # If something is broken, only that is told: rounding cannot be judged before.
     causes = list(filter(None, (broken[0], coarse[0] if not broken[0] else "")))
     remedy = next(filter(None, (broken[1], coarse[1])), "")
     shown = "; ".join(str(check) for check in failed[:SHOWN_CHECKS])
@@ -70,12 +70,12 @@ def explain_checks(output: OutputValidation, *, where: str = "", base_limit: flo
 def faithful_verdict(
     output: OutputValidation, *, yardstick: str, unjudged: str, base_limit: float | None, where: str
 ) -> Verdict:
-    """Return whether an output whose checks are made computes what its own weights say.
+    """Judge by its checks whether an output computes what its own weights say.
 
     Args:
         output: The output.
-        yardstick: What its results were compared with; empty if with nothing.
-        unjudged: Why they were not.
+        yardstick: What its results were compared with; empty for nothing.
+        unjudged: Why they were compared with nothing.
         base_limit: As :func:`explain_checks`.
         where: As there.
     """
@@ -83,7 +83,7 @@ def faithful_verdict(
     failed = tuple(each for each in checks if not each.passed)
     named = {"stored": "stored weights", "merged": "merged model", "reference": "reference"}.get(yardstick, "")
     if failed:
-        said = _broken(output, failed, where, base_limit)[0]
+        said = _explain_broken(output, failed, where, base_limit)[0]
         return Verdict.model_validate({"answer": Answer.FAILED, "said": said, "yardstick": named})
     compared = next((each for each in checks if each.against == yardstick), None)
     if compared is None and not named:
@@ -99,14 +99,14 @@ def faithful_verdict(
     return Verdict.model_validate({"answer": Answer.PASSED, "said": said, "yardstick": named})
 
 
-def _broken(
+def _explain_broken(
     output: OutputValidation, failed: tuple[Check, ...], where: str, base_limit: float | None
 ) -> tuple[str, str]:
     """Return what is broken and the remedy; both empty if nothing is."""
     if not failed:
         return "", ""
     names = {check.name for check in failed}
-    # Of a weight that is no number the name is known; results only show that there is one.
+    # A weight that is not finite is known by name; results only show that there is one.
     if "non_finite_logits" in names and "non_finite_weights" not in names:
         return (
             f"broken: its results contain NaN or infinity, first in {where or 'its output'}",
@@ -118,10 +118,10 @@ def _broken(
         said.append(of_texts)
         remedies.append(remedy)
     others = [check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS)]
-    # Of weights in the wrong place each is named; results would only allow a guess.
+    # Each weight in the wrong place is named; results would only allow a guess.
     exchanged = output.survival is not None and any(each.exchanged for each in output.survival.faulty)
     if others and not exchanged and "non_finite_weights" not in names:
-        cause, remedy = _results(output, others, base_limit)
+        cause, remedy = _explain_results(output, others, base_limit)
         said.append(cause)
         remedies.append(remedy)
     if output.survival and any(check.name in survival.CHECKS for check in failed):
@@ -131,7 +131,7 @@ def _broken(
     return f"broken: {'; '.join(filter(None, said))}", next(filter(None, remedies), "")
 
 
-def _results(output: OutputValidation, failed: list[Check], base_limit: float | None) -> tuple[str, str]:
+def _explain_results(output: OutputValidation, failed: list[Check], base_limit: float | None) -> tuple[str, str]:
     to_base = distance_of(output.to_base)
     if to_base is not None and base_limit is not None and to_base <= base_limit:
         return (
@@ -158,7 +158,7 @@ _REMEDY_GRAPH = (
 )
 
 
-def _coarse(output: OutputValidation, failed: tuple[Check, ...]) -> tuple[str, str]:
+def _explain_coarse(output: OutputValidation, failed: tuple[Check, ...]) -> tuple[str, str]:
     """Return what is lost and what keeps more; both empty if enough is kept."""
     if not failed:
         return "", ""

@@ -28,7 +28,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class FitRule:
-    """By what the fine-tune in an output is measured.
+    """How the fine-tune in an output is measured.
 
     Attributes:
         measure: How results are compared.
@@ -72,37 +72,37 @@ def fit_checks(output: OutputValidation, rule: FitRule) -> list[Check]:
     name, unit = ("mean_kl", "nats/token") if rule.measure.logits else ("relative_error", "share")
     root = 1.0 if rule.measure.logits else 0.5
     value = None if distance is None else distance**root
-    found = [_check(name, value, rule.near**root, unit)]
+    checks = [_check(name, value, rule.near**root, unit)]
     if rule.effect and output.adapter_strength is not None:
-        error, limit = abs(output.adapter_strength - 1), max(1 - KEEPS_HALF, _along(distance, rule))
-        found.append(_check("adapter_strength_error", error, limit, "share"))
-    return found
+        error, limit = abs(output.adapter_strength - 1), max(1 - KEEPS_HALF, _noise_along_effect(distance, rule))
+        checks.append(_check("adapter_strength_error", error, limit, "share"))
+    return checks
 
 
 def fit_verdict(output: OutputValidation, rule: FitRule) -> Verdict:
-    """Return the verdict on an output whose checks are made."""
+    """Judge by its checks how much of the fine-tune an output keeps."""
     distance = distance_of(output.to_reference)
     checks = [check for check in output.checks if check.question == "fit"]
     if not checks or distance is None:
         failed = any(not check.passed for check in checks)
         return Verdict(answer=Answer.FAILED, said="its results are not finite numbers") if failed else Verdict()
-    said = _said(output, rule, distance)
+    said = _describe(output, rule, distance)
     strength = 0.0 if output.adapter_strength is None or not rule.is_weak else abs(output.adapter_strength - 1)
     if not all(check.passed for check in checks):
         answer = Answer.FAILED
-    elif distance > rule.close or strength > max(1 - KEEPS_ENOUGH, _along(distance, rule)):
+    elif distance > rule.close or strength > max(1 - KEEPS_ENOUGH, _noise_along_effect(distance, rule)):
         answer = Answer.WARNING
     else:
         answer = Answer.PASSED
     return Verdict(answer=answer, said=said, yardstick="reference")
 
 
-def with_alternatives(outputs: Sequence[OutputValidation]) -> list[OutputValidation]:
-    """Return the results; a verdict that too little is kept names the outputs that keep more."""
-    return [_with_alternatives(each, outputs) for each in outputs]
+def name_alternatives(outputs: Sequence[OutputValidation]) -> list[OutputValidation]:
+    """Name the outputs that keep more in each verdict that too little is kept."""
+    return [_name_alternatives(each, outputs) for each in outputs]
 
 
-def _with_alternatives(output: OutputValidation, others: Sequence[OutputValidation]) -> OutputValidation:
+def _name_alternatives(output: OutputValidation, others: Sequence[OutputValidation]) -> OutputValidation:
     if output.fit.answer not in (Answer.FAILED, Answer.WARNING) or output.kept is None:
         return output
     better = sorted(
@@ -124,24 +124,24 @@ def _with_alternatives(output: OutputValidation, others: Sequence[OutputValidati
     return output.model_copy(update=changed)
 
 
-def _along(distance: float | None, rule: FitRule) -> float:
-    """Return the error of the adapter's strength that noise explains: of few values, a part of it lies along the adapter's effect.
+def _noise_along_effect(distance: float | None, rule: FitRule) -> float:
+    """Return the error of the adapter's strength that noise explains: with few values, a part of it lies along the adapter's effect.
 
-    Of noise in n values, about the share 1 / sqrt(n) lies along any direction; measured on small models: up to a fifth.
+    About 1 / sqrt(n) of the noise in n values lies along any direction; measured on small models: up to a fifth.
     """
     if rule.measure.many or not rule.effect or distance is None:
         return 0.0
     return min(1.0, max(_ALONG, _LIKELY / math.sqrt(max(1, rule.values)))) * math.sqrt(distance / rule.effect)
 
 
-def _said(output: OutputValidation, rule: FitRule, distance: float) -> str:
+def _describe(output: OutputValidation, rule: FitRule, distance: float) -> str:
     cost = (
         ""
         if output.level_cost is None
-        else f"; the nearest rounding of these weights would be {_far(output.level_cost, rule)} away"
+        else f"; the nearest rounding of these weights would be {_format_distance(output.level_cost, rule)} away"
     )
     if rule.effect is None:
-        return f"it is {_far(distance, rule)} away from the model{cost}"
+        return f"it is {_format_distance(distance, rule)} away from the model{cost}"
     if output.kept is not None and not rule.is_weak:
         least = "" if output.level_cost is None else kept_share(output.level_cost, rule.effect)
         beside = "" if least in ("", None) else f" (the nearest rounding of these weights: {_percent(float(least))})"
@@ -150,12 +150,12 @@ def _said(output: OutputValidation, rule: FitRule, distance: float) -> str:
         "" if output.adapter_strength is None else f", with {output.adapter_strength:.2f} times the adapter's effect"
     )
     return (
-        f"the adapter changes little on this text ({_far(rule.effect, rule)}), so its direction and the distance decide: "
-        f"{_far(distance, rule)} away{shown}{cost}"
+        f"the adapter changes little on this text ({_format_distance(rule.effect, rule)}), so its direction and the distance decide: "
+        f"{_format_distance(distance, rule)} away{shown}{cost}"
     )
 
 
-def _far(distance: float, rule: FitRule) -> str:
+def _format_distance(distance: float, rule: FitRule) -> str:
     return f"{distance:.2g} nats per token" if rule.measure.logits else f"{distance**0.5:.2g} of the values"
 
 

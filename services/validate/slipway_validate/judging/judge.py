@@ -40,7 +40,7 @@ class Rule:
         yardstick: The model that it is compared with for faithfulness; None if there is none.
         noise: Distance that rounding the inputs of products makes, as its runtime does; 0 if it rounds none, None if that is unknown.
         cost: Distance from the yardstick that rounding the weights makes; 0 for the same weights, None if that is unknown.
-        from_reference: Distance from the reference that it makes, to the merged model's type and to the output's; None if that is unknown.
+        from_reference: Distance from the reference that rounding makes, to the merged model's type and to the output's; None if that is unknown.
         values: Number of values that are compared.
         measured: Number of values on which noise and cost were measured.
         exact: Whether weights and arithmetic are float32.
@@ -93,35 +93,35 @@ class Judge:
 
     def checks(self, output: OutputValidation, *, non_finite: int) -> tuple[Check, ...]:
         """Return all checks that the output's figures allow."""
-        found = [_at_most("non_finite_logits", float(non_finite), 0.0, unit="count", against="itself")]
-        found += self._faithful(output)
+        checks = [_at_most("non_finite_logits", float(non_finite), 0.0, unit="count", against="itself")]
+        checks += self._check_faithful(output)
         if output.survival is not None:
-            found += survival.checks(output.survival, self._rule.limits)
+            checks += survival.checks(output.survival, self._rule.limits)
         for case in output.cases:
             if not case.skipped:
-                found += self._case(case)
+                checks += self._check_case(case)
         if output.continuation and not output.continuation.skipped:
-            found += self._continuation(output.continuation)
-        found += texts.checks(output.texts)
-        found += fit_checks(output, self._rule.fit)
+            checks += self._check_continuation(output.continuation)
+        checks += texts.checks(output.texts)
+        checks += fit_checks(output, self._rule.fit)
         if output.answers:
-            found += self._answers(output.answers)
-        return (*found, *self._asked(output))
+            checks += self._check_answers(output.answers)
+        return (*checks, *self._check_requested(output))
 
-    def _faithful(self, output: OutputValidation) -> list[Check]:
+    def _check_faithful(self, output: OutputValidation) -> list[Check]:
         """Check the results against the yardstick."""
         rule = self._rule
         sides = {"stored": output.to_stored, "merged": output.to_merged, "reference": output.to_reference}
         figures = sides.get(rule.yardstick or "")
         if figures is None or rule.yardstick is None or rule.faithful_limit is None:
             return []
-        found = [self._distance(distance_of(figures), rule.faithful_limit, against=rule.yardstick)]
+        checks = [self._check_distance(distance_of(figures), rule.faithful_limit, against=rule.yardstick)]
         if rule.exact and rule.measure.logits:
             limit = absolute_limit(EXACT_DIFFERENCE, logit_scale=rule.logit_scale, noise=rule.arithmetic)
-            found.append(_at_most("max_abs_diff", figures.max_abs_diff, limit, unit="logits", against=rule.yardstick))
-        return found
+            checks.append(_at_most("max_abs_diff", figures.max_abs_diff, limit, unit="logits", against=rule.yardstick))
+        return checks
 
-    def _distance(
+    def _check_distance(
         self, value: float | None, limit: float, *, against: Against, prefix: str = "", question: Question = "faithful"
     ) -> Check:
         logits = self._rule.measure.logits
@@ -129,90 +129,89 @@ class Judge:
         shown = None if value is None or not math.isfinite(value) else value**power
         return _at_most(f"{prefix}{name}", shown, limit**power, unit=unit, against=against, question=question)
 
-    def _case(self, case: ShapeCase) -> list[Check]:
-        """Check a case against the output itself, where no rounding of weights hides an error; in the native type, by what is left."""
+    def _check_case(self, case: ShapeCase) -> list[Check]:
+        """Check a case against the output itself, where no rounding of weights hides an error; in the native type, check what is kept."""
         rule, logits = self._rule, self._rule.measure.logits
         prefix = f"{case.name}."
         if case.name == "native_dtype":
             value = case.mean_kl if logits else _square(case.relative_error)
-            return [self._distance(value, rule.fit.near, against="reference", prefix=prefix, question="fit")]
+            return [self._check_distance(value, rule.fit.near, against="reference", prefix=prefix, question="fit")]
         if rule.own_noise is None:
             return []
-        if (
-            case.name == EMBEDDING_CASE
-        ):  # there are no windows of it: the vector of a text is compared with the reference's
+        # It has no windows, so the vector of a text is compared with the reference's.
+        if case.name == EMBEDDING_CASE:
             if rule.from_reference is None:
                 return []
             limit = CASE_TIMES * (rule.own_noise + times_allowed(COST_TIMES, rule.measured) * rule.from_reference)
-            return [self._distance(_square(case.relative_error), limit, against="reference", prefix=prefix)]
+            return [self._check_distance(_square(case.relative_error), limit, against="reference", prefix=prefix)]
         value = case.self_mean_kl if logits else _square(case.self_relative_error)
-        found = [self._distance(value, CASE_TIMES * rule.own_noise, against="itself", prefix=prefix)]
+        checks = [self._check_distance(value, CASE_TIMES * rule.own_noise, against="itself", prefix=prefix)]
         if rule.exact and logits:
             limit = absolute_limit(EXACT_DIFFERENCE, logit_scale=rule.logit_scale, noise=rule.arithmetic)
-            found.append(
+            checks.append(
                 _at_most(f"{prefix}max_abs_diff", case.self_max_abs_diff, limit, unit="logits", against="itself")
             )
-        return found
-
-    def _continuation(self, found: LongContinuation) -> list[Check]:
-        """Check a long continuation: few tokens of one text, so the figure scatters as that of a case."""
-        unit, rule = "nats/token", self._rule
-        checks = [_at_most("continuation.mean_kl", found.mean_kl, rule.fit.near, unit=unit, question="fit")]
-        if rule.own_noise is not None:
-            limit = CASE_TIMES * rule.own_noise
-            checks.append(_at_most("continuation.cache_kl", found.cache_kl, limit, unit=unit, against="itself"))
         return checks
 
-    def _answers(self, found: AnswerComparison) -> list[Check]:
+    def _check_continuation(self, continuation: LongContinuation) -> list[Check]:
+        """Check a long continuation; it has few tokens of one text, so its figure scatters like a case's."""
+        unit, rule = "nats/token", self._rule
+        checks = [_at_most("continuation.mean_kl", continuation.mean_kl, rule.fit.near, unit=unit, question="fit")]
+        if rule.own_noise is not None:
+            limit = CASE_TIMES * rule.own_noise
+            checks.append(_at_most("continuation.cache_kl", continuation.cache_kl, limit, unit=unit, against="itself"))
+        return checks
+
+    def _check_answers(self, answers: AnswerComparison) -> list[Check]:
         """Check the first score of the answers. One answer may change where two are equally likely."""
-        if not found.scores or found.scores[0].reference is None:
+        if not answers.scores or answers.scores[0].reference is None:
             return []
-        score, allowed = found.scores[0], self._rule.limits.quality_loss or 0.0
-        limit = allowed + 1 / max(found.with_expected, 1)
+        score, allowed = answers.scores[0], self._rule.limits.quality_loss or 0.0
+        limit = allowed + 1 / max(answers.with_expected, 1)
         return [_at_most(f"answers.{score.name}_loss", score.loss, limit, unit="share", question="fit")]
 
-    def _asked(self, output: OutputValidation) -> list[Check]:
+    def _check_requested(self, output: OutputValidation) -> list[Check]:
         """Check the absolute limits that ``validation.limits`` asks for."""
-        limits, found = self._rule.limits, []
+        limits, checks = self._rule.limits, []
         if output.to_reference is not None:
-            found += _absolute(output.to_reference, limits, scale=self._rule.logit_scale)
+            checks += _check_absolute(output.to_reference, limits, scale=self._rule.logit_scale)
         if limits.perplexity_ratio is not None and output.reference_perplexity is not None:
             ratio = None if output.perplexity is None else output.perplexity / output.reference_perplexity
-            found.append(_at_most("perplexity_ratio", ratio, limits.perplexity_ratio, unit="ratio", question="fit"))
+            checks.append(_at_most("perplexity_ratio", ratio, limits.perplexity_ratio, unit="ratio", question="fit"))
         if limits.adapter_strength_error is not None and output.adapter_strength is not None:
             error, limit = abs(output.adapter_strength - 1), limits.adapter_strength_error
-            found.append(_at_most("adapter_strength_error", error, limit, unit="share", question="fit"))
+            checks.append(_at_most("adapter_strength_error", error, limit, unit="share", question="fit"))
         if limits.case_mean_kl is not None and self._rule.measure.logits:
-            found += [
+            checks += [
                 _at_most(f"{case.name}.mean_kl", case.mean_kl, limits.case_mean_kl, unit="nats/token", question="fit")
                 for case in output.cases
                 if not case.skipped
             ]
-        return found
+        return checks
 
 
 def _square(value: float | None) -> float | None:
     return None if value is None else value**2
 
 
-def _absolute(figures: LogitComparison, limits: Limits, *, scale: float) -> list[Check]:
-    found = []
+def _check_absolute(figures: LogitComparison, limits: Limits, *, scale: float) -> list[Check]:
+    checks = []
     if limits.mean_kl is not None and figures.relative_error is None:
-        found.append(_at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", question="fit"))
+        checks.append(_at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", question="fit"))
     if limits.max_abs_diff is not None:
         limit = limits.max_abs_diff * scale
-        found.append(_at_most("max_abs_diff", figures.max_abs_diff, limit, unit="logits", question="fit"))
+        checks.append(_at_most("max_abs_diff", figures.max_abs_diff, limit, unit="logits", question="fit"))
     if limits.top1_agreement is not None and figures.top1_agreement is not None:
         limit = limits.top1_agreement
-        found.append(_check("top1_agreement", figures.top1_agreement, limit, ">=", unit="share", question="fit"))
+        checks.append(_check("top1_agreement", figures.top1_agreement, limit, ">=", unit="share", question="fit"))
     if limits.relative_error is not None and figures.relative_error is not None:
-        found.append(
+        checks.append(
             _at_most("relative_error", figures.relative_error, limits.relative_error, unit="share", question="fit")
         )
     if limits.cosine_distance is not None and figures.cosine_distance is not None:
         limit = limits.cosine_distance
-        found.append(_at_most("cosine_distance", figures.cosine_distance, limit, unit="1 - cos", question="fit"))
-    return found
+        checks.append(_at_most("cosine_distance", figures.cosine_distance, limit, unit="1 - cos", question="fit"))
+    return checks
 
 
 def _at_most(

@@ -1,14 +1,15 @@
 """Limit the distances of an output. Most limits follow from what was measured on this model and text; the rest are here, with their source.
 
-*Derived* (``docs/verdicts.md``): an output may differ from PyTorch on its own stored weights by :data:`FLOOR`, and by :data:`NOISE_TIMES` what
-rounding the inputs of products as its runtime does changes on the reference. Where the stored weights are not read, or another model is the
-yardstick, :data:`COST_TIMES` what rounding the weights changes is added: to the nearest of its level, and beside the reference of the merged model's type too.
+*Derived* (``docs/verdicts.md``): an output may differ from PyTorch on its own stored weights by :data:`FLOOR` plus :data:`NOISE_TIMES` the noise:
+the change on the reference when the inputs of products are rounded as the output's runtime rounds them. If the stored weights are not read, or
+another model is the yardstick, :data:`COST_TIMES` the cost is added: the change when the weights are rounded to the nearest of the output's level,
+and beside the reference also when they are rounded to the merged model's type.
 
 *Stored weights* (``slipway.validation.survival``) are judged module by module, beyond four standard errors of the rounding, by limits of each
 type, because a module's relative error does not grow with the depth of a model. Measured on a trained sample (float32, 28 modules), worst module:
 strength wrong by 1e-5 in float16, 2e-4 in int8, 8e-3 in int4 (its scales, fitted by least squares, are a little small); weights off by 2e-4, 5e-3
-and 8e-2. A lost update has a strength of 0, another layer's weight an error of 1.4. 16-bit types lose updates that are smaller than their steps: of
-an update of 0.3 % of the weights bfloat16 holds 92 %, of 0.1 % 52 %; what the base's own type cannot hold is not held against an output.
+and 8e-2. A lost update has a strength of 0, another layer's weight an error of 1.4. 16-bit types lose updates that are smaller than their steps:
+bfloat16 holds 92 % of an update of 0.3 % of the weights, and 52 % of one of 0.1 %. An output may lack what the base's own type cannot hold.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ CASE_TIMES = 2.0
 EXACT_DIFFERENCE = 1e-4
 """Largest difference of a logit of float32 outputs, as a share of the reference's logit scale."""
 NOISE_FACTOR = 8.0
-"""Deep models round more: that limit is never below this many times the reference's own arithmetic noise …"""
+"""Times the reference's own arithmetic noise to which that limit is raised, because deep models round more."""
 MAX_NOISE_SHARE = 1e-3
-"""… as long as that stays below this share of the logit scale, beyond which noise is no excuse."""
+"""Share of the logit scale above which noise raises that limit no further."""
 # fmt: off
 _MODULES: tuple[tuple[str, float, float, float], ...] = (
     # level,         module_strength, module_weight, quality_loss

@@ -44,7 +44,7 @@ class VectorComparer:
         self._error += float(np.square(difference).sum())
         self._square += float(np.square(other).sum())
         lengths = np.linalg.norm(other, axis=-1) * np.linalg.norm(own, axis=-1)
-        nothing = np.where((other == own).all(axis=-1), 1.0, 0.0)  # what has no length has no direction
+        nothing = np.where((other == own).all(axis=-1), 1.0, 0.0)  # a vector without length has no direction
         cosines = np.where(lengths == 0, nothing, (other * own).sum(axis=-1) / lengths)
         self._distances.append(np.maximum(1.0 - cosines, 0.0))
 
@@ -94,12 +94,7 @@ class Measure:
 def choose_measure(comparison: Comparison, *, width: int) -> Measure:
     """Choose how results of ``width`` values are compared; a single class is a score and not a class."""
     if comparison is Comparison.EMBEDDINGS or (comparison is Comparison.CLASSES and width == 1):
-        return Measure(
-            VectorComparer,
-            logits=False,
-            many=False,
-            weak_effect=1e-4,
-        )
+        return Measure(VectorComparer, logits=False, many=False, weak_effect=1e-4)
     many = comparison is Comparison.NEXT_TOKEN
     return Measure(LogitComparer, logits=True, many=many, weak_effect=1e-3)
 

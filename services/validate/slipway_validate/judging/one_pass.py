@@ -24,7 +24,7 @@ from slipway_validate.judging.measures import Measure
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class OtherModels:
     """The models with which an output is compared, (N, P, V) each.
 
     Attributes:
@@ -41,7 +41,7 @@ class Together:
 
 
 def compare_together(
-    own: Logits, others: Together, measure: Measure, *, threads: int = 1
+    own: Logits, others: OtherModels, measure: Measure, *, threads: int = 1
 ) -> dict[str, LogitComparison | float | None]:
     """Return the figures of an output by the names of :class:`slipway.validation.findings.OutputValidation`. own: (N, P, V).
 
@@ -49,29 +49,29 @@ def compare_together(
     """
     named = {"to_reference": others.reference, "to_merged": others.merged, "to_base": others.base}
     there = {name: logits for name, logits in named.items() if logits is not None}
-    found: dict[str, LogitComparison | float | None] = dict.fromkeys(named)
+    figures: dict[str, LogitComparison | float | None] = dict.fromkeys(named)
     if measure.comparer is not LogitComparer:
-        found |= {name: compare_windows(logits, own, measure) for name, logits in there.items()}
+        figures |= {name: compare_windows(logits, own, measure) for name, logits in there.items()}
         if others.base is not None:
-            found["adapter_strength"] = adapter_strength(others.base, others.reference, own, centred=measure.logits)
-        return found
-    compared = _Compared({name: LogitComparer() for name in there}, StrengthMeter(centred=measure.logits))
+            figures["adapter_strength"] = adapter_strength(others.base, others.reference, own, centred=measure.logits)
+        return figures
+    compared = _Figures({name: LogitComparer() for name in there}, StrengthMeter(centred=measure.logits))
     with ThreadPoolExecutor(threads) as pool:
         for window in pool.map(
-            lambda number: _window(number, own, there, measure, labels=others.labels), range(len(own))
+            lambda number: _compare_window(number, own, there, measure, labels=others.labels), range(len(own))
         ):
             compared.absorb(window)
-    found |= {name: comparer.result() for name, comparer in compared.comparers.items()}
+    figures |= {name: comparer.result() for name, comparer in compared.comparers.items()}
     if others.base is not None:
-        found["adapter_strength"] = compared.strength.result()
+        figures["adapter_strength"] = compared.strength.result()
     if others.labels is not None:
-        found["perplexity"] = perplexity_of(np.array(compared.losses))
-    return found
+        figures["perplexity"] = perplexity_of(np.array(compared.losses))
+    return figures
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
-    """What was found in some windows.
+class _Figures:
+    """The figures of some windows.
 
     Attributes:
         comparers: The comparisons with other models.
@@ -83,16 +83,18 @@ class _Compared:
     strength: StrengthMeter
     losses: list[float] = field(default_factory=list)
 
-    def absorb(self, other: _Compared) -> None:
-        """Add what was found in the windows that follow."""
+    def absorb(self, other: _Figures) -> None:
+        """Add the figures of the windows that follow."""
         for name, comparer in self.comparers.items():
             comparer.absorb(other.comparers[name])
         self.strength.absorb(other.strength)
         self.losses.extend(other.losses)
 
 
-def _window(number: int, own: Logits, others: dict[str, Logits], measure: Measure, *, labels: Ints | None) -> _Compared:
-    """Return what is found in one window."""
+def _compare_window(
+    number: int, own: Logits, others: dict[str, Logits], measure: Measure, *, labels: Ints | None
+) -> _Figures:
+    """Compare one window."""
     comparers, strength = {name: LogitComparer() for name in others}, StrengthMeter(centred=measure.logits)
     losses = []
     with np.errstate(invalid="ignore", over="ignore"):
@@ -100,11 +102,11 @@ def _window(number: int, own: Logits, others: dict[str, Logits], measure: Measur
             ours = Block(own[number][rows])
             theirs = {name: Block(logits[number][rows]) for name, logits in others.items()}
             for columns in parts(ours.logits.shape[1], len(ours.logits)):
-                found, values = {name: block.part(columns) for name, block in theirs.items()}, ours.part(columns)[0]
+                pieces, values = {name: block.part(columns) for name, block in theirs.items()}, ours.part(columns)[0]
                 for name, comparer in comparers.items():
-                    comparer.add_part(found[name], values)
-                if "to_base" in found:
-                    strength.add(found["to_base"][0], found["to_reference"][0], values)
+                    comparer.add_part(pieces[name], values)
+                if "to_base" in pieces:
+                    strength.add(pieces["to_base"][0], pieces["to_reference"][0], values)
             strength.end_block()
             for name, comparer in comparers.items():
                 comparer.end_block(theirs[name], ours)
@@ -112,4 +114,4 @@ def _window(number: int, own: Logits, others: dict[str, Logits], measure: Measur
                 losses.append(ours.losses(labels[number][rows]))
     for comparer in comparers.values():
         comparer.end_window()
-    return _Compared(comparers, strength, [float(np.concatenate(losses).mean())] if losses else [])
+    return _Figures(comparers, strength, [float(np.concatenate(losses).mean())] if losses else [])

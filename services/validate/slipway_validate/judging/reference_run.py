@@ -65,24 +65,24 @@ class ReferenceRun:
         if cases and cases[0].name in unsteady:  # the case in the native data type is padded like the first
             unsteady["native_dtype"] = UNSTEADY
         noises = [case.self_max_abs_diff or 0.0 for case in cases if case.name not in unsteady]
-        found = replace(self, logit_scale=scale, noise=max(noises, default=None), unsteady_cases=unsteady)
+        run = replace(self, logit_scale=scale, noise=max(noises, default=None), unsteady_cases=unsteady)
         if self.with_adapter:
             effect = compare_windows(self.logits, self.base_logits, self.measure)
-            found = replace(found, adapter_effect=effect)
-        return found._with_losses()
+            run = replace(run, adapter_effect=effect)
+        return run._with_losses()
 
     def _with_losses(self) -> ReferenceRun:
         labels = self.samples.labels
         if labels is None:
             return self
         losses = window_losses(self.logits, labels)
-        found = replace(self, perplexity=perplexity_of(losses))
+        run = replace(self, perplexity=perplexity_of(losses))
         if not self.with_adapter:
-            return found
+            return run
         base_losses = window_losses(self.base_logits, labels)
         # The random sound has no speech, so predicting a text from it better or worse does not judge the adapter.
         gains = () if self.family == SPEECH else tuple(finite(gain) for gain in base_losses - losses)
-        return replace(found, base_perplexity=perplexity_of(base_losses), gain_per_window=gains)
+        return replace(run, base_perplexity=perplexity_of(base_losses), gain_per_window=gains)
 
     @property
     def measure(self) -> Measure:

@@ -27,9 +27,9 @@ _ALIKE = 0.05
 """Largest difference of the modules' strengths, relative to them, at which one scale is wrong for all."""
 
 
-def judged(survival: AdapterSurvival, limits: Limits) -> AdapterSurvival:
-    """Return the findings with the fault of each module that fails."""
-    modules = tuple(each.model_copy(update={"fault": _fault(each, limits)}) for each in survival.modules)
+def add_faults(survival: AdapterSurvival, limits: Limits) -> AdapterSurvival:
+    """Add the fault of each module that fails to the findings."""
+    modules = tuple(each.model_copy(update={"fault": _find_fault(each, limits)}) for each in survival.modules)
     return survival.model_copy(update={"modules": modules})
 
 
@@ -37,61 +37,61 @@ def checks(survival: AdapterSurvival, limits: Limits) -> list[Check]:
     """Return the checks of an output's modules: the worst of them against each limit."""
     if survival.not_run and not survival.non_finite:
         return []
-    found = [_at_most(NON_FINITE, float(sum(survival.non_finite.values())), 0.0, "count")]
-    errors = [max(0.0, each.error - SURE * each.noise) for each in map(_Judged, survival.modules) if each]
+    results = [_at_most(NON_FINITE, float(sum(survival.non_finite.values())), 0.0, "count")]
+    errors = [max(0.0, each.error - SURE * each.noise) for each in map(_Strength, survival.modules) if each]
     if errors and limits.module_strength_error is not None:
-        found.append(_at_most(STRENGTH, max(errors), limits.module_strength_error, "share"))
+        results.append(_at_most(STRENGTH, max(errors), limits.module_strength_error, "share"))
     weights = [error for each in survival.modules if (error := each.unexplained_error) is not None]
     if weights and limits.module_weight_error is not None:
-        found.append(_at_most(WEIGHT, max(weights), limits.module_weight_error, "share"))
-    return found
+        results.append(_at_most(WEIGHT, max(weights), limits.module_weight_error, "share"))
+    return results
 
 
 def notes(survival: AdapterSurvival | None, limits: Limits) -> tuple[str, ...]:
-    """Return what was not compared or not judged, and what rounding explains. The survival has its faults (:func:`judged`)."""
+    """Return remarks on what was not compared or judged, and on what rounding explains. Call :func:`add_faults` before."""
     if survival is None:
         return ()
     if survival.not_run:
         return (f"the adapter in its stored weights was not compared: {survival.not_run}",)
-    found = []
+    remarks = []
     if survival.left_out:
         first, why = next(iter(survival.left_out.items()))
-        found.append(f"{counted(len(survival.left_out), 'adapted module')} not compared, first {first}: {why}")
+        remarks.append(f"{counted(len(survival.left_out), 'adapted module')} not compared, first {first}: {why}")
     coarse = [each for each in survival.modules if each.expected < WEAK]
     if coarse:
         least = min(coarse, key=lambda each: each.expected)
-        found.append(
+        remarks.append(
             f"in {counted(len(coarse), 'module')} the update is smaller than the steps of the base's 16-bit type, which holds only "
             f"{least.expected:.2f} of it in {least.module}: a base in float32 keeps all of it"
         )
-    moved = [each for each in survival.modules if _moved(each) > (1 - WEAK) * each.expected]
+    moved = [each for each in survival.modules if _rounding_shift(each) > (1 - WEAK) * each.expected]
     if moved:
-        most = max(moved, key=_moved)
-        found.append(
+        most = max(moved, key=_rounding_shift)
+        remarks.append(
             f"in {counted(len(moved), 'module')} the base's weights lie on a grid, so rounding changes small updates: "
             f"{most.module} holds {most.strength or 0.0:.2f} of its update, and a wider level holds all of it"
         )
     far = [each for each in survival.modules if not each.fault and _is_far(each.weight_error, limits)]
     if far:
         most = max(far, key=lambda each: each.weight_error or 0.0)
-        found.append(
+        remarks.append(
             f"in {counted(len(far), 'module')} the output's grid is coarse: the weight of {most.module} is {most.weight_error:.2g} of its size away"
         )
-    small = [each for each in survival.modules if each.strength is not None and not _Judged(each)]
+    small = [each for each in survival.modules if each.strength is not None and not _Strength(each)]
     if small:
-        found.append(
+        remarks.append(
             f"in {counted(len(small), 'module')} the adapter's update is too small beside the rounding to be judged, "
             f"first {small[0].module}"
         )
-    return tuple(found)
+    return tuple(remarks)
 
 
 def _is_far(error: float | None, limits: Limits) -> bool:
     return limits.module_weight_error is not None and (error or 0.0) > limits.module_weight_error
 
 
-def _moved(each: ModuleSurvival) -> float:
-    """Return how far rounding alone moves a module's strength, if it does beyond noise."""
+def _rounding_shift(each: ModuleSurvival) -> float:
+    """Return how far rounding alone moves a module's strength; 0 if noise explains it."""
     moved = 0.0 if each.nearest_strength is None else abs(each.nearest_strength - each.expected)
     return moved if moved > SURE * (each.noise or 0.0) else 0.0
 
@@ -106,7 +106,7 @@ def explain(survival: AdapterSurvival) -> tuple[str, str]:
         remedy = "check base and adapter for NaN; use an earlier checkpoint, or bf16 in place of fp16"
     faulty = survival.faulty
     if faulty:
-        said.append(_modules(faulty, survival.modules))
+        said.append(_describe_faulty(faulty, survival.modules))
         remedy = (
             remedy
             or "merge again onto this base, and make this format from the merged model; report.json has every module"
@@ -114,7 +114,7 @@ def explain(survival: AdapterSurvival) -> tuple[str, str]:
     return "; ".join(said), remedy
 
 
-def _modules(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) -> str:
+def _describe_faulty(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) -> str:
     lost = [each for each in faulty if each.strength is not None and each.strength < LOST]
     if len(lost) == len(every) and not any(each.exchanged for each in lost):
         return f"none of {counted(len(every), 'adapted module')} holds the adapter"
@@ -124,7 +124,7 @@ def _modules(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) 
             f"it was made of another base of the same shapes, or rounded more coarsely than its type: {len(other)} of "
             f"{counted(len(every), 'adapted module')} hold other weights than this base with the update, first {worst(other, 1)[0].module}"
         )
-    held = [_Judged(each) for each in every]
+    held = [_Strength(each) for each in every]
     if len(faulty) == len(every) > 1 and all(held) and not any(each.weight_of or each.update_of for each in faulty):
         strengths = sorted(known.strength / (each.expected or 1.0) for known, each in zip(held, every, strict=True))
         middle = strengths[len(strengths) // 2]
@@ -132,7 +132,7 @@ def _modules(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) 
             return f"the scale is wrong: all {counted(len(every), 'adapted module')} hold {middle:.2f} of their update"
     whole = _whole_layers(lost, every)
     said = [
-        f"layer {number} has lost the adapter in {counted(len(found), 'module')}" for number, found in whole.items()
+        f"layer {number} has lost the adapter in {counted(len(modules), 'module')}" for number, modules in whole.items()
     ]
     others = [each for each in faulty if each.layer not in whole]
     said += [f"{each.module} {each.fault}" for each in worst(others, _SHOWN)]
@@ -148,21 +148,21 @@ def _whole_layers(
     gone = {each.module for each in lost if not each.exchanged}
     layers = AdapterSurvival(modules=tuple(every)).by_layer()
     return {
-        number: found
-        for number, found in layers.items()
-        if len(found) > 1 and all(each.module in gone for each in found)
+        number: modules
+        for number, modules in layers.items()
+        if len(modules) > 1 and all(each.module in gone for each in modules)
     }
 
 
-def _fault(each: ModuleSurvival, limits: Limits) -> str:
+def _find_fault(each: ModuleSurvival, limits: Limits) -> str:
     if each.weight_of:
         return f"holds the weight of {each.weight_of}"
     if each.update_of:
         return f"holds the update of {each.update_of}"
-    known, limit = _Judged(each), limits.module_strength_error
+    known, limit = _Strength(each), limits.module_strength_error
     if known and limit is not None and known.error > limit + SURE * known.noise:
         lost = "has lost the adapter: it holds" if known.strength < LOST else "holds"
-        ends = {each.expected, each.nearest_strength or 0.0} if _moved(each) > _SAME else {each.expected}
+        ends = {each.expected, each.nearest_strength or 0.0} if _rounding_shift(each) > _SAME else {each.expected}
         wanted = " to ".join(f"{end:.3g}" for end in sorted(ends))
         return f"{lost} {known.strength:.2f} of its update instead of {wanted}"
     if _is_far(each.unexplained_error, limits):
@@ -170,7 +170,7 @@ def _fault(each: ModuleSurvival, limits: Limits) -> str:
     return ""
 
 
-class _Judged:
+class _Strength:
     """A module's strength; false if there is none, or if rounding hides it."""
 
     def __init__(self, each: ModuleSurvival) -> None:

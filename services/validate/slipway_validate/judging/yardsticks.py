@@ -1,4 +1,4 @@
-"""Say what the outputs of a validation are measured with, and read what was measured."""
+"""Plan the passes with which the outputs of a validation are measured, and read their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
-from slipway_validate.folders import format_and_level, runtime_for, stands_beside
+from slipway_validate.folders import format_and_level, has_separate_adapter, runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.measures import distance_of
@@ -20,7 +20,7 @@ MOST_WINDOWS = 4
 """Windows that are computed: a fault of a graph shows in a few hundred tokens."""
 HALVES = ("float16", "bfloat16")
 STATIC = "static"
-"""Rounding of inputs in ranges that lie in the output, which are not read."""
+"""Rounding of inputs in fixed ranges, which lie in the output and are not read."""
 _OURS = "slipway.proof.transformers_runtime:load"
 _COSTS = {
     "float16": ("float16", ""),
@@ -38,7 +38,7 @@ def rounding_pass(rounding: str) -> str:
     return f"rounding:{rounding}"
 
 
-def computing_in(dtype: str) -> str:
+def results_rounding(dtype: str) -> str:
     """Return the name of the rounding of a graph that computes in a type of 16 bits (``slipway.formats.contract.Runtime.rounds``)."""
     return f"results/{dtype}"
 
@@ -60,7 +60,7 @@ def rounding_of(name: str, folder: Path) -> str:
     return runtime.rounding(format_and_level(name)[1]) if runtime is not None else ""
 
 
-def yardsticks(
+def plan_yardsticks(
     inputs: Mapping[str, Path],
     outputs: Mapping[str, Path],
     reference: ReferenceRun,
@@ -69,7 +69,7 @@ def yardsticks(
     threads: int,
     logit_bytes: int,
 ) -> Yardsticks | None:
-    """Return what is computed for a validation of these outputs; None if nothing has to be.
+    """Plan the passes for a validation of these outputs; None if it needs none.
 
     Args:
         inputs: The inputs of the validation.
@@ -101,17 +101,17 @@ def _passes(outputs: Mapping[str, Path], merged_level: str) -> Iterator[Pass]:
         if runtime_for(name, folder) is None:
             continue
         level = level_of(stored_dtype(folder))
-        own, beside = is_own_code(name, folder), stands_beside(name)
+        own, beside = is_own_code(name, folder), has_separate_adapter(name)
         if not own and not beside:
             yield Pass(name=name, output=folder.absolute())
         if not beside:
-            # What is made of a merged model was rounded to that model's type first.
+            # An output made of a merged model was rounded to that model's type first.
             costs |= dict.fromkeys(each for each in (level, merged_level) if each in _COSTS)
         rounding = rounding_of(name, folder)
         if rounding not in ("", STATIC):
             roundings[rounding] = None
         if not own and level in HALVES:
-            roundings[computing_in(level)] = None  # its runtime may compute in that type
+            roundings[results_rounding(level)] = None  # its runtime may compute in that type
     yield from (Pass(name=rounding_pass(each), rounding=each) for each in roundings)
     for each in costs:
         weights, outer = _COSTS[each]
@@ -120,12 +120,12 @@ def _passes(outputs: Mapping[str, Path], merged_level: str) -> Iterator[Pass]:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was computed.
+    """The results of the passes.
 
     Attributes:
         folder: Where the kept results lie.
         windows: Windows that were computed.
-        figures: Distance from the reference of each pass that no output is compared with.
+        figures: Distance from the reference of each pass without an output.
         missing: Why passes were not made, by name.
     """
 
@@ -149,7 +149,7 @@ class Measured:
 
 
 def read_measured(folder: Path, asked: Yardsticks | None, reference: ReferenceRun | None) -> Measured:
-    """Read what a process wrote, and compare the passes that no output is compared with with the reference; nothing if it ended early."""
+    """Read what a process wrote, and compare the passes without an output with the reference; without results if it ended early."""
     if asked is None or reference is None:
         return Measured()
     try:
@@ -161,8 +161,8 @@ def read_measured(folder: Path, asked: Yardsticks | None, reference: ReferenceRu
         path = folder / pass_file(each.name)
         if each.output is not None or not path.is_file():
             continue
-        found = load_logits(path)
-        distance = distance_of(compare_windows(reference.logits[: len(found)], found, reference.measure))
+        logits = load_logits(path)
+        distance = distance_of(compare_windows(reference.logits[: len(logits)], logits, reference.measure))
         path.unlink()
         if distance is not None:
             figures[each.name] = distance

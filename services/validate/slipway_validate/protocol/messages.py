@@ -2,8 +2,10 @@
 
 The stage writes ``spec.json``. The runner writes logits as ``.npy`` files, and last ``result.json``, which shows that it has
 finished. A runner that will be timed then waits for lines on its standard input: for each ``TIME`` it times one round and writes
-it as a line of JSON, ``{"round": …}``. One that is held imports its libraries, says so, and waits for ``BEGIN`` before it loads its model. N = windows, T = tokens per window, P = results per window (T if each token has one),
-V = values of a result.
+it as a line of JSON, ``{"round": …}``. A runner that is held imports its libraries, says so, and waits for ``BEGIN`` before it loads
+its model.
+
+N = windows, T = tokens per window, P = results per window (T if each token has one), V = values of a result.
 """
 
 from __future__ import annotations
@@ -203,7 +205,7 @@ class RunSpec(_Message):
         threads: Threads that the runtime may use.
         write_logits: Whether logits are compared later; otherwise they are only checked for NaN.
         cases: Shape cases to compute.
-        cases_known: Why the reference's results speak for this model in these shapes too, so that they are not computed; empty if they do not.
+        cases_known: Why these shapes are not computed, because the reference's results hold for this model too; empty if they are computed.
         prompts: Prompts of the greedy continuations: token ids.
         new_tokens: Tokens to continue each with.
         drafts: The reference's continuations, which most models write too; empty if every token is computed one by one.
@@ -284,7 +286,7 @@ class ExplainSpec(_Message):
         function: ``module:attribute`` of the format's function.
         output: Folder of the output.
         model: Folder of the merged model or, where the export does not deliver it, of the base.
-        exact: Whether the output's weights are the model's; not if it is the base, and there is an adapter.
+        exact: Whether the output's weights are the model's; false if that is the base, and there is an adapter.
     """
 
     function: str
@@ -296,7 +298,7 @@ class ExplainSpec(_Message):
 class SurvivalSpec(_Message):
     """Outputs whose stored weights are compared with base and adapter: their folders by name.
 
-    ``largest_errors`` has by output the error of a weight above which the nearest rounding on its grid is measured too.
+    ``largest_errors`` holds for each output the error of a weight above which the nearest rounding on its grid is measured too.
     """
 
     base: Path
@@ -306,13 +308,13 @@ class SurvivalSpec(_Message):
 
 
 class Pass(_Message):
-    """One pass over windows with the reference's model, and with other weights or inputs than its own.
+    """One pass of the reference's model over windows, with other weights or inputs than its own.
 
     Attributes:
         name: Its name; that of the output, if it computes with an output's weights.
         output: Folder of the output whose stored weights it computes with; None for the reference's own.
         weights: How the merged weights are rounded (``weight_rounding`` of ``slipway_validate.runner.yardsticks.roundings``); empty: not.
-        outer: How those of embedding and head are; empty: as the others.
+        outer: How the weights of embedding and head are rounded; empty: as the others.
         rounding: How values are rounded while it computes (``slipway.formats.contract.Runtime.rounds``); empty: not.
     """
 
@@ -324,13 +326,13 @@ class Pass(_Message):
 
 
 class Yardsticks(_Message):
-    """Passes that outputs are measured with.
+    """Passes with which outputs are measured.
 
     Attributes:
         base: Folder of the base.
         adapter: Folder of the adapter; None without one.
         run: Samples, family and padding.
-        windows: The first windows, which are computed.
+        windows: Number of windows that are computed, from the first.
         threads: Threads to compute with.
         passes: The passes.
     """

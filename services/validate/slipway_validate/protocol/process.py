@@ -52,7 +52,7 @@ def run(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_seconds: 
 
 @contextmanager
 def start_runner(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_seconds: float) -> Iterator[Runner]:
-    """Start a spec in its own process, and end the process when the context is left. Its result is waited for where it is read.
+    """Start a spec in its own process, and end the process when the context is left. Reading the runner's result waits for it.
 
     Args:
         spec: The work to do.
@@ -101,7 +101,7 @@ class Runner:
 
     @cached_property
     def result(self) -> RunResult:
-        """Return its result, for which the first call waits.
+        """Return its result; the first call waits for it.
 
         Raises:
             StageError: ``CANCELLED``.
@@ -136,7 +136,7 @@ class Runner:
             self.end()
             raise RunnerEnded(f"a round did not finish within {self.timeout_seconds:g} s") from error
         if answer is None:
-            raise RunnerEnded(self._overdue or self._ending().message)
+            raise RunnerEnded(self._overdue or self._explain_end().message)
         return Round.model_validate(answer)
 
     @property
@@ -175,16 +175,16 @@ class Runner:
             return RunResult(status="failed", reason="STAGE_TIMEOUT", message=self._overdue)
         if waits or (self._folder / RESULT_FILE).is_file():
             return _read(self._folder)
-        failure = self._ending()
+        failure = self._explain_end()
         return RunResult(status="failed", reason=failure.reason, message=failure.message)
 
-    def _ending(self) -> Failure:
+    def _explain_end(self) -> Failure:
         """Return why the process ended early."""
         said = (self._folder / STDERR_FILE).read_text(encoding="utf-8", errors="replace")
         return self._process.explain(name=self.label, said="\n".join(said.strip().splitlines()[-LAST_LINES:]))
 
     def _wait_for(self, key: str) -> Any:
-        """Return the value that the process writes under a key, and report its progress; None if it ends without.
+        """Return the value that the process writes under a key, and report its progress; None if it ends without one.
 
         Raises:
             TimeoutError: It takes longer than its time limit.

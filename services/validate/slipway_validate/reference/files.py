@@ -103,12 +103,12 @@ class ReferenceFile(BaseModel):
 
 
 class NoReferenceError(ValidationError):
-    """There is nothing to compare outputs with, though nothing is known to be wrong: the validation does not understand the model or adapter."""
+    """There is no reference, because the validation does not understand the model or adapter; nothing is known to be wrong."""
 
 
 def write_nothing(folder: Path, params: SampleParams, ctx: Context, *, why: str) -> None:
     """Write the reference of a model or adapter that the validation does not understand: there are no results."""
-    _write(folder, ReferenceFile(inputs=dict(ctx.input_digests), params=_own(params), none=why))
+    _write(folder, ReferenceFile(inputs=dict(ctx.input_digests), params=_sample_params(params), none=why))
 
 
 def write_reference(folder: Path, run: ReferenceRun, prepared: Prepared, params: SampleParams, ctx: Context) -> None:
@@ -120,7 +120,7 @@ def write_reference(folder: Path, run: ReferenceRun, prepared: Prepared, params:
     figures = Figures.model_validate({name: getattr(run, name) for name in Figures.model_fields})
     file = ReferenceFile(
         inputs=dict(ctx.input_digests),
-        params=_own(params),
+        params=_sample_params(params),
         family=prepared.family.name,
         with_adapter=run.with_adapter,
         text_source=prepared.text.source,
@@ -155,7 +155,7 @@ def read_reference(
     try:
         file = ReferenceFile.model_validate_json(read_regular(folder / FILE, largest=LARGEST_LIST))
     except (OSError, ValueError, SchemaError) as error:
-        raise _unusable(f"its files are damaged: {error}") from error
+        raise _reference_error(f"its files are damaged: {error}") from error
     _check_inputs(file, ctx)
     if file.none:
         raise NoReferenceError(file.none, reason="VALIDATION_IMPOSSIBLE")
@@ -163,13 +163,13 @@ def read_reference(
         samples = _read_samples(folder / SAMPLES)
         _check_results(folder, file, samples)
     except (OSError, ValueError, EOFError, SchemaError) as error:
-        raise _unusable(f"its files are damaged: {error}") from error
+        raise _reference_error(f"its files are damaged: {error}") from error
     if file.with_adapter != ("adapter" in inputs):
-        raise _unusable("it was made with an adapter" if file.with_adapter else "it was made without an adapter")
+        raise _reference_error("it was made with an adapter" if file.with_adapter else "it was made without an adapter")
     run = ReferenceRun(
         folder=folder,
         result=file.result,
-        family=_family(file),
+        family=_find_family(file),
         samples=samples,
         with_adapter=file.with_adapter,
         merged_level=merged_level,
@@ -179,7 +179,7 @@ def read_reference(
     prepared = Prepared(
         run.family, text, file.source, folder / SAMPLES, samples, file.padding_token, tokenizer, embeds=file.embeds
     )
-    for name, given, count in (
+    for name, continuations, count in (
         ("continuations", run.result.continuations, file.params.prompts),
         (
             "long continuations",
@@ -187,8 +187,8 @@ def read_reference(
             file.params.continuation_prompts,
         ),
     ):
-        if given and len(given) != len(prepared.prompts(count)):
-            raise _unusable(f"its files are damaged: it has {len(given)} {name}")
+        if continuations and len(continuations) != len(prepared.prompts(count)):
+            raise _reference_error(f"its files are damaged: it has {len(continuations)} {name}")
     return run, prepared, file
 
 
@@ -196,12 +196,12 @@ def _check_inputs(file: ReferenceFile, ctx: Context) -> None:
     for name in ("base", "adapter", "heldout", "test_inputs"):
         ours, theirs = ctx.input_digests.get(name, ""), file.inputs.get(name, "")
         if ctx.input_digests and ours != theirs:
-            raise _unusable(
+            raise _reference_error(
                 f"it was made from the {name} {theirs or 'nothing'}, and this validation has {ours or 'none'}"
             )
 
 
-def _own(params: SampleParams) -> SampleParams:
+def _sample_params(params: SampleParams) -> SampleParams:
     return SampleParams.model_validate({name: getattr(params, name) for name in SampleParams.model_fields})
 
 
@@ -209,20 +209,20 @@ def _write(folder: Path, file: ReferenceFile) -> None:
     (folder / FILE).write_text(file.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def _unusable(why: str) -> ValidationError:
+def _reference_error(why: str) -> ValidationError:
     return ValidationError(f"the reference cannot be used: {why}", reason="VALIDATION_IMPOSSIBLE", remedy=_REMEDY)
 
 
-def _family(file: ReferenceFile) -> Family:
-    found = next((each for each in FAMILIES if each.name == file.family), None)
-    if found is None:
+def _find_family(file: ReferenceFile) -> Family:
+    family = next((each for each in FAMILIES if each.name == file.family), None)
+    if family is None:
         raise ValueError(f"the family {file.family!r} is unknown")
-    return found
+    return family
 
 
 def _read_samples(folder: Path) -> Samples:
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".npy" and _mapped(path).size > (
+        if path.suffix == ".npy" and _map_array(path).size > (
             _LARGEST_SOUNDS if path.name == SOUNDS_FILE else _LARGEST_BATCH
         ):
             raise ValueError(f"{path.name} is too large")
@@ -242,8 +242,8 @@ def _read_samples(folder: Path) -> Samples:
     return samples
 
 
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    """Map an array; unlike numpy's ``load``, nothing but one array is taken.
+def _map_array(path: Path) -> npt.NDArray[Any]:
+    """Map an array; unlike numpy's ``load``, refuse anything but one array.
 
     Raises:
         ValueError: It is no array, or one of objects.
@@ -263,7 +263,7 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
     names = [LOGITS_FILE, *([BASE_LOGITS_FILE] if file.with_adapter else [])]
     shapes = set()
     for name in names:
-        values = _mapped(folder / name)
+        values = _map_array(folder / name)
         shapes.add(values.shape)
         if (
             values.ndim != 3
@@ -272,10 +272,10 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
         ):
             raise ValueError(f"{name} has the shape {values.shape} and the type {values.dtype}")
     cases = shape_cases(
-        _family(file), *samples.tokens.shape, embedding=file.embeds, every=file.params.evidence.every_case
+        _find_family(file), *samples.tokens.shape, embedding=file.embeds, every=file.params.evidence.every_case
     )
     for plain in sorted({case.plain for case in cases if case.plain and case.name not in file.result.skipped_cases}):
-        values = _mapped(folder / plain_file(plain))
+        values = _map_array(folder / plain_file(plain))
         if values.ndim != 2 or values.dtype != np.float32:
             raise ValueError(f"{plain_file(plain)} has the shape {values.shape} and the type {values.dtype}")
     _check_continuations(file)
@@ -300,7 +300,7 @@ def _check_long(folder: Path, file: ReferenceFile) -> None:
     if long is None:
         return
     for index, tokens in enumerate(long.continuations):
-        values = _mapped(folder / long_file(index))
+        values = _map_array(folder / long_file(index))
         if values.dtype != np.float32 or values.shape != (len(tokens), file.result.vocabulary):
             raise ValueError(f"{long_file(index)} has the shape {values.shape} and the type {values.dtype}")
     if len(long.cache_divergences) != len(long.continuations):
@@ -319,9 +319,9 @@ def _check_answers(folder: Path, file: ReferenceFile) -> None:
 
 
 def _check_sounds(path: Path, file: ReferenceFile, count: int) -> None:
-    if _family(file) != SPEECH:
+    if _find_family(file) != SPEECH:
         return
-    values = _mapped(path)
+    values = _map_array(path)
     if values.ndim != 3 or values.dtype != np.float32 or len(values) != count:
         raise ValueError(
             f"{path.name} has the shape {values.shape} and the type {values.dtype} for {count} test inputs"

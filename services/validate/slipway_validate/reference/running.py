@@ -40,7 +40,7 @@ def run_reference(
     folder: Path,
     benchmark: Benchmark | None = None,
 ) -> Iterator[tuple[ReferenceRun, process.Runner]]:
-    """Run the reference; within the context, with a benchmark, its process waits to be timed beside the outputs.
+    """Run the reference; with a benchmark, its process then waits within the context to be timed beside the outputs.
 
     Raises:
         NoReferenceError: The adapter has tensors whose places in the model are unknown.
@@ -56,7 +56,7 @@ def run_reference(
     spec = spec.model_copy(update={"long": long})
     timeout = params.output_timeout_seconds
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
-        yield _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
+        yield _check_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
 
 
 def start_timing(
@@ -70,9 +70,9 @@ def start_timing(
     survival: SurvivalSpec | None,
     yardsticks: Yardsticks | None,
 ) -> AbstractContextManager[process.Runner]:
-    """Start the process that loads the reference only to be timed beside the outputs: what it computes is known.
+    """Start the process that loads the reference only to be timed beside the outputs: its results are known.
 
-    It compares the stored weights too, because it has imported the libraries for that. Nothing is waited for.
+    The process also compares the stored weights, because it has imported the libraries for that. This call does not wait for it.
     """
     spec = reference_spec(inputs, prepared, params, ctx)
     spec = spec.model_copy(update={"benchmark": benchmark, "only_timed": True, "cases": (), "prompts": ()})
@@ -103,7 +103,7 @@ def reference_spec(inputs: Mapping[str, Path], prepared: Prepared, params: Sampl
     return spec.model_copy(update={"adapter": inputs["adapter"].absolute()}) if "adapter" in inputs else spec
 
 
-def _checked_run(
+def _check_run(
     result: RunResult, spec: RunSpec, inputs: Mapping[str, Path], *, prepared: Prepared, folder: Path
 ) -> ReferenceRun:
     """Return the reference's run after checking that outputs can be compared with it."""
@@ -182,7 +182,7 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
         trained = open_trained(inputs, work)
         family = trained.family
         if family is None:
-            return _without_results(folder, params, ctx, why=unknown_family(trained.config))
+            return _write_without_results(folder, params, ctx, why=unknown_family(trained.config))
         prepared = prepare(inputs, trained, family, params, ctx, work=work)
         with run_reference(inputs, prepared, params, ctx, folder=work / "reference") as (run, _):
             pass
@@ -190,14 +190,14 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
         write_reference(folder, run, prepared, params, ctx)
         ctx.record(samples=len(prepared.samples.tokens), perplexity=run.perplexity, adapter=run.result.adapter)
     except NoReferenceError as none:
-        return _without_results(folder, params, ctx, why=none.message)
+        return _write_without_results(folder, params, ctx, why=none.message)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
 
 
-def _without_results(folder: Path, params: SampleParams, ctx: Context, *, why: str) -> Path:
-    """Write that there is nothing to compare with; the validation says why of every output."""
+def _write_without_results(folder: Path, params: SampleParams, ctx: Context, *, why: str) -> Path:
+    """Write a reference without results; the validation gives the reason for every output."""
     write_nothing(folder, params, ctx, why=why)
     ctx.record(reference=f"none: {why}")
     return folder

@@ -11,7 +11,7 @@ from slipway.stage import Context, Effort, Role, Stage
 from slipway_validate.params import SampleParams
 
 _SMALLEST_WIDTH = 64
-"""Hidden size that small models exceed, by which the largest tensor gives a bound of the vocabulary."""
+"""Hidden size that small models exceed: the largest tensor divided by it bounds the vocabulary."""
 
 
 def run(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> dict[str, Path]:

@@ -37,7 +37,7 @@ def time_round(model: LanguageModel, samples: Samples, benchmark: Benchmark) -> 
 
 
 def _warm_up(model: LanguageModel, step: Step) -> None:
-    """Wake the threads and read all weights, as a pass over the first token of the prompt does; an encoder's input stays whole."""
+    """Compute the first token of the prompt, which wakes the threads and reads all weights; an encoder's input stays whole."""
     first = np.s_[:, :1]
     model.forward(
         replace(
@@ -52,7 +52,7 @@ def _warm_up(model: LanguageModel, step: Step) -> None:
 def _time_prefill(
     model: LanguageModel, step: Step, benchmark: Benchmark, deadline: float
 ) -> tuple[tuple[float, ...], Past]:
-    """Time one pass at least, and all if they take half of the time at most: some is left for decoding."""
+    """Time at least one pass, and more only within half of the time: the rest is for decoding."""
     times: list[float] = []
     past: Past = None
     until = deadline - benchmark.round_seconds / 2

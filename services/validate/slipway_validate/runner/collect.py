@@ -24,7 +24,7 @@ from slipway.proof.runtime import (
     source_of,
 )
 from slipway.proof.samples import Samples
-from slipway_validate.cases import DECODE, family_named, native_case
+from slipway_validate.cases import DECODE, find_family, native_case
 from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
 from slipway_validate.runner.generation.generating import continue_greedily, continue_long
 
@@ -67,7 +67,7 @@ class Collector:
 
     def __init__(self, model: LanguageModel, spec: RunSpec, samples: Samples, folder: Path, *, report: Report) -> None:
         self._model = model
-        self._family = family_named(spec.family)
+        self._family = find_family(spec.family)
         self._samples = samples
         self._padding_token = spec.padding_token
         self._cases_known, self._shapes = spec.cases_known, {case.name for case in spec.cases}
@@ -92,18 +92,18 @@ class Collector:
             # The first window shows the width of results, which determines the largest batch.
             fitting = BATCH_VALUES // (length * self.vocabulary) if self.vocabulary else 1
             rows = list(range(start, min(count, start + max(1, min(fitting, self._model.bounds.batch)))))
-            batch = self._whole(rows)
+            batch = self._batch_windows(rows)
             segments = segments_within(length, self._model.bounds)
             for columns, results in run_segments(self._model, batch.ids, batch.mask, segments, source=batch.source):
                 self._count_non_finite(results, f"windows {start} to {rows[-1]}")
                 self.vocabulary = results.shape[-1]
-                found = results if positions is None else results[np.arange(len(rows))[:, None], positions[rows]]
+                values = results if positions is None else results[np.arange(len(rows))[:, None], positions[rows]]
                 if self._write:
                     every = per_token(self._family) and positions is None
                     if output is None:
-                        shape = (count, length if every else found.shape[1], found.shape[2])
+                        shape = (count, length if every else values.shape[1], values.shape[2])
                         output = open_memmap(self.folder / file, mode="w+", dtype=np.float32, shape=shape)
-                    output[start : rows[-1] + 1, columns if every else slice(None)] = found
+                    output[start : rows[-1] + 1, columns if every else slice(None)] = values
             start = rows[-1] + 1
             self._report("windows", start, count)
         if output is not None:
@@ -112,7 +112,7 @@ class Collector:
     def native_case(self) -> None:
         """Write the results of a padded batch in the model's own data type, before others are compared in float32.
 
-        If that is the same arithmetic, they are those of a shape case too.
+        If the comparison uses the same type, a shape case takes these results too.
         """
         self.case(self._native)
         engine = self._model.engine
@@ -124,7 +124,7 @@ class Collector:
 
         A runtime with a smaller largest batch gets a few rows at a time, with the padding of the whole batch.
         """
-        reason = self._why_not(case)
+        reason = self._find_skip_reason(case)
         if reason:
             self.skipped[case.name] = reason
             return
@@ -132,7 +132,7 @@ class Collector:
             if self._write:
                 shutil.copyfile(self.folder / case_file(self._done.name), self.folder / case_file(case.name))
             return
-        # The cache is gone through all the same: a step may use other kernels than a whole text.
+        # The case through the cache is always computed: a step may use other kernels than a whole text.
         if self._cases_known and not case.embedding and case.name in self._shapes and case.name != DECODE:
             self.skipped[case.name] = self._cases_known
             return
@@ -144,7 +144,7 @@ class Collector:
             np.save(self.folder / case_file(case.name), results)
 
     def plain_rows(self, cases: tuple[Case, ...]) -> None:
-        """Write the results of rows, each computed alone, for the comparison with their batch: those of cases, and of the native one."""
+        """Compute each row of the cases, and of the native one, alone; write the results for the comparison with their batch."""
         for case in (*cases, self._native):
             file = self.folder / plain_file(case.plain)
             if not self._write or not case.plain or file.is_file() or case.name in self.skipped:
@@ -173,10 +173,10 @@ class Collector:
         """Return the compared results of each row, (P, V): those without padding, or the text's vector."""
         if case.embedding:
             return list(self._model.embed(batch.step()))
-        parts = [found for _, found in run_segments(self._model, batch.ids, batch.mask, segments, source=batch.source)]
+        parts = [part for _, part in run_segments(self._model, batch.ids, batch.mask, segments, source=batch.source)]
         return self._read(np.concatenate(parts, axis=1), batch.mask)
 
-    def _whole(self, windows: list[int]) -> Batch:
+    def _batch_windows(self, windows: list[int]) -> Batch:
         ids = self._samples.tokens[windows]
         return Batch(ids, np.ones_like(ids), source_of(self._samples, windows))
 
@@ -199,7 +199,7 @@ class Collector:
             return window[:length]
         return np.concatenate([window[: length - 1], window[-1:]])
 
-    def _why_not(self, case: Case) -> str:
+    def _find_skip_reason(self, case: Case) -> str:
         bounds, model = self._model.bounds, self._model
         if case.embedding and not model.embeds:
             if model.embeds is None:
@@ -225,17 +225,17 @@ RowSelector = Callable[[Logits, Ints], list[Logits]]
 """Function from a batch's results and mask (B, L) to the compared results of each row, (P, V)."""
 
 
-def _of_tokens(results: Logits, mask: Ints) -> list[Logits]:
+def _select_tokens(results: Logits, mask: Ints) -> list[Logits]:
     """Select the results of tokens. results: (B, L, V)."""
     return [row[real.astype(bool)] for row, real in zip(results, mask, strict=True)]
 
 
-def _of_rows(results: Logits, mask: Ints) -> list[Logits]:  # noqa: ARG001 - a result is its whole row's
+def _select_rows(results: Logits, mask: Ints) -> list[Logits]:  # noqa: ARG001 - a result is its whole row's
     """Select all results of each row. results: (B, P, V)."""
     return list(results)
 
 
-def _of_spans(results: Logits, mask: Ints) -> list[Logits]:
+def _select_spans(results: Logits, mask: Ints) -> list[Logits]:
     """Select the starts and ends of spans at tokens. results: (B, 2, L)."""
     return [row[:, real.astype(bool)] for row, real in zip(results, mask, strict=True)]
 
@@ -243,18 +243,18 @@ def _of_spans(results: Logits, mask: Ints) -> list[Logits]:
 def choose_row_selector(family: Family) -> RowSelector:
     """Choose the selector of results for a family."""
     if family == SEQUENCE_CLASSIFIER:
-        return _of_rows
-    return _of_spans if family.comparison is Comparison.SPANS else _of_tokens
+        return _select_rows
+    return _select_spans if family.comparison is Comparison.SPANS else _select_tokens
 
 
 def per_token(family: Family) -> bool:
     """Return whether each token has a result."""
-    return choose_row_selector(family) is _of_tokens
+    return choose_row_selector(family) is _select_tokens
 
 
 def join_rows(rows: list[Logits]) -> Logits:
     """Stack the results of all rows, with narrower ones filled up: (positions, V)."""
     width = max(row.shape[-1] for row in rows)
     filled = [np.pad(row, ((0, 0), (0, width - row.shape[-1])), constant_values=NOWHERE) for row in rows]
-    found: Logits = np.concatenate(filled)
-    return found
+    results: Logits = np.concatenate(filled)
+    return results

@@ -56,5 +56,5 @@ def _status_bytes(key: str) -> int:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-    found = next((line for line in lines if line.startswith(key + ":")), f"{key}: 0 kB")
-    return int(found.split()[1]) * 1024
+    entry = next((line for line in lines if line.startswith(key + ":")), f"{key}: 0 kB")
+    return int(entry.split()[1]) * 1024

@@ -29,7 +29,7 @@ from slipway.proof.samples import OWN_FILE, OWN_FOLDER, Samples
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
-from slipway_validate.cases import family_named
+from slipway_validate.cases import find_family
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
     BEGIN,
@@ -63,25 +63,25 @@ from slipway_validate.runner.own_text import make_own_samples, measure_own_text
 from slipway_validate.runner.texts import compare_texts
 
 
-def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
+def import_loader(spec: RunSpec) -> Callable[[], LanguageModel]:
     """Import a model's runtime, and return the function that loads the model: only that function is timed as loading.
 
     Raises:
         NotRunnable: A library that it needs is not installed here.
     """
-    load = _imported(spec.runtime)
+    load = _import_function(spec.runtime)
     folders = [spec.model, *filter(None, (spec.adapter, spec.base))]
     return lambda: load(*folders, threads=spec.threads)
 
 
-def _imported(reference: str) -> Callable[..., Any]:
+def _import_function(reference: str) -> Callable[..., Any]:
     """Import a function of a format, ``module:attribute``.
 
     Raises:
         NotRunnable: A library that it needs is not installed here.
     """
     module, _, attribute = reference.partition(":")
-    gc.disable()  # what libraries make when they are imported stays; looking for garbage in it takes a quarter of the import
+    gc.disable()  # objects that an import makes stay; looking for garbage among them takes a quarter of the import
     try:
         function: Callable[..., Any] = getattr(import_module(module), attribute)
     except ImportError as error:
@@ -98,7 +98,7 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
         NotRunnable: This machine cannot run it.
         Unusable: It cannot be loaded.
     """
-    load = loader(spec)
+    load = import_loader(spec)
     if spec.held and commands is not None:
         _write({IMPORTED: True})
         while commands.get() != BEGIN:
@@ -159,9 +159,9 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
         collector.case(case)
     collector.plain_rows(spec.cases)
     continuations = collector.continuations(spec)
-    answers = _answers(model, spec) if spec.write_logits else None
+    answers = _answer_inputs(model, spec) if spec.write_logits else None
     long = collector.long_continuations(spec.long) if spec.long else None
-    adapter = _base_logits(model, collector) if spec.adapter else ""
+    adapter = _compute_base_logits(model, collector) if spec.adapter else ""
     if spec.adapter and spec.samples.with_name(OWN_FOLDER).is_dir():
         measure_own_text(model, spec, collector.folder, report=_report)
     texts = compare_texts(model, spec.texts) if spec.texts else None
@@ -170,7 +170,7 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
     return _Computed(continuations, answers, long, adapter, texts)
 
 
-def _answers(model: LanguageModel, spec: RunSpec) -> Answers | None:
+def _answer_inputs(model: LanguageModel, spec: RunSpec) -> Answers | None:
     """Answer the user's test inputs; None if there are none."""
     file = spec.samples / INPUTS_FILE
     if not file.is_file():
@@ -178,7 +178,7 @@ def _answers(model: LanguageModel, spec: RunSpec) -> Answers | None:
     inputs = EncodedInputs.model_validate_json(file.read_bytes())
     features = spec.samples / SOUNDS_FILE
     sounds = np.load(features, mmap_mode="r") if features.is_file() else None
-    return answer_inputs(model, family_named(spec.family), inputs, report=_report, sounds=sounds)
+    return answer_inputs(model, find_family(spec.family), inputs, report=_report, sounds=sounds)
 
 
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
@@ -191,7 +191,7 @@ def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str])
             _write({ROUND: time_round(model, samples, spec.benchmark).model_dump()})
 
 
-def _base_logits(model: LanguageModel, collector: Collector) -> str:
+def _compute_base_logits(model: LanguageModel, collector: Collector) -> str:
     """Compute the windows again without the adapter; return a description of the adapter."""
     from slipway_validate.runner.runtime_reference import ReferenceModel
 
@@ -225,7 +225,7 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
 
 
 def read_texts(spec: TextSpec) -> RunResult:
-    """Write what transformers reads of hard texts.
+    """Write how transformers reads hard texts.
 
     Raises:
         Unusable: There is no tokenizer.
@@ -243,7 +243,7 @@ def explain(spec: ExplainSpec) -> RunResult:
         NotRunnable: A library that it needs is not installed here.
     """
     inexact = {} if spec.exact else {"exact": False}
-    return RunResult(message=str(_imported(spec.function)(spec.output, spec.model, **inexact)))
+    return RunResult(message=str(_import_function(spec.function)(spec.output, spec.model, **inexact)))
 
 
 def execute(
@@ -261,30 +261,30 @@ def execute(
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - a runtime's errors share no base, and a panic of tokenizers is no Exception
-        return _failed(error), None
+        return _to_result(error), None
 
 
 def compare_weights(spec: SurvivalSpec, folder: Path) -> None:
-    """Write what the outputs hold of the adapter. What goes wrong is their finding, and leaves the result of the run as it is."""
+    """Write what the outputs hold of the adapter. An error becomes their finding, and leaves the result of the run as it is."""
     try:
         from slipway_validate.runner.survival.measuring import measure
 
-        found = measure(spec, report=lambda done, total: _report("weights", done, total))
+        findings = measure(spec, report=lambda done, total: _report("weights", done, total))
     except Exception as error:  # noqa: BLE001 - as in execute()
-        found = dict.fromkeys(spec.outputs, AdapterSurvival(not_run=f"{type(error).__name__}: {error}"))
-    document = {name: each.model_dump(mode="json") for name, each in found.items()}
+        findings = dict.fromkeys(spec.outputs, AdapterSurvival(not_run=f"{type(error).__name__}: {error}"))
+    document = {name: each.model_dump(mode="json") for name, each in findings.items()}
     (folder / SURVIVAL_FILE).write_text(json.dumps(document), encoding="utf-8")
 
 
 def measure_yardsticks(spec: Yardsticks, folder: Path) -> None:
-    """Compute what outputs are measured with. What goes wrong leaves the result of the run as it is: then it was not measured."""
+    """Compute the passes with which outputs are measured. An error leaves the result of the run as it is: then nothing is measured."""
     with contextlib.suppress(Exception):
         from slipway_validate.runner.yardsticks.computing import compute_yardsticks
 
         compute_yardsticks(spec, folder, report=_report)
 
 
-def _failed(error: BaseException) -> RunResult:
+def _to_result(error: BaseException) -> RunResult:
     match error:
         case NotRunnable():
             return RunResult(status="not_run", message=str(error))

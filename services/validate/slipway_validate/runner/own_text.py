@@ -19,17 +19,17 @@ from slipway.model.families import Comparison
 from slipway.proof.numerics import Ints, Logits, finite, perplexity_of, window_losses
 from slipway.proof.samples import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
 from slipway.validation.findings import AdapterEvidence
-from slipway_validate.cases import family_named, longest_text
+from slipway_validate.cases import find_family, longest_text
 from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
 from slipway_validate.runner.collect import Collector
-from slipway_validate.runner.sampling.making import decoder_inputs, masked
+from slipway_validate.runner.sampling.making import decoder_inputs, mask_tokens
 from slipway_validate.runner.sampling.windows import cut
 
 _RESULTS = "own.npy"
 
 
 def make_own_samples(tokenizer: Any, spec: TokenizeSpec) -> None:
-    """Write the samples of each text, one by one, because texts have other lengths; a text that gives none is left out."""
+    """Write the samples of each text, one by one, because lengths differ; a text that gives none is left out."""
     file = spec.text.with_name(OWN_FILE)
     if not file.is_file():
         return
@@ -37,26 +37,26 @@ def make_own_samples(tokenizer: Any, spec: TokenizeSpec) -> None:
     with Renderer(tokenizer, Purpose.OWN_TEXT) as renderer:
         writer: Writer = renderer if getattr(tokenizer, "chat_template", None) else Contents()
         for place, (name, rows) in enumerate(read_json(file, largest=LARGEST_LIST).items()):
-            made = [each for row in rows if (each := _samples(tokenizer, row, spec, writer)) is not None]
+            made = [each for row in rows if (each := _try_samples(tokenizer, row, spec, writer)) is not None]
             for number, samples in enumerate(made):
                 samples.write(folder / str(place) / f"{number:03}")
             if made:
                 (folder / str(place) / "name").write_text(name, encoding="utf-8")
 
 
-def _samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
+def _try_samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
     try:
-        return _made(tokenizer, row, spec, writer)
-    except Exception:  # noqa: BLE001 - too short a text, or what a tokenizer's code raises: others of the texts may do
+        return _make_samples(tokenizer, row, spec, writer)
+    except Exception:  # noqa: BLE001 - the text is too short, or a tokenizer's code raises anything: other texts may do
         return None
 
 
-def _made(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
-    family = family_named(spec.family)
+def _make_samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
+    family = find_family(spec.family)
     longest = min(longest_text(ModelConfig.read(spec.model), family), 512)
     match family.comparison:
         case Comparison.CLASSES if "tokens" in row:
-            return _of_tokens(tokenizer, row, longest)
+            return _token_samples(tokenizer, row, longest)
         case Comparison.CLASSES:
             ids = tokenizer(row["text"], truncation=True, max_length=longest)["input_ids"]
             return Samples(_row(ids), labels=_row(row["labels"]))
@@ -67,7 +67,7 @@ def _made(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Wr
     document = Document("", text=row.get("text", ""), messages=tuple(row.get("messages", ())))
     windows = cut(tokenizer, writer.text(document), spec=spec.model_copy(update={"windows": 1}))
     if family.comparison is Comparison.MASKED_TOKENS:
-        return masked(tokenizer, windows, spec)
+        return mask_tokens(tokenizer, windows, spec)
     return Samples(windows, labels=windows[:, 1:])
 
 
@@ -75,29 +75,29 @@ def _row(values: Any) -> Ints:
     return np.array([values], dtype=np.int64)
 
 
-def _of_tokens(tokenizer: Any, row: Mapping[str, Any], longest: int) -> Samples | None:
+def _token_samples(tokenizer: Any, row: Mapping[str, Any], longest: int) -> Samples | None:
     """Return samples whose results are those of the first token of each word."""
-    found = tokenizer(row["tokens"], is_split_into_words=True, truncation=True, max_length=longest)
-    words = found.word_ids()
+    encoded = tokenizer(row["tokens"], is_split_into_words=True, truncation=True, max_length=longest)
+    words = encoded.word_ids()
     first = [place for place, word in enumerate(words) if word is not None and word not in words[:place]]
     if not first:
         return None
     labels = [row["labels"][words[place]] for place in first]
-    return Samples(_row(found["input_ids"]), positions=_row(first), labels=_row(labels))
+    return Samples(_row(encoded["input_ids"]), positions=_row(first), labels=_row(labels))
 
 
 def measure_own_text(model: Any, spec: RunSpec, folder: Path, *, report: Callable[[str, int, int], None]) -> None:
     """Compute each text with and without the adapter, and write what it does there."""
-    found = []
+    evidence = []
     for texts in sorted(spec.samples.with_name(OWN_FOLDER).glob("*")):
         samples = [Samples.read(each) for each in sorted(texts.iterdir()) if each.is_dir()]
         tuned = [_results(model, spec, each, folder, report) for each in samples]
         with model.without_adapter():
             plain = [_results(model, spec, each, folder, report) for each in samples]
         name = (texts / "name").read_text(encoding="utf-8")
-        found.append(_evidence(name, spec, samples, tuned=tuned, plain=plain).model_dump(mode="json"))
-    if found:
-        (folder / EVIDENCE_FILE).write_text(json.dumps(found), encoding="utf-8")
+        evidence.append(_evidence(name, spec, samples, tuned=tuned, plain=plain).model_dump(mode="json"))
+    if evidence:
+        (folder / EVIDENCE_FILE).write_text(json.dumps(evidence), encoding="utf-8")
 
 
 def _results(
@@ -119,7 +119,7 @@ def _evidence(
     tuned: list[tuple[float, list[int]]],
     plain: list[tuple[float, list[int]]],
 ) -> AdapterEvidence:
-    if family_named(spec.family).comparison is Comparison.CLASSES:
+    if find_family(spec.family).comparison is Comparison.CLASSES:
         wanted = [int(label) for each in samples for label in (each.labels[0] if each.labels is not None else ())]
         given = [label for _, labels in tuned for label in labels]
         correct = sum(one == other for one, other in zip(wanted, given, strict=True))

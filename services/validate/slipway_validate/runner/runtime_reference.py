@@ -22,7 +22,7 @@ from slipway.model.families import Family
 from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
-from slipway.model.pytorch.placing import JoinedUpdates, placeable, unplaced
+from slipway.model.pytorch.placing import JoinedUpdates, find_unplaced, make_placeable
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.sentences import Pooling
@@ -55,8 +55,8 @@ class ReferenceModel(TransformersModel):
 def load(base: Path, adapter: Path | None = None, *, threads: int) -> TransformersModel:
     """Load base + adapter, or the base alone if there is no adapter.
 
-    The base keeps its stored type, and its weights are mapped, if nothing but the comparison can then be computed otherwise
-    (:func:`_keeps_values`); otherwise all of it is float32.
+    The base keeps its stored type, and its weights are mapped, if it then computes the same values in the comparison (:func:`_keeps_values`);
+    otherwise all of it is float32.
 
     Raises:
         Unusable: Base or adapter cannot be loaded, or they do not fit together.
@@ -71,12 +71,12 @@ def load(base: Path, adapter: Path | None = None, *, threads: int) -> Transforme
 
 
 def _load(base: Path, adapter: Path | None, *, dtype: Any) -> TransformersModel:
-    trained = _trained(base, adapter) if adapter else None
+    trained = _open_trained(base, adapter) if adapter else None
     module, family = from_pretrained(base, dtype=dtype, trained=trained)
     pooling = known_pooling(adapter, base)
     if adapter is None:
         return TransformersModel(module, family, stored=stored_dtype(base), pooling=pooling)
-    module, _ = adapted(module, base, adapter)
+    module, _ = add_adapter(module, base, adapter)
     if trained:
         _use_trained_head_alone(module)
     _name_replicated_layers(module)
@@ -84,16 +84,16 @@ def _load(base: Path, adapter: Path | None, *, dtype: Any) -> TransformersModel:
 
 
 def _keeps_values(module: Any) -> bool:
-    """Return whether the model computes in float32 what it would if it had been loaded so: then only stored weights are short.
+    """Return whether the model computes in float32 the same as if it had been loaded in float32: only its stored weights are short.
 
-    The adapter's factors must be float32, and no value that the code computes, as the scale of some embeddings, may have been rounded.
+    The adapter's factors must be float32, and no value that the code computes, such as the scale of some embeddings, may have been rounded.
     """
     added = (tensor for name, tensor in module.named_parameters() if ".lora_" in name)
     buffers = (tensor for tensor in module.buffers() if tensor.is_floating_point())
     return all(tensor.dtype == torch.float32 for tensor in (*added, *buffers))
 
 
-def _trained(base: Path, adapter: Path) -> TrainedModel | None:
+def _open_trained(base: Path, adapter: Path) -> TrainedModel | None:
     try:
         return trained_model(ModelFolder.open(base), adapter)
     except ModelExportError as error:
@@ -101,17 +101,17 @@ def _trained(base: Path, adapter: Path) -> TrainedModel | None:
 
 
 def _use_trained_head_alone(module: Any) -> None:
-    """Give the model without its adapter the trained head, because the new one of the training's begin is random and lost.
+    """Give the model without its adapter the trained head: the head with which the training began was random, and is lost.
 
-    So what the adapter changes in the body is measured, by results of the same head.
+    Both sides then have the same head, so that results measure what the adapter changes in the body.
     """
     for part in module.modules():
         if isinstance(part, ModulesToSaveWrapper):
             part.original_module.load_state_dict(part.modules_to_save["default"].state_dict())
 
 
-def adapted(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates | None]:
-    """Return a model with the adapter added by peft, unmerged, and the updates that peft cannot place, which are added beside it.
+def add_adapter(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates | None]:
+    """Add the adapter by peft, unmerged; return the model, and the updates that peft cannot place, which are added beside it.
 
     Raises:
         Unusable: The adapter, or one of its tensors, has no place in this model.
@@ -120,7 +120,7 @@ def adapted(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates 
         check_patterns(read_adapter_config(adapter), names_in(module))
         read_safetensors(adapter / ADAPTER_WEIGHTS)  # peft would take a pickle too
         _resize_vocabulary(module, load_peft_weights(str(adapter), device="cpu"))
-        with placeable(module, base, adapter) as (folder, joined):
+        with make_placeable(module, base, adapter) as (folder, joined):
             config = peft.PeftConfig.from_pretrained(str(folder))
             _let_tied_layers_load_their_own(config, module, load_peft_weights(str(folder), device="cpu"))
             tuned = peft.PeftModel.from_pretrained(module, str(folder), config=config, is_trainable=False)
@@ -135,7 +135,7 @@ def adapted(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates 
 
 
 def _check_all_placed(tuned: Any, folder: Path, adapter: Path) -> None:
-    left = unplaced(tuned, folder)
+    left = find_unplaced(tuned, folder)
     if left:
         raise UnplacedTensors(
             f"{counted(len(left), 'factor')} of the adapter {adapter.name!r}, first {min(left)!r}, reach no layer of the model"
@@ -159,10 +159,10 @@ def _let_tied_layers_load_their_own(config: Any, module: Any, saved: Mapping[str
         return
     owners = {key.partition(".lora_")[0] for key in saved if ".lora_" in key}
     names = sorted((name for name, _ in module.named_modules() if name), key=len, reverse=True)
-    found = {owner: next((name for name in names if f".{owner}".endswith(f".{name}")), None) for owner in owners}
-    if None not in found.values():
+    places = {owner: next((name for name in names if f".{owner}".endswith(f".{name}")), None) for owner in owners}
+    if None not in places.values():
         config.ensure_weight_tying = False
-        config.target_modules = set(found.values())
+        config.target_modules = set(places.values())
 
 
 def _name_replicated_layers(module: peft.PeftModel) -> None:
@@ -194,18 +194,18 @@ def load_ignored_tensors(module: Any, adapter: Path) -> None:
     if not set_peft_model_state_dict(module, dict(saved)).unexpected_keys:
         return
     wanted = get_peft_model_state_dict(module, save_embedding_layers=False)
-    # An adapter may or may not have those of embeddings.
+    # An adapter may or may not have the tensors of embeddings.
     whole = get_peft_model_state_dict(module, save_embedding_layers=True)
     places = {name: tuple(tensor.shape) for name, tensor in sorted({**whole, **wanted}.items()) if name not in saved}
     left_out = {name: tuple(saved[name].shape) for name in sorted(set(saved) - set(wanted) - set(whole))}
     empty = sorted(set(wanted) - set(saved))
-    found = match_names(left_out, places)
-    if not set(empty) <= set(found.values()):
+    matches = match_names(left_out, places)
+    if not set(empty) <= set(matches.values()):
         raise UnplacedTensors(
             f"peft ignores {counted(len(left_out), 'tensor')} of the adapter {adapter.name!r}, first {min(left_out)!r}: "
-            f"their places cannot be determined by their names; peft expects {min(set(empty) - set(found.values()))!r}"
+            f"their places cannot be determined by their names; peft expects {min(set(empty) - set(matches.values()))!r}"
         )
-    set_peft_model_state_dict(module, {found.get(name, name): tensor for name, tensor in saved.items()})
+    set_peft_model_state_dict(module, {matches.get(name, name): tensor for name, tensor in saved.items()})
 
 
 def match_names(left_out: Shapes, empty: Shapes) -> dict[str, str]:
@@ -217,18 +217,18 @@ def match_names(left_out: Shapes, empty: Shapes) -> dict[str, str]:
     for name in empty:
         by_end.setdefault(_end(name), []).append(name)
     pairs = [
-        (_alike(name, other), name, other)
+        (_count_equal_ends(name, other), name, other)
         for name in left_out
         for other in by_end.get(_end(name), ())
         if left_out[name] == empty[other]
     ]
-    found: dict[str, str] = {}
-    for length in sorted({pair[0] for pair in pairs}, reverse=True):
-        taken = set(found.values())
-        free = [(name, other) for at, name, other in pairs if at == length and name not in found and other not in taken]
+    matches: dict[str, str] = {}
+    for size in sorted({pair[0] for pair in pairs}, reverse=True):
+        taken = set(matches.values())
+        free = [(name, other) for at, name, other in pairs if at == size and name not in matches and other not in taken]
         names, others = Counter(name for name, _ in free), Counter(other for _, other in free)
-        found |= {name: other for name, other in free if names[name] == others[other] == 1}
-    return found
+        matches |= {name: other for name, other in free if names[name] == others[other] == 1}
+    return matches
 
 
 def _end(name: str) -> str:
@@ -238,7 +238,7 @@ def _end(name: str) -> str:
     return ".".join(parts[next((index for index, part in enumerate(parts) if part.isdigit()), module) :])
 
 
-def _alike(name: str, other: str) -> int:
+def _count_equal_ends(name: str, other: str) -> int:
     """Return the number of equal parts at the end of two names."""
     parts = zip(name.split(".")[::-1], other.split(".")[::-1], strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], parts))

@@ -21,7 +21,7 @@ _SHOWN = 160
 
 
 def write_texts(spec: TextSpec) -> None:
-    """Write what transformers reads.
+    """Write how transformers reads hard texts and conversations.
 
     Raises:
         Unusable: There is no tokenizer, or its chat template does not end.
@@ -29,7 +29,7 @@ def write_texts(spec: TextSpec) -> None:
     tokenizer = trained_tokenizer(spec.tokenizer, spec.base)
     texts = [(kind, text) for kind, several in TEXTS.items() for text in several]
     texts += _special_texts(tokenizer)
-    found = ReadTexts(
+    contents = ReadTexts(
         texts=tuple(
             ReadText(kind=kind, text=text, ids=tuple(tokenizer(text, verbose=False)["input_ids"]))
             for kind, text in texts
@@ -37,7 +37,7 @@ def write_texts(spec: TextSpec) -> None:
         conversations=tuple(_conversations(tokenizer)) if tokenizer.chat_template else (),
         begin=tokenizer.bos_token or "",
     )
-    spec.file.write_text(found.model_dump_json(), encoding="utf-8")
+    spec.file.write_text(contents.model_dump_json(), encoding="utf-8")
 
 
 def compare_texts(model: LanguageModel, file: Path) -> TextComparison | None:
@@ -48,17 +48,17 @@ def compare_texts(model: LanguageModel, file: Path) -> TextComparison | None:
     different = [each for each in wanted.texts if tuple(model.tokens_of(each.text)) != each.ids]
     excused = [each for each in different if each.kind in known]
     wrong = [each for each in different if each.kind not in known]
-    rendered = [(each, _rendered(model, each, wanted.begin)) for each in wanted.conversations]
+    rendered = [(each, _render(model, each, wanted.begin)) for each in wanted.conversations]
     otherwise = [(each, got) for each, got in rendered if got != each.prompt]
     return TextComparison(
         texts=len(wanted.texts),
         different=len(wrong),
         excused=len(excused),
         excused_kinds=tuple(dict.fromkeys(each.kind.value for each in excused)),
-        first_difference=_tokens_shown(model, wrong[0]) if wrong else "",
+        first_difference=_describe_tokens(model, wrong[0]) if wrong else "",
         conversations=len(wanted.conversations),
         rendered_otherwise=len(otherwise),
-        first_rendered=_prompts_shown(*otherwise[0]) if otherwise else "",
+        first_rendered=_describe_prompts(*otherwise[0]) if otherwise else "",
         template_missing=any(got is None for _, got in otherwise),
     )
 
@@ -66,7 +66,7 @@ def compare_texts(model: LanguageModel, file: Path) -> TextComparison | None:
 def _special_texts(tokenizer: Any) -> Iterator[tuple[TextKind, str]]:
     """Yield texts with the tokenizer's own special tokens, alone, among text and beside spaces."""
     added = sorted(tokenizer.added_tokens_decoder.items())
-    # Of many, only the first, which are mostly those of the text's structure, and the last, which were added later.
+    # If there are many, only the first, which are mostly for the text's structure, and the last, which were added later.
     chosen = added if len(added) <= _MOST_SPECIAL else added[: _MOST_SPECIAL // 2] + added[-_MOST_SPECIAL // 2 :]
     for _, token in chosen:
         text = str(token.content)
@@ -94,32 +94,32 @@ def _conversations(tokenizer: Any) -> Iterator[Conversation]:
             yield Conversation(name=name, messages=messages, tools=tools, prompt=prompt)
 
 
-def _rendered(model: LanguageModel, conversation: Conversation, begin: str) -> str | None:
+def _render(model: LanguageModel, conversation: Conversation, begin: str) -> str | None:
     """Render a conversation. A begin of text that the runtime adds itself is put back."""
     try:
-        found = model.rendered(conversation.messages, conversation.tools)
+        prompt = model.rendered(conversation.messages, conversation.tools)
     except Unusable as error:
         return str(error)
-    if found is not None and begin and begin + found == conversation.prompt:
+    if prompt is not None and begin and begin + prompt == conversation.prompt:
         return conversation.prompt
-    return found
+    return prompt
 
 
-def _tokens_shown(model: LanguageModel, text: ReadText) -> str:
-    found = model.tokens_of(text.text)
-    place = next((at for at, pair in enumerate(zip(found, text.ids, strict=False)) if pair[0] != pair[1]), 0)
-    ours, theirs = (shortened(str(list(ids[place : place + 8])), _SHOWN) for ids in (found, text.ids))
+def _describe_tokens(model: LanguageModel, text: ReadText) -> str:
+    own = model.tokens_of(text.text)
+    place = next((at for at, pair in enumerate(zip(own, text.ids, strict=False)) if pair[0] != pair[1]), 0)
+    ours, theirs = (shortened(str(list(ids[place : place + 8])), _SHOWN) for ids in (own, text.ids))
     return f"{text.kind.value}, {shortened(repr(text.text), _SHOWN)}: from token {place} on {ours} instead of {theirs}"
 
 
-def _prompts_shown(conversation: Conversation, found: str | None) -> str:
-    if found is None:
+def _describe_prompts(conversation: Conversation, prompt: str | None) -> str:
+    if prompt is None:
         return f"{conversation.name}: there is no chat template"
     place = next(
-        (at for at, pair in enumerate(zip(found, conversation.prompt, strict=False)) if pair[0] != pair[1]),
-        min(len(found), len(conversation.prompt)),
+        (at for at, pair in enumerate(zip(prompt, conversation.prompt, strict=False)) if pair[0] != pair[1]),
+        min(len(prompt), len(conversation.prompt)),
     )
-    ours, theirs = (repr(text[max(0, place - 20) : place + 60]) for text in (found, conversation.prompt))
+    ours, theirs = (repr(text[max(0, place - 20) : place + 60]) for text in (prompt, conversation.prompt))
     return f"{conversation.name}: {ours} instead of {theirs}"
 
 

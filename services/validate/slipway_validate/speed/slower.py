@@ -40,11 +40,11 @@ def note_slower(report: ValidationReport, ctx: Context) -> ValidationReport:
 def _finding(output: OutputValidation, original: OutputValidation) -> str:
     if output.speed is None or original.speed is None:
         return ""
-    found = {
+    shares = {
         "generates": _share(output.speed.decode_speedup, original.speed.decode_speedup),
         "reads a prompt": _share(output.speed.prefill_speedup, original.speed.prefill_speedup),
     }
-    slow = [f"{does} at {share:.2g} times" for does, share in found.items() if share is not None and share < LEAST]
+    slow = [f"{does} at {share:.2g} times" for does, share in shares.items() if share is not None and share < LEAST]
     if not slow:
         return ""
     return f"it {' and '.join(slow)} the speed of {original.name}: {_REMEDIES.get(output.format, _OTHERWISE)}"

@@ -53,13 +53,13 @@ class Stopwatch:
 
     @cached_property
     def _result(self) -> RunResult:
-        """Return the result of the reference, for which the first call waits."""
+        """Return the result of the reference; the first call waits for it."""
         if self._reference is None:
             return RunResult()
-        found = self._reference.result
-        if found.status != "done":
-            self._ctx.warn(f"outputs are timed without the reference, which could not be started: {found.message}")
-        return found
+        result = self._reference.result
+        if result.status != "done":
+            self._ctx.warn(f"outputs are timed without the reference, which could not be started: {result.message}")
+        return result
 
     @property
     def waits(self) -> bool:
@@ -87,7 +87,7 @@ class Stopwatch:
 
     def time(self, output: Runner) -> tuple[Speed | None, str]:
         """Time a waiting output; return its speed, or None and the reason if not even one round finished."""
-        _ = self._result  # until then the reference computes something else
+        _ = self._result  # wait until the reference has computed its own results
         if self._reference is not None and not self.waits and not self._alone:
             self._alone = REFERENCE_GONE
         reference = self._reference if self.waits else None
@@ -198,18 +198,18 @@ def take_rounds(
             taken.own.append(output.time_round())
             reference = _time_reference_round(reference, taken)
             on_round(len(taken.own))
-            if enough and len(taken.own) >= enough and _settled(taken):
+            if enough and len(taken.own) >= enough and _is_settled(taken):
                 break
     except RunnerEnded as ended:
         taken.note = f"timing ended after {len(taken.own)} of {rounds} rounds: {ended}"
     else:
-        if len(taken.own) < rounds and not taken.note and not (enough and _settled(taken)):
+        if len(taken.own) < rounds and not taken.note and not (enough and _is_settled(taken)):
             taken.note = f"{len(taken.own)} of {rounds} rounds fitted into {max_seconds:g} s"
     taken.other_cores = others.cores()
     return taken
 
 
-def _settled(taken: Rounds) -> bool:
+def _is_settled(taken: Rounds) -> bool:
     """Return whether more rounds would hardly change the figures: they are stable, and so are their ratios to the reference's."""
     speed = speed_of(taken, RunResult(), threads=1)
     ratios = () if speed is None else (speed.prefill_speedup, speed.decode_speedup)

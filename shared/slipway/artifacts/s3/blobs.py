@@ -1,7 +1,7 @@
 """Stream the content of single files into and out of a bucket.
 
 A large file is uploaded in parts under its final name. An upload is not visible before it is completed, and it is completed only
-after its digest was verified.
+after its digest was verify_chunks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from minio.datatypes import Part
 from minio.error import S3Error
 from urllib3 import BaseHTTPResponse
 
-from slipway.artifacts.blobs import CHUNK_BYTES, BlobWriter, verified
-from slipway.artifacts.faults import not_found
+from slipway.artifacts.blobs import CHUNK_BYTES, BlobWriter, verify_chunks
+from slipway.artifacts.faults import not_found_error
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.artifacts.names import blob_name
 from slipway.artifacts.s3.client import S3Bucket
@@ -52,12 +52,12 @@ class S3Blobs:
         bucket, name = self._store.bucket, blob_name(file.digest)
         chunks = _chunks(bucket, name, range(offset, file.size_bytes))
         if offset == 0:
-            chunks = verified(chunks, file, artifact, remove=lambda: bucket.delete([name]))
+            chunks = verify_chunks(chunks, file, artifact, remove=lambda: bucket.delete([name]))
         try:
             yield from chunks
         except ArtifactError as error:
             if error.reason == "ARTIFACT_NOT_FOUND":
-                raise not_found(artifact) from error
+                raise not_found_error(artifact) from error
             raise
 
     def writer(self, file: ManifestFile) -> BlobWriter:
@@ -126,7 +126,7 @@ class _S3Writer(BlobWriter):
             self._bucket.put(self._name, bytes(self._part))
         else:
             self._send()
-            self._sent()
+            self._collect_sent_part()
             self._bucket.call(
                 self._doing,
                 lambda: complete(self._bucket, self._name, self._upload_id, self._parts, self.file.size_bytes),
@@ -143,7 +143,7 @@ class _S3Writer(BlobWriter):
 
     def _send(self) -> None:
         """Send the full part while the next one fills."""
-        self._sent()
+        self._collect_sent_part()
         data, self._part = bytes(self._part), bytearray()
         if not data:
             return
@@ -165,7 +165,7 @@ class _S3Writer(BlobWriter):
 
         self._sending = self._sender.submit(send)
 
-    def _sent(self) -> None:
+    def _collect_sent_part(self) -> None:
         if self._sending is not None:
             sending, self._sending = self._sending, None
             self._parts.append(sending.result())

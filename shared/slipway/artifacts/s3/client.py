@@ -10,7 +10,7 @@ import random
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -92,13 +92,13 @@ class S3Bucket:
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def during(self, on_wait: OnWait) -> S3Bucket:
-        """Return the same bucket with calls that can be stopped: they call ``on_wait`` between attempts, which may raise."""
+        """Return the same bucket with calls that can be stopped: they call ``on_wait`` between attempts, and it may raise."""
         watched = copy.copy(self)
         watched._on_wait = on_wait
         return watched
 
     def call(self, doing: str, request: Callable[[], _T]) -> _T:
-        """Make a call; retry while its failure is a temporary one.
+        """Make a call; retry while it fails for a temporary reason.
 
         Args:
             doing: What the call does, for messages; its first word, a verb, is the operation in the metrics.
@@ -133,8 +133,8 @@ class S3Bucket:
         """Return the content of a small object.
 
         Raises:
-            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` for one of more than :data:`LARGEST_LIST` bytes, which is
-                none of the store's; and as :meth:`call`.
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` for more than :data:`LARGEST_LIST` bytes, which the store
+                never writes; and as :meth:`call`.
         """
         data = self.get_range(name, 0, 0, most=LARGEST_LIST + 1)
         if len(data) > LARGEST_LIST:
@@ -172,12 +172,12 @@ class S3Bucket:
 
         def request() -> StoredObject | None:
             try:
-                found = self.sdk.stat_object(self.bucket, self.key(name))
+                info = self.sdk.stat_object(self.bucket, self.key(name))
             except S3_EXCEPTIONS as error:
                 if is_missing(error):
                     return None
                 raise
-            return StoredObject(name, found.size or 0, found.etag or "", _seconds(found.last_modified))
+            return StoredObject(name, info.size or 0, info.etag or "", _seconds(info.last_modified))
 
         return self.call(f"looking for {name}", request)
 
@@ -203,8 +203,9 @@ class S3Bucket:
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; missing ones are not an error."""
-        for some in _batches(sorted(names), _DELETES_A_CALL):
-            doomed = [DeleteObject(self.key(name)) for name in some]
+        ordered = sorted(names)
+        for start in range(0, len(ordered), _DELETES_A_CALL):
+            doomed = [DeleteObject(self.key(name)) for name in ordered[start : start + _DELETES_A_CALL]]
 
             def request(doomed: list[DeleteObject] = doomed) -> list[str]:
                 return [f"{error.name}: {error.code}" for error in self.sdk.remove_objects(self.bucket, doomed)]
@@ -240,20 +241,15 @@ class S3Bucket:
             time.sleep(min(left, 0.25))
 
 
-def _batches(names: list[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(names), size):
-        yield names[start : start + size]
-
-
 def _connect(options: S3Options) -> Minio:
     shown = quoted(options.endpoint.rpartition("@")[2])  # without a password
     try:
         parts = urlsplit(options.endpoint)
     except ValueError as error:
-        raise _no_address(f"{shown}: {error}") from error
+        raise _address_error(f"{shown}: {error}") from error
     odd = parts.path.strip("/") or "@" in parts.netloc or re.search(r"\s", parts.netloc)
     if parts.scheme not in {"http", "https"} or not parts.hostname or odd:
-        raise _no_address(shown)
+        raise _address_error(shown)
     ca_file = options.ca_file or certifi.where()
     http = urllib3.PoolManager(
         timeout=urllib3.Timeout(connect=10, read=60),
@@ -273,10 +269,10 @@ def _connect(options: S3Options) -> Minio:
             credentials=provider,
         )
     except ValueError as error:
-        raise _no_address(f"{options.endpoint} (region {options.region!r}): {error}") from error
+        raise _address_error(f"{options.endpoint} (region {options.region!r}): {error}") from error
 
 
-def _no_address(what: str) -> ArtifactError:
+def _address_error(what: str) -> ArtifactError:
     return ArtifactError(
         f"the S3 endpoint is not an address: {what}",
         reason="STORE_INVALID",

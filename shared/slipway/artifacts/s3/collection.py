@@ -1,9 +1,9 @@
 """Garbage collection of a bucket: mark the blobs that manifests name, sweep old blobs that none names.
 
 It needs no lock. Blobs are listed before manifests are read, so the manifest of every artifact complete by then is seen; a blob
-whose manifest comes later was written or touched within the grace period, and is kept. ``keep`` is called after that. Anyone who
-begins to use an artifact later touches it, so each object's age is checked once more before its removal. Work of more than a
-grace period has a mark (:mod:`slipway.artifacts.s3.uses`); what was used since it began counts as young.
+whose manifest comes later was written or touched within the grace period, and is kept. ``keep`` is called after that. Work
+that begins to use an artifact later touches it, so each object's age is checked once more before its removal. Work that takes longer
+than a grace period has a mark (:mod:`slipway.artifacts.s3.uses`); artifacts used since it began count as young.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def collect_bucket(
         contents = dict(zip(map(_digest, manifests), pool.map(lambda m: _contents(store, m), manifests), strict=True))
     kept = set(keep())
     began = uses.oldest(bucket, grace_seconds=store.grace_seconds, now=now)
-    # What was younger than half of the period when the work began to use it was not touched then.
+    # The work did not touch artifacts that were younger than half of the period when it began to use them.
     young = min(now - store.grace_seconds, now if began is None else began - store.grace_seconds / 2)
     old = sorted((m.modified, _digest(m)) for m in manifests if m.modified < young)
     candidates = [(used, digest) for used, digest in old if digest not in kept]
@@ -65,7 +65,7 @@ def collect_bucket(
     if not dry_run:
         entries = {_digest(manifest): manifest for manifest in manifests}
         doomed = [_digest(manifest) for manifest in _remove(bucket, [entries[digest] for digest in doomed])]
-    named = set().union(*(found for digest, found in contents.items() if digest not in set(doomed)))
+    named = set().union(*(digests for digest, digests in contents.items() if digest not in set(doomed)))
     swept = [blob for blob in blobs if _digest(blob) not in named and blob.modified < young]
     if not dry_run:
         swept = _remove(bucket, swept)
@@ -77,8 +77,8 @@ def expire_unfinished_uploads(bucket: S3Bucket) -> bool:
     """Add a lifecycle rule that drops unfinished uploads; other rules of the bucket stay. Return False if the service refuses."""
     name = f"slipway-unfinished-uploads-{bucket.prefix.replace('/', '-')}".rstrip("-")
     try:
-        found = bucket.sdk.get_bucket_lifecycle(bucket.bucket)
-        rules = [rule for rule in (found.rules if found else []) if rule.rule_id != name]
+        lifecycle = bucket.sdk.get_bucket_lifecycle(bucket.bucket)
+        rules = [rule for rule in (lifecycle.rules if lifecycle else []) if rule.rule_id != name]
         rules.append(
             Rule(
                 status=ENABLED,
@@ -104,8 +104,8 @@ def _remove(bucket: S3Bucket, entries: list[StoredObject]) -> list[StoredObject]
     with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
         for start in range(0, len(entries), _LOOKS):
             some = entries[start : start + _LOOKS]
-            found = pool.map(lambda entry: bucket.find(entry.key), some)
-            still = [old for old, now in zip(some, found, strict=True) if now and now.modified == old.modified]
+            current = pool.map(lambda entry: bucket.find(entry.key), some)
+            still = [old for old, now in zip(some, current, strict=True) if now and now.modified == old.modified]
             bucket.delete(entry.key for entry in still)
             removed += still
     return removed
@@ -115,7 +115,7 @@ def _forget_actions(store: S3Store, doomed: set[str], *, before: float | None) -
     """Remove results whose outputs are gone, and those without outputs (precedents) from before a time."""
     bucket = store.bucket
     for entry in store.listing(ACTIONS) if doomed else []:
-        result = store.recorded(key_of(entry.key))
+        result = store.read_result(key_of(entry.key))
         aged = before is not None and entry.modified < before
         if result is not None and (doomed & set(result.outputs.values()) or (not result.outputs and aged)):
             bucket.delete([entry.key])

@@ -67,7 +67,7 @@ def credentials(options: S3Options, http: urllib3.PoolManager) -> Provider:
             f"{options.sts_endpoint} for the token in {options.web_identity_token_file}",
             f"check AWS_WEB_IDENTITY_TOKEN_FILE, and that the role {options.role_arn or '(AWS_ROLE_ARN)'} trusts the service account",
         )
-        return Renewed(lambda: _web_identity(options, http), source)
+        return Renewed(lambda: _fetch_by_web_identity(options, http), source)
     file = user_path(options.credentials_file)
     if file.is_file():
         source = _Source(
@@ -81,7 +81,7 @@ def credentials(options: S3Options, http: urllib3.PoolManager) -> Provider:
             options.container_url,
             "check AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE, and that the service account is associated with a role",
         )
-        return Renewed(lambda: _container(options, http), source)
+        return Renewed(lambda: _fetch_from_container(options, http), source)
     raise ArtifactError(
         f"there are no credentials for the store at {options.endpoint}",
         reason="STORE_DENIED",
@@ -136,15 +136,15 @@ class Renewed(Provider):
 
         Raises:
             ArtifactError: ``STORE_DENIED`` if the service refuses.
-                urllib3.exceptions.HTTPError: The service is unavailable; the call may be repeated.
+            urllib3.exceptions.HTTPError: The service is unavailable; the call may be repeated.
         """
-        found = self._found
-        if found is not None and time.time() < self._renew_at:
-            return found
-        valid = found is not None and not found.is_expired()
+        current = self._found
+        if current is not None and time.time() < self._renew_at:
+            return current
+        valid = current is not None and not current.is_expired()
         if not self._lock.acquire(blocking=not valid):
-            assert found is not None
-            return found  # another thread renews them
+            assert current is not None
+            return current  # another thread renews them
         try:
             if self._found is None or time.time() >= self._renew_at:  # not renewed while this thread waited
                 self._renew()
@@ -156,11 +156,11 @@ class Renewed(Provider):
     def _renew(self) -> None:
         now = time.time()
         try:
-            fresh = self._source.told(self._fetch)
+            fresh = self._source.fetch(self._fetch)
         except (ArtifactError, urllib3.exceptions.HTTPError) as error:
             if self._found is None or self._found.is_expired():
                 raise
-            log.warning(f"credentials from {self._source.name} cannot be renewed yet: {_shown(error)}")
+            log.warning(f"credentials from {self._source.name} cannot be renewed yet: {_error_summary(error)}")
             self._renew_at = now + _PAUSE_SECONDS
             return
         self._found = fresh
@@ -181,13 +181,13 @@ class _FromFile(Provider):
     def retrieve(self) -> Credentials:
         last = self._last
         try:
-            found = self._source.told(self._provider.retrieve)
+            fresh = self._source.fetch(self._provider.retrieve)
         except ArtifactError:
             if last is None or time.monotonic() > last[1] + _PAUSE_SECONDS:
                 raise
             return last[0]
-        self._last = (found, time.monotonic())
-        return found
+        self._last = (fresh, time.monotonic())
+        return fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Source:
     name: str
     remedy: str
 
-    def told(self, fetch: Callable[[], Credentials]) -> Credentials:
+    def fetch(self, fetch: Callable[[], Credentials]) -> Credentials:
         """Fetch credentials; translate a failure into an error that names the source and never the token."""
         try:
             return fetch()
@@ -205,13 +205,13 @@ class _Source:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, OSError, ParseError, configparser.Error) as error:
             raise ArtifactError(
-                f"there are no credentials from {self.name}: {_shown(error)}",
+                f"there are no credentials from {self.name}: {_error_summary(error)}",
                 reason="STORE_DENIED",
                 remedy=self.remedy,
             ) from None  # the cause holds the address with the token
 
 
-def _web_identity(options: S3Options, http: urllib3.PoolManager) -> Credentials:
+def _fetch_by_web_identity(options: S3Options, http: urllib3.PoolManager) -> Credentials:
     """Exchange the service account's token for the role's credentials; Kubernetes replaces the token from time to time."""
     file = options.web_identity_token_file
     assert file is not None
@@ -225,7 +225,7 @@ def _web_identity(options: S3Options, http: urllib3.PoolManager) -> Credentials:
     return provider.retrieve()
 
 
-def _container(options: S3Options, http: urllib3.PoolManager) -> Credentials:
+def _fetch_from_container(options: S3Options, http: urllib3.PoolManager) -> Credentials:
     """Ask the container's agent for credentials, with the current token."""
     token = options.container_token.get_secret_value()
     if options.container_token_file is not None:
@@ -274,7 +274,7 @@ def connections(ca_file: str) -> urllib3.PoolManager:
     return _Connections(timeout=timeout, retries=retries, cert_reqs="CERT_REQUIRED", ca_certs=ca_file)
 
 
-def _shown(error: BaseException) -> str:
+def _error_summary(error: BaseException) -> str:
     """Return the first line of a message, without the query of an address."""
     lines = str(error).splitlines()
     if isinstance(error, KeyError):

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes
-from slipway.artifacts.faults import ABSENT, changed, corrupt, disk_full, not_found, open_source
+from slipway.artifacts.faults import ABSENT, changed_error, corrupt_error, disk_full, not_found_error, open_source
 from slipway.artifacts.files import in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import (
@@ -47,7 +47,7 @@ class S3Store:
 
     Args:
         bucket: The bucket.
-        grace_seconds: Grace period of this store's collections. A blob that is found and older than half of it is touched.
+        grace_seconds: Grace period of this store's collections. A blob older than half of it is touched when it is looked up.
     """
 
     def __init__(self, bucket: S3Bucket, *, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -150,11 +150,11 @@ class S3Store:
                     return
             except ArtifactError as error:
                 if error.reason == "ARTIFACT_NOT_FOUND":
-                    raise not_found(artifact) from error
+                    raise not_found_error(artifact) from error
                 raise
             path.unlink()
         self.bucket.delete([name])
-        raise corrupt(artifact, file.path)
+        raise corrupt_error(artifact, file.path)
 
     def manifest(self, digest: str) -> Manifest:
         """Return the manifest of an artifact; read it a second time before reporting it as corrupt.
@@ -168,12 +168,12 @@ class S3Store:
                 data = self.bucket.get(name)
             except ArtifactError as error:
                 if error.reason == "ARTIFACT_NOT_FOUND":
-                    raise not_found(digest) from error
+                    raise not_found_error(digest) from error
                 raise
             if digest_bytes(data) == digest:
                 return Manifest.from_bytes(data)
         self.bucket.delete([name])
-        raise corrupt(digest, "its manifest")
+        raise corrupt_error(digest, "its manifest")
 
     def exists(self, digest: str) -> bool:
         """Return whether the bucket has the manifest and every blob of an artifact, with the right sizes."""
@@ -184,21 +184,21 @@ class S3Store:
                 return False
             raise
         sizes = {file.digest: file.size_bytes for file in manifest.files}
-        found = in_threads(lambda blob, count: self.during(count).bucket.find(blob_name(blob)), sizes, None)
+        entries = in_threads(lambda blob, count: self.during(count).bucket.find(blob_name(blob)), sizes, None)
         return all(
-            entry is not None and entry.size_bytes == size for entry, size in zip(found, sizes.values(), strict=True)
+            entry is not None and entry.size_bytes == size for entry, size in zip(entries, sizes.values(), strict=True)
         )
 
     def action(self, key: str) -> ActionResult | None:
         """Return the result recorded under an action key, if every output still exists."""
-        result = self.recorded(key)
+        result = self.read_result(key)
         if result is None or not all(self.exists(digest) for digest in result.outputs.values()):
             return None
         for digest in result.outputs.values():
             self._touch(manifest_name(digest))
         return result
 
-    def recorded(self, key: str) -> ActionResult | None:
+    def read_result(self, key: str) -> ActionResult | None:
         """Return the result recorded under an action key, whether or not its outputs exist."""
         try:
             return ActionResult.from_bytes(self.bucket.get(action_name(key)))
@@ -214,17 +214,17 @@ class S3Store:
     def results(self) -> Iterator[ActionResult]:
         """Yield all recorded results, whether or not their outputs still exist."""
         for entry in self.listing(ACTIONS):
-            result = self.recorded(key_of(entry.key))
+            result = self.read_result(key_of(entry.key))
             if result is not None:
                 yield result
 
     def using(self) -> contextlib.AbstractContextManager[None]:
         """Mark that work is running, once it is close to outlasting the grace period."""
-        return uses.marked(self.bucket, grace_seconds=self.grace_seconds)
+        return uses.mark_work(self.bucket, grace_seconds=self.grace_seconds)
 
     @property
     def where(self) -> str:
-        """Address and endpoint."""
+        """Return address and endpoint."""
         return self.bucket.where
 
     def size_bytes(self) -> int:
@@ -236,7 +236,7 @@ class S3Store:
         return [digest_of(entry.key) for entry in self.listing(MANIFESTS)]
 
     def listing(self, folder: str) -> list[StoredObject]:
-        """Objects of the store below one of its prefixes."""
+        """Return the store's objects below one of its prefixes."""
         return [entry for entry in self.bucket.listing(folder) if is_name(entry.key)]
 
     def last_used(self, digest: str) -> float:
@@ -245,15 +245,15 @@ class S3Store:
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, and as :meth:`S3Bucket.call`.
         """
-        found = self.bucket.find(manifest_name(digest))
-        if found is None:
-            raise not_found(digest)
-        return found.modified
+        entry = self.bucket.find(manifest_name(digest))
+        if entry is None:
+            raise not_found_error(digest)
+        return entry.modified
 
     def has_blob(self, file: ManifestFile) -> bool:
         """Return whether the bucket has a file's blob, with the right size, and no collection is about to remove it."""
-        found = self.bucket.find(blob_name(file.digest))
-        return found is not None and found.size_bytes == file.size_bytes and self._fresh(found)
+        entry = self.bucket.find(blob_name(file.digest))
+        return entry is not None and entry.size_bytes == file.size_bytes and self._keep_fresh(entry)
 
     def put_blob(
         self,
@@ -273,28 +273,28 @@ class S3Store:
         with opened() as file:
             before = os.fstat(file.fileno())
             if before.st_size != entry.size_bytes:
-                raise changed(file.name)
+                raise changed_error(file.name)
             upload(self.bucket, name, file, entry.size_bytes, pool=pool, on_bytes=on_bytes)
             after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             self.bucket.delete([name])
-            raise changed(file.name)
+            raise changed_error(file.name)
 
     def _touch(self, name: str) -> None:
         """Touch an object if its last touch is some time ago; read-only credentials are not an error."""
-        found = self.bucket.find(name)
-        if found is not None:
-            self._fresh(found)
+        entry = self.bucket.find(name)
+        if entry is not None:
+            self._keep_fresh(entry)
 
-    def _fresh(self, found: StoredObject) -> bool:
+    def _keep_fresh(self, entry: StoredObject) -> bool:
         """Return whether an object is safe from collections for the next half of the grace period; touch it if necessary.
 
-        Its present age is not enough: a running collection may already have found that no manifest names it.
+        Its present age is not enough: a running collection may already have noticed that no manifest names it.
         """
-        if time.time() - found.modified < self.grace_seconds / 2:
+        if time.time() - entry.modified < self.grace_seconds / 2:
             return True
         try:
-            self.bucket.touch(found.key)
+            self.bucket.touch(entry.key)
         except ArtifactError as error:
             if error.retryable:
                 raise

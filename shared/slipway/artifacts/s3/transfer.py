@@ -96,7 +96,7 @@ def download(
         ]
         try:
             for part in parts:
-                for data in _written(file, *part.result()):
+                for data in _read_back(file, *part.result()):
                     sha.update(data)
         except BaseException:
             _stop(parts)
@@ -105,7 +105,7 @@ def download(
 
 
 def workers() -> ThreadPoolExecutor:
-    """Threads that carry data; each holds at most one part."""
+    """Return the threads that carry data; each holds at most one part."""
     return ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="slipway-transfer")
 
 
@@ -139,8 +139,8 @@ def complete(bucket: S3Bucket, name: str, upload_id: str, parts: list[Part], siz
     try:
         bucket.sdk._complete_multipart_upload(bucket.bucket, bucket.key(name), upload_id, parts)
     except MinioException as error:
-        found = bucket.find(name) if is_missing(error) else None
-        if found is None or found.size_bytes != size:
+        stored = bucket.find(name) if is_missing(error) else None
+        if stored is None or stored.size_bytes != size:
             raise
 
 
@@ -181,7 +181,7 @@ def _write_at(file: BinaryIO, data: bytes, position: int) -> None:
         view, position = view[count:], position + count
 
 
-def _written(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+def _read_back(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
     while start < end:
         data = os.pread(file.fileno(), min(_READ_BYTES, end - start), start)
         yield data

@@ -1,8 +1,8 @@
 """Marks of long work on a bucket, so that a collection keeps artifacts that the work will still need.
 
 The grace period of collections protects what work of a few hours uses. Work that goes on longer writes a mark and renews it, until it
-ends. Every artifact used since the beginning of marked work may belong to it. A mark that was not renewed for a grace period is that
-of a dead process.
+ends. Every artifact used since the beginning of marked work may belong to it. A mark that was not renewed for a grace period belongs
+to a dead process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RENEWALS = 4  # in a grace period
 
 
 @contextlib.contextmanager
-def marked(bucket: S3Bucket, *, grace_seconds: float) -> Iterator[None]:
+def mark_work(bucket: S3Bucket, *, grace_seconds: float) -> Iterator[None]:
     """Mark the bucket while the block runs, from a quarter of the grace period on."""
     ended = threading.Event()
     keeper = threading.Thread(target=_keep_mark, args=(bucket, grace_seconds / _RENEWALS, ended), daemon=True)
@@ -71,9 +71,5 @@ def oldest(bucket: S3Bucket, *, grace_seconds: float, now: float) -> float | Non
             if error.reason != "ARTIFACT_NOT_FOUND":  # its work has ended just now
                 raise
         else:
-            began.append(_began(content, entry.modified))
+            began.append(entry.modified - int(content) if _SECONDS.fullmatch(content) else 0.0)
     return min(began, default=None)
-
-
-def _began(content: bytes, written: float) -> float:
-    return written - int(content) if _SECONDS.fullmatch(content) else 0.0

@@ -63,9 +63,9 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
         )
     subject = Subject.read(model) if model else None
     target = target_name(target)
-    found = candidates_for(target, subject=subject, memory=limit)
+    candidates = candidates_for(target, subject=subject, memory=limit)
     measured = read_measured(report) if report else {}
-    text = settings_for(found[0], target, model=model)
+    text = settings_for(candidates[0], target, model=model)
     if as_json:
         entries = [
             {
@@ -73,8 +73,8 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
                 **asdict(one),
                 "measured": asdict(measured[one.output]) if one.output in measured else None,
             }
-            for one in found
+            for one in candidates
         ]
         print_json({"target": target, "family": subject.family if subject else "", "candidates": entries, "yaml": text})
     else:
-        show(*advice_view(target, found, measured, text))
+        show(*advice_view(target, candidates, measured, text))

@@ -45,13 +45,13 @@ def _size(value: int | None) -> str:
     return "–" if value is None else f"≤ {format_size(value)}"
 
 
-def _figures(found: Measured | None) -> str:
-    if found is None:
+def _figures(measured: Measured | None) -> str:
+    if measured is None:
         return "–"
     parts = [
-        (found.decode_tokens_per_second, "{:.1f} tokens/s"),
-        (found.prefill_ms, "{:.0f} ms"),
-        (found.memory_mb, "{:.0f} MB"),
-        (found.mean_kl, "KL {:.1e}"),
+        (measured.decode_tokens_per_second, "{:.1f} tokens/s"),
+        (measured.prefill_ms, "{:.0f} ms"),
+        (measured.memory_mb, "{:.0f} MB"),
+        (measured.mean_kl, "KL {:.1e}"),
     ]
-    return ", ".join([*(form.format(value) for value, form in parts if value is not None), found.status])
+    return ", ".join([*(form.format(value) for value, form in parts if value is not None), measured.status])

@@ -149,11 +149,11 @@ def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
     """
     if re.fullmatch(r"sha256:[0-9a-f]{12,63}", text) is None:
         return text
-    found = [digest for digest in digests() if digest.startswith(text)]
-    if len(found) == 1:
-        return found[0]
+    matches = [digest for digest in digests() if digest.startswith(text)]
+    if len(matches) == 1:
+        return matches[0]
     raise ArtifactError(
-        f"{len(found)} artifacts begin with {text}" if found else f"no artifact begins with {text}",
+        f"{len(matches)} artifacts begin with {text}" if matches else f"no artifact begins with {text}",
         reason="ARTIFACT_NOT_FOUND",
         remedy="give more of its digits: slipway get EXPORT --json shows all 64 for an export, slipway cache ls --json for the store",
         about={"digest": text},
@@ -176,11 +176,11 @@ def collect_cache(
     store = open_store(settings)
 
     def in_use() -> frozenset[str]:
-        found = _used_by_local_exports(settings) | store.under_way()
+        digests = _used_by_local_exports(settings) | store.under_way()
         if connection.coordinator:
             with connection.client() as client:
-                found |= set(client.list_artifacts(project="-"))
-        return found
+                digests |= set(client.list_artifacts(project="-"))
+        return digests
 
     seconds = None if older_than is None else age(older_than)
     done = _collect(
@@ -248,11 +248,11 @@ def _exports_ran_here(settings: Settings) -> bool:
 
 def _makers(store: ArtifactStore) -> dict[str, list[str]]:
     """Return the output names in recorded results, by digest."""
-    found: dict[str, set[str]] = {}
+    makers: dict[str, set[str]] = {}
     for result in store.results():
         for name, digest in result.outputs.items():
-            found.setdefault(digest, set()).add(name)
-    return {digest: sorted(names) for digest, names in found.items()}
+            makers.setdefault(digest, set()).add(name)
+    return {digest: sorted(names) for digest, names in makers.items()}
 
 
 def _collect(store: ArtifactStore, in_use: Callable[[], frozenset[str]], **limits: Any) -> Collected:
@@ -273,11 +273,11 @@ _CONTENTS = (("adapter_config.json", "adapter"), ("validation.json", "validation
 
 def artifact_names(exports: Iterable[LocalExport]) -> dict[str, str]:
     """Return names by digest: ``h_half onnx-int8``, ``qwen3-base (base)``; the oldest export names a shared artifact."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for export in exports:
         if export.message is not None:
-            found |= _names(export.message)
-    return found
+            names |= _names(export.message)
+    return names
 
 
 def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
@@ -308,9 +308,9 @@ def _names(export: pb.Export) -> dict[str, str]:
         "base": f"{labels.get('base_model', '')} (base)".strip(),
         "adapter": f"{model} {labels.get('checkpoint', '')} (adapter)".strip(),
     }
-    found = {digest: sources.get(name, f"{model} ({name})".strip()) for name, digest in export.sources.items()}
+    names = {digest: sources.get(name, f"{model} ({name})".strip()) for name, digest in export.sources.items()}
     for task in export.tasks:
         for name, digest in task.outputs.items():
             what = task.format or (task.id if len(task.outputs) == 1 else f"{task.id} {name}")
-            found[digest] = f"{model} {what}".strip()
-    return found
+            names[digest] = f"{model} {what}".strip()
+    return names

@@ -39,14 +39,14 @@ def push(
 ) -> None:
     """Put a folder into the artifact store, or send it to a coordinator, and print its digest."""
     from slipway.cli.artifacts.cache_work import push_folder
-    from slipway.cli.artifacts.transfer import showing_transfer
+    from slipway.cli.artifacts.transfer import show_transfer
     from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
     settings = connection.settings()
     with (
         artifacts_at(connection.coordinator, settings) as store,
-        showing_transfer("push", "storing", form=progress, level=settings.log_level) as show,
+        show_transfer("push", "storing", form=progress, level=settings.log_level) as show,
     ):
         done = push_folder(folder, store, show=show)
     print_answer(done, done["digest"], as_json=as_json)
@@ -62,14 +62,14 @@ def pull(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Write an artifact's verified files into a new folder."""
     from slipway.cli.artifacts.cache_work import pull_artifact
-    from slipway.cli.artifacts.transfer import showing_transfer
+    from slipway.cli.artifacts.transfer import show_transfer
     from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
     settings = connection.settings()
     with (
         artifacts_at(connection.coordinator, settings) as store,
-        showing_transfer("pull", "fetching", form=progress, level=settings.log_level) as show,
+        show_transfer("pull", "fetching", form=progress, level=settings.log_level) as show,
     ):
         done = pull_artifact(digest, folder, store, show=show)
     print_answer(done, f"{counted(done['files'], 'file')} in {folder}", as_json=as_json)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from slipway.cli.progress.display import StageReporter, showing
+from slipway.cli.progress.display import StageReporter, open_display
 from slipway.cli.progress.forms import ProgressForm
 from slipway.stage import Progress
 
@@ -18,7 +18,7 @@ _INTERVAL_SECONDS = 0.1
 
 
 @contextmanager
-def showing_transfer(name: str, phase: str, *, form: ProgressForm, level: str) -> Iterator[Show]:
+def show_transfer(name: str, phase: str, *, form: ProgressForm, level: str) -> Iterator[Show]:
     """Show a transfer as one task; a store may report pieces from several threads.
 
     Args:
@@ -27,7 +27,7 @@ def showing_transfer(name: str, phase: str, *, form: ProgressForm, level: str) -
         form: Form of the progress.
         level: Least severe level that is logged.
     """
-    with showing(form, level=level) as display, StageReporter(name, display) as reporter:
+    with open_display(form, level=level) as display, StageReporter(name, display) as reporter:
         yield lambda total: _Counter(phase, total, reporter).add
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.options import Debug, Json, Progress, examples, finite
+from slipway.cli.options import Debug, Json, Progress, Timeout, examples
 from slipway.cli.progress.forms import ProgressForm
 
 CONVERT_EXAMPLES = examples(
@@ -15,7 +15,6 @@ CONVERT_EXAMPLES = examples(
     "slipway convert lora.pt --key state_dict --out lora",
     "slipway convert models --out converted --json",
 )
-_YEAR_SECONDS = 31_536_000
 
 
 def convert(  # noqa: PLR0917 - typer calls it by name
@@ -28,10 +27,7 @@ def convert(  # noqa: PLR0917 - typer calls it by name
         str,
         typer.Option("--key", metavar="NAME", help="Entry of the pickle that holds the weights, if it has several."),
     ] = "",
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0.1, max=_YEAR_SECONDS, callback=finite, help="Longest run, in seconds."),
-    ] = None,
+    timeout: Timeout = None,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -51,11 +47,11 @@ def convert(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.terminal.console import print_json, show
     from slipway.reasons import REASONS
 
-    found = convert_weights(source, out, key=key, timeout=timeout, progress=progress)
+    conversion = convert_weights(source, out, key=key, timeout=timeout, progress=progress)
     if as_json:
-        print_json({"out": str(out.resolve()), **found.model_dump(mode="json")})
+        print_json({"out": str(out.resolve()), **conversion.model_dump(mode="json")})
     else:
-        show(*conversion_table(found))
-    reason = next((one.reason for one in found.weights if one.reason), "")
+        show(*conversion_table(conversion))
+    reason = next((one.reason for one in conversion.weights if one.reason), "")
     if reason:
         raise typer.Exit(REASONS[reason].category.exit_code)

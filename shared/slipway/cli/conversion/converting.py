@@ -10,12 +10,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from slipway.cli.progress.forms import ProgressForm
-from slipway.cli.stages.running import run_call
+from slipway.cli.stages.running import check_file, check_new_folder, run_call
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.counts import counted
-from slipway.errors import ArtifactError
 from slipway.files.local_folders import check_local
-from slipway.files.regular_file import check_regular
 from slipway.folders.work_folders import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.model.weights.conversion import Conversion, ConvertedWeights
@@ -37,11 +35,8 @@ def convert_weights(source: Path, out: Path, *, key: str, timeout: float | None,
     check_local(out, named_by="--out")
     folder, file = (source, "") if source.is_dir() else (source.parent, source.name)
     if file:
-        _check_file(source)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ArtifactError(
-            f"{out} already exists", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
-        )
+        check_file(source)
+    check_new_folder(out)
     group = ControlGroup()
     limits = Limits(timeout or 0.0, available_memory(group.memory()) // 2, usable_cores(group))
     name = stage_of(Role.CONVERSION).name
@@ -52,18 +47,9 @@ def convert_weights(source: Path, out: Path, *, key: str, timeout: float | None,
         level = Settings.from_environment(os.environ).log_level
         outcome = run_call(call, workdir, name=name, progress=progress, level=level)
         converted = Path(outcome.outputs["converted"])
-        found = Conversion.read(converted)
+        conversion = Conversion.read(converted)
         publish(converted, out)
-    return found
-
-
-def _check_file(path: Path) -> None:
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise ArtifactError(
-            f"{path} cannot be read: {error.strerror or error}", reason="FILE_ERROR", about={"file": path}
-        ) from error
+    return conversion
 
 
 def conversion_table(found: Conversion) -> Iterator[RenderableType]:

@@ -18,7 +18,7 @@ from slipway.artifacts import Artifacts
 from slipway.cli.connection import artifacts_at
 from slipway.cli.export.preparing import Prepared, prepare_sources
 from slipway.cli.export.summary import summary
-from slipway.cli.progress.display import Display, showing
+from slipway.cli.progress.display import Display, open_display
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.console import print_json, show
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
@@ -282,7 +282,7 @@ def run_export(
             otherwise="name a coordinator: --coordinator HOST:PORT",
         )
     level = loaded.configuration.log.level
-    with tracing(settings), showing(progress, level=level, resuming=True) as display:
+    with tracing(settings), open_display(progress, level=level, resuming=True) as display:
         result = ExportJob(loaded, settings, display, bring_sources=bring_sources, request_id=request_id).run()
     if as_json:
         print_json(result.model_dump(mode="json"))

@@ -16,7 +16,7 @@ from slipway.artifacts import LocalStore
 from slipway.base_match import BaseMatchStatus
 from slipway.cli.connection import artifacts_at
 from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
-from slipway.cli.terminal.console import print_json, show, unbroken
+from slipway.cli.terminal.console import print_json, show, unbroken_line
 from slipway.client.requests import DEFAULT_PROJECT
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ModelExportError
@@ -70,7 +70,7 @@ def examine(
             if sources.own_text is not None:
                 names.add(OWN_TEXT)
             tasks = plan(configuration, names, source_formats=sources.formats)
-            tasks, begun = _with_precedents(tasks, sources, settings) if here else (tasks, [])
+            tasks, begun = _apply_precedents(tasks, sources, settings) if here else (tasks, [])
             checked = preflight(
                 tasks,
                 base=sources.base,
@@ -82,7 +82,13 @@ def examine(
                 here=here,
             )
             checked = replace(
-                checked, findings=(*_base(sources, configuration), *_trained(sources), *begun, *checked.findings)
+                checked,
+                findings=(
+                    *_base_findings(sources, configuration),
+                    *_class_findings(sources),
+                    *begun,
+                    *checked.findings,
+                ),
             )
     except ModelExportError as error:
         finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
@@ -90,47 +96,47 @@ def examine(
     return sources, checked, tasks
 
 
-def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]:
+def _base_findings(sources: Sources, configuration: ExportConfiguration) -> list[Finding]:
     """Return the finding about the base model; none for a trusted base, which is already among the warnings."""
-    found, validation = sources.base_match, configuration.validation
-    if found is None:
+    base_match, validation = sources.base_match, configuration.validation
+    if base_match is None:
         return [Finding("base model", Verdict.OK, "no checkpoint is set: it is exported as it is")]
-    match found.status:
+    match base_match.status:
         case BaseMatchStatus.TRUSTED:
             return []
         case BaseMatchStatus.CONFIRMED:
-            return [Finding("base model", Verdict.OK, found.reason)]
+            return [Finding("base model", Verdict.OK, base_match.reason)]
     if validation.enabled and validation.compare_outputs and sources.heldout is not None:
-        return [Finding("base model", Verdict.OK, f"{found.reason}; validation judges it by the held-out text")]
+        return [Finding("base model", Verdict.OK, f"{base_match.reason}; validation judges it by the held-out text")]
     if sources.own_text is not None:
-        said = f"{found.reason}; validation judges it by {sources.own_text.name}, beside the run"
+        said = f"{base_match.reason}; validation judges it by {sources.own_text.name}, beside the run"
         return [Finding("base model", Verdict.OK, said)]
     remedy = "validation can judge it by held-out text: set validation.heldout"
-    return [Finding("base model", Verdict.WARNING, found.reason, remedy)]
+    return [Finding("base model", Verdict.WARNING, base_match.reason, remedy)]
 
 
-def _trained(sources: Sources) -> list[Finding]:
-    """Return the finding about the merged model's class, if it is not that of the base."""
+def _class_findings(sources: Sources) -> list[Finding]:
+    """Return the finding about the merged model's class, if it differs from the base's."""
     return [Finding("model class", Verdict.OK, str(sources.trained))] if sources.trained else []
 
 
-def _with_precedents(
+def _apply_precedents(
     tasks: Sequence[PlannedTask], sources: Sources, settings: Settings
 ) -> tuple[tuple[PlannedTask, ...], list[Finding]]:
-    """Return the tasks as they will begin, with a finding for each that begins with what worked before. A bucket is not asked."""
+    """Start tasks with the parameters that worked before; return all tasks, and a finding for each such task. A store in a bucket is not read."""
     root = Path(settings.store) if settings.store else settings.store_path
     if settings.store.startswith(SCHEME) or not root.is_dir():
         return tuple(tasks), []
     config = sources.config or ModelConfig.read(sources.base)
-    store, found = LocalStore(root), []
+    store, findings = LocalStore(root), []
     begun = []
     for task in tasks:
         key = precedent_key(task, config.class_and_type, project=DEFAULT_PROJECT)
         precedent = Precedent.of_result(store.recorded_action(key), task) if key else None
         begun.append(with_precedent(task, precedent))
         if precedent is not None:
-            found.append(Finding(f"precedent: {task.id}", Verdict.OK, precedent.note))
-    return tuple(begun), found
+            findings.append(Finding(f"precedent: {task.id}", Verdict.OK, precedent.note))
+    return tuple(begun), findings
 
 
 def _document(
@@ -179,7 +185,7 @@ def _tables(
 def _folders(sources: Sources) -> list[Text]:
     """Show the chosen folders: the newest complete checkpoint, the base model and the held-out text."""
     checkpoint = sources.checkpoint.path if sources.checkpoint else None
-    found = {
+    folders = {
         "checkpoint": checkpoint,
         "base": sources.base,
         "heldout": sources.heldout,
@@ -187,7 +193,7 @@ def _folders(sources: Sources) -> list[Text]:
         "test inputs": sources.test_inputs,
     }
     show_path = sources.folders.show
-    return [unbroken(f"{name:<12}", show_path(str(path)), style="dim") for name, path in found.items() if path]
+    return [unbroken_line(f"{name:<12}", show_path(str(path)), style="dim") for name, path in folders.items() if path]
 
 
 def _settings(loaded: LoadedConfiguration) -> FittedTable:
@@ -200,11 +206,11 @@ def _settings(loaded: LoadedConfiguration) -> FittedTable:
         value: Any = loaded.configuration
         for part in key.split("."):
             value = getattr(value, part)
-        table.add_row(key, _shown(value), origin)
+        table.add_row(key, _format_value(value), origin)
     return table
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -212,9 +218,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, Listed):
         return str(value)
     if isinstance(value, BaseModel):
-        return _shown(value.model_dump(exclude_none=True))
+        return _format_value(value.model_dump(exclude_none=True))
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_shown(each)}" for key, each in value.items()) or "none"
+        return ", ".join(f"{key}: {_format_value(each)}" for key, each in value.items()) or "none"
     return "–" if value in (None, "") else str(value)
 
 
@@ -227,7 +233,7 @@ def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
         Column("parameters", rank=4, wrap=True),
         hint="",
     )
-    reserve = _in_reserve(tasks)
+    reserve = _reserve_tasks(tasks)
     for task in tasks:
         sources = map(parse_reference, task.inputs.values())
         names = (each.name if isinstance(each, Source) else each.task for each in sources)
@@ -239,15 +245,15 @@ def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
     return table
 
 
-def _in_reserve(tasks: Sequence[PlannedTask]) -> set[str]:
-    """Return the tasks that run only if a rule of recovery asks for what they make."""
+def _reserve_tasks(tasks: Sequence[PlannedTask]) -> set[str]:
+    """Return the ids of the tasks that run only if a recovery rule needs their output."""
     asked = {name for task in tasks for name in producers(task.reserve)}
-    found: set[str] = set()
+    reserved: set[str] = set()
     for task in reversed(tasks):
         users = {each.id for each in tasks if task.id in producers(each.inputs)}
-        if not task.format and users <= found and (users or task.id in asked):
-            found.add(task.id)
-    return found
+        if not task.format and users <= reserved and (users or task.id in asked):
+            reserved.add(task.id)
+    return reserved
 
 
 def _param(value: Any) -> str:

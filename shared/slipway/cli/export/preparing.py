@@ -13,8 +13,8 @@ from slipway.configuration import LoadedConfiguration
 from slipway.embedded.identity import export_identity
 from slipway.export_sources.discovery import Sources, find_sources
 from slipway.export_sources.naming import title
-from slipway.export_sources.storing import reading, store_files
-from slipway.export_sources.uploads import find_brought
+from slipway.export_sources.storing import describe_reading, store_files
+from slipway.export_sources.uploads import find_uploads
 from slipway.sources import SourceFolders
 
 _log = logging.getLogger("slipway.export")
@@ -65,7 +65,7 @@ def prepare_sources(
     """
 
     def on_bytes(name: str, done: int, total: int) -> None:
-        display.note(reading(name, done, total))
+        display.note(describe_reading(name, done, total))
 
     def announce(heading: str, warnings: Sequence[str]) -> None:
         if heading:
@@ -75,10 +75,10 @@ def prepare_sources(
 
     configuration = loaded.configuration
     if imports:
-        found = find_brought(configuration, folders, imports)
-        announce(title(found.labels), found.warnings)
-        digests = store_files(found.files, folders, store, on_bytes=on_bytes)
-        return Prepared("", request_id or uuid.uuid4().hex, digests, found.labels, {}, found.warnings)
+        uploads = find_uploads(configuration, folders, imports)
+        announce(title(uploads.labels), uploads.warnings)
+        digests = store_files(uploads.files, folders, store, on_bytes=on_bytes)
+        return Prepared("", request_id or uuid.uuid4().hex, digests, uploads.labels, {}, uploads.warnings)
     sources = find_sources(configuration, folders, origins=loaded.origins)
     warnings = (*sources.warnings, *check(sources))
     announce(sources.title, warnings)

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import unbroken
+from slipway.cli.terminal.console import unbroken_line
 from slipway.results.report import figures
 from slipway.results.report.figures import MISSING
 from slipway.results.result import ExportResult, FailedFormat, FormatResult
@@ -99,21 +99,21 @@ def summary(result: ExportResult) -> RenderableType:
     if result.error_message:
         parts.append(Prose("error ", "bold red", Text.assemble((f"[{result.reason}] ", "red"), result.error_message)))
     if result.output_directory:
-        parts.append(unbroken("output  ", result.output_directory))
+        parts.append(unbroken_line("output  ", result.output_directory))
     if result.validation_report_path:
-        parts.append(unbroken("report  ", result.validation_report_path))
+        parts.append(unbroken_line("report  ", result.validation_report_path))
     return Group(*parts)
 
 
 def _base(result: ExportResult) -> list[RenderableType]:
-    """Show the verdict on the base model, or that there is no adapter it could be wrong for."""
+    """Show the verdict on the base model, or that the model was exported without an adapter."""
     if result.plain and result.formats:
         return [Prose("plain model ", "dim", "exported as it is: there is no adapter, so checks of one do not apply")]
     if result.base_match is None or not result.formats:
         return []
-    found = result.base_match
-    styles = ("green", "") if found.verdict == "green" else ("bold yellow", "yellow")
-    return [Prose(f"{found.headline.lower()}: ", styles[0], Text(found.reason, style=styles[1]))]
+    base_match = result.base_match
+    styles = ("green", "") if base_match.verdict == "green" else ("bold yellow", "yellow")
+    return [Prose(f"{base_match.headline.lower()}: ", styles[0], Text(base_match.reason, style=styles[1]))]
 
 
 def _formats(result: ExportResult) -> FittedTable:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.cli.connection import artifacts_at, connection_of
-from slipway.cli.options import Debug, Json, examples, finite
+from slipway.cli.options import Debug, Json, check_finite, examples
 
 if TYPE_CHECKING:
     from slipway.model.activations.contract import ActivationContract
@@ -61,19 +61,21 @@ def checkpoints(
         folders = stack.enter_context(SourceFolders(settings, store))
         try:
             folder = folders.find(directory)
-            found = list_checkpoints(folder)
-            if not found:
+            run_checkpoints = list_checkpoints(folder)
+            if not run_checkpoints:
                 raise no_checkpoint(folder)
         except ModelExportError as error:
-            raise folders.named(error) from error
-        latest = next((checkpoint for checkpoint in found if checkpoint.healthy), None)
+            raise folders.name_sources(error) from error
+        latest = next((checkpoint for checkpoint in run_checkpoints if checkpoint.healthy), None)
         document = {
             "directory": directory,
             "latest": folders.show(str(latest.path)) if latest else None,
-            "best": next((folders.show(str(checkpoint.path)) for checkpoint in found if checkpoint.best), None),
-            "checkpoints": [folders.show_all(checkpoint.to_json()) for checkpoint in found],
+            "best": next(
+                (folders.show(str(checkpoint.path)) for checkpoint in run_checkpoints if checkpoint.best), None
+            ),
+            "checkpoints": [folders.show_all(checkpoint.to_json()) for checkpoint in run_checkpoints],
         }
-        table = checkpoints_table(found, show=folders.show)
+        table = checkpoints_table(run_checkpoints, show=folders.show)
     if as_json:
         print_json(document)
     else:
@@ -95,7 +97,7 @@ def inspect(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, max=86_400, callback=finite, help="Longest run, in seconds.")
+        float, typer.Option("--timeout", min=1, max=86_400, callback=check_finite, help="Longest run, in seconds.")
     ] = _SECONDS,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -110,26 +112,26 @@ def inspect(
     from slipway.reasons import REASONS
 
     agreed = _contract(model, contract)
-    found = inspect_graphs(model, timeout=timeout)
+    inspection = inspect_graphs(model, timeout=timeout)
     breaches: list[str] = []
     if agreed is not None:
         pairs = [
             (graph, part)
             for part in agreed.graphs
-            for graph in found.graphs
+            for graph in inspection.graphs
             if graph.file == part.file or (model.is_file() and not agreed.further)
         ]
         breaches = [text for graph, part in pairs for text in graph.breaches(part)]
         lacking = [part.file for part in agreed.graphs if part not in [one for _, one in pairs]]
         if lacking and (model.is_dir() or not pairs):
             breaches.append(f"there is no {lacking[0]}, which the contract describes")
-    reason = "CONTRACT_BROKEN" if breaches else "" if all(graph.ran for graph in found.graphs) else "GRAPH_NOT_RUN"
+    reason = "CONTRACT_BROKEN" if breaches else "" if all(graph.ran for graph in inspection.graphs) else "GRAPH_NOT_RUN"
     compared = "none" if agreed is None else "broken" if breaches else "not run" if reason else "kept"
     if as_json:
         document = {"contract": compared, "breaches": breaches, "reason": reason}
-        print_json({**found.model_dump(mode="json"), **document})
+        print_json({**inspection.model_dump(mode="json"), **document})
     else:
-        for graph in found.graphs:
+        for graph in inspection.graphs:
             show(*graph_tables(graph))
         for text in breaches:
             answers.print(text, soft_wrap=True, highlight=False, style="red")

@@ -6,10 +6,9 @@ import tempfile
 from pathlib import Path
 
 from slipway.cli.progress.forms import ProgressForm
-from slipway.cli.stages.running import run_call
+from slipway.cli.stages.running import check_file, run_call
 from slipway.errors import ArtifactError
 from slipway.files.local_folders import check_local
-from slipway.files.regular_file import check_regular
 from slipway.formats.registry import formats
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.model.activations.inspection import Inspection
@@ -26,7 +25,7 @@ def inspect_graphs(model: Path, *, timeout: float) -> Inspection:
     check_local(model, named_by="MODEL")
     folder, name = (model, "") if model.is_dir() else (model.parent, model.name)
     if name:
-        _check_file(model)
+        check_file(model)
     stages = (
         each.runtime.inspect
         for each in formats().values()
@@ -45,12 +44,3 @@ def inspect_graphs(model: Path, *, timeout: float) -> Inspection:
     with tempfile.TemporaryDirectory(prefix="slipway-inspect-") as scratch:
         outcome = run_call(call, Path(scratch), name="inspect", progress=ProgressForm.NONE, level="warning")
         return Inspection.read(Path(outcome.outputs["inspection"]))
-
-
-def _check_file(path: Path) -> None:
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise ArtifactError(
-            f"{path} cannot be read: {error.strerror or error}", reason="FILE_ERROR", about={"file": path}
-        ) from error

@@ -113,7 +113,7 @@ def graph_tables(graph: GraphReport) -> Iterator[RenderableType]:
     )
     for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
         for value in values:
-            table.add_row(kind, value.name, value.found_dtype or value.dtype, _shape(value.shape), _found(value))
+            table.add_row(kind, value.name, value.found_dtype or value.dtype, _shape(value.shape), _found_shape(value))
     yield table
     if graph.not_run:
         yield Text(f"not run: {graph.not_run}", style="yellow")
@@ -123,5 +123,5 @@ def _shape(axes: tuple[str | int, ...]) -> str:
     return " × ".join(map(str, axes)) or "–"
 
 
-def _found(value: InspectedValue) -> str:
+def _found_shape(value: InspectedValue) -> str:
     return "" if value.found is None else _shape(value.found)

@@ -51,7 +51,9 @@ class Display:
 
 
 @contextmanager
-def showing(form: ProgressForm, *, level: str, resuming: bool = False, transient: bool = False) -> Iterator[Display]:
+def open_display(
+    form: ProgressForm, *, level: str, resuming: bool = False, transient: bool = False
+) -> Iterator[Display]:
     """Enter the display of a form, and write logs in the same form.
 
     Args:

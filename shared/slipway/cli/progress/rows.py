@@ -85,12 +85,12 @@ class Row:
         self.memory_bytes = report.memory_bytes or self.memory_bytes
 
     def _measure(self, done: int, now: float, before: float, done_before: int) -> None:
-        """Update the speed, given when and where it was measured before. Reports without a step only tell how long the step takes."""
+        """Update the speed since the last measurement. A report without progress only shows how long the current step takes."""
         seconds = now - before
         stalled = seconds > max(_STALLED_SECONDS, _STALLED_STEPS * self._step_seconds)
         if done == done_before:
             self.rate = None if stalled else self.rate
-        elif stalled and self._step_seconds:  # what the phase waited for says nothing about its speed
+        elif stalled and self._step_seconds:  # a wait says nothing about the speed
             self._measured = (now, done)
         elif seconds >= _SHORTEST_SECONDS:
             speed = (done - done_before) / seconds
@@ -204,7 +204,7 @@ class Overall:
         if not whole:
             return
         share = min(sum(weights[row.task] * _part(row) for row in rows.tasks.values()) / whole, 1.0)
-        if longer and share < self.done:  # more remains than did: the share and the speed so far no longer hold
+        if longer and share < self.done:  # there is more to do than before, so the old share and speed no longer hold
             self.done, self._began, self._left = share, None, None
         self.done = max(self.done, share)
         self._estimate()

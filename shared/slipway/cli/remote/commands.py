@@ -61,7 +61,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     """Create an export at a coordinator and return at once."""
     from slipway.cli.export.command import load_configuration
     from slipway.cli.export.preparing import prepare_sources
-    from slipway.cli.progress.display import showing
+    from slipway.cli.progress.display import open_display
     from slipway.cli.remote.view import print_export, submitted_commands
     from slipway.export_sources.naming import sources_to_import
     from slipway.sources import SourceFolders
@@ -83,7 +83,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         store = stack.enter_context(artifacts_at(connection.coordinator, settings))
         folders = stack.enter_context(SourceFolders(settings, store))
         imports = {} if bring_sources else sources_to_import(loaded.configuration)
-        with showing(progress, level=loaded.configuration.log.level) as display:
+        with open_display(progress, level=loaded.configuration.log.level) as display:
             prepared = prepare_sources(loaded, folders, store, display, imports=imports, request_id=request_id)
         export = client.create_export(
             loaded.configuration,
@@ -109,15 +109,15 @@ def get(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = 
     state = ""
     if connection.coordinator:
         with connection.client() as client:
-            found = client.get_export(export)
+            message = client.get_export(export)
     else:
         _require_local()
         from slipway.embedded.local_exports import local_export
 
         local = local_export(connection.settings(), export)
         assert local.message is not None
-        found, state = local.message, local.state
-    print_export(found, as_json=as_json, state=state, commands=fetch_commands(found, connection.options()))
+        message, state = local.message, local.state
+    print_export(message, as_json=as_json, state=state, commands=fetch_commands(message, connection.options()))
 
 
 def list_exports(

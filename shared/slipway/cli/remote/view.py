@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import MessageToDict
 from rich.text import Text
 
-from slipway.cli.progress.display import showing
+from slipway.cli.progress.display import open_display
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.progress.rows import Rows
 from slipway.cli.progress.table import progress_table
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import errors, print_json, show, unbroken
+from slipway.cli.terminal.console import errors, print_json, show, unbroken_line
 from slipway.client import Client
 from slipway.export_sources.naming import title
 from slipway.results.outcome import delivered_formats, recorded_failure
@@ -47,7 +47,7 @@ def print_export(
     by = f", by {export.creator}" if export.creator else ""
     show(
         *([Text(what, style="bold")] if what else []),
-        unbroken(export.name, f"  {state or export_state(export.state)}{by}"),
+        unbroken_line(export.name, f"  {state or export_state(export.state)}{by}"),
         progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9 if export.HasField("end_time") else time.time()),
     )
     failure = recorded_failure(export)
@@ -60,7 +60,7 @@ def print_commands(commands: Mapping[str, str]) -> None:
     """Print commands on standard error, each on one line, so that it can be copied."""
     for purpose, command in commands.items():
         errors.print(Text(f"{purpose}:", style="dim"))
-        errors.print(unbroken("  ", command), soft_wrap=True)
+        errors.print(unbroken_line("  ", command), soft_wrap=True)
 
 
 def print_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
@@ -106,7 +106,7 @@ def _table(exports: Sequence[tuple[str, str, pb.Export | None]]) -> None:
 
 def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> pb.Export:
     """Show an export's events until it ends, and return the export. The live table disappears, because the caller prints the same."""
-    with showing(progress, level=level, transient=True) as display:
+    with open_display(progress, level=level, transient=True) as display:
         display.title(title(client.get_export(name).labels) or name)
         for event in client.watch_export(name):
             display.event(event)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipway.cli.completion import assignments
-from slipway.cli.options import Debug, Json, Progress, examples, finite
+from slipway.cli.options import Debug, Json, Progress, Timeout, examples
 from slipway.cli.progress.forms import ProgressForm
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ STAGE_EXAMPLES = examples(
 SAMPLE_EXAMPLES = examples(
     "slipway sample demo", "slipway export -c demo/export.yaml", "slipway sample --real demo-real"
 )
-
-_YEAR_SECONDS = 31_536_000
 
 
 def _stages(incomplete: str) -> list[str]:
@@ -86,10 +84,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
         typer.Option("--param", metavar="KEY=VALUE", help="Parameter; VALUE may be JSON.", autocompletion=_parameters),
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0.1, max=_YEAR_SECONDS, callback=finite, help="Longest run, in seconds."),
-    ] = None,
+    timeout: Timeout = None,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -151,7 +146,7 @@ def sample(  # noqa: PLR0917 - typer calls it by name
     from slipway.distribution.extras import require
 
     require("sample", what="slipway sample")
-    from slipway.cli.progress.display import StageReporter, showing
+    from slipway.cli.progress.display import StageReporter, open_display
     from slipway.cli.terminal.console import print_answer
     from slipway.files.local_folders import check_local
     from slipway.sample import make_sample
@@ -159,7 +154,7 @@ def sample(  # noqa: PLR0917 - typer calls it by name
     from slipway.settings.machine import Settings
 
     check_local(directory, named_by="DIRECTORY")
-    with showing(progress, level=_log_level()) as display, StageReporter("sample", display) as reporter:
+    with open_display(progress, level=_log_level()) as display, StageReporter("sample", display) as reporter:
 
         def report(step: Step) -> None:
             reporter.progress(step, 0)

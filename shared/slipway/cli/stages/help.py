@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from typer.core import TyperCommand
 
-from slipway.cli.output_options import given_leniently
+from slipway.cli.output_options import parse_leniently
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -25,7 +25,7 @@ class StageCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Remember the named stage, because help is shown before the arguments are parsed."""
         if not ctx.resilient_parsing:
-            ctx.meta["slipway.stage"] = given_leniently(self, list(args), parent=ctx.parent).get("name") or ""
+            ctx.meta["slipway.stage"] = parse_leniently(self, list(args), parent=ctx.parent).get("name") or ""
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

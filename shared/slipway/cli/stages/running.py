@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from slipway.cli.export import summary
-from slipway.cli.progress.display import StageReporter, showing
+from slipway.cli.progress.display import StageReporter, open_display
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.errors import ArtifactError, ConfigurationError
@@ -22,6 +22,7 @@ from slipway.execution.supervisor import Outcome, execute
 from slipway.files.json_documents import parse_json
 from slipway.files.links import all_files
 from slipway.files.local_folders import check_local
+from slipway.files.regular_file import check_regular
 from slipway.folders.work_folders import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.registry import load_stage
@@ -38,7 +39,7 @@ def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
     Raises:
         ConfigurationError: ``PARAMS_INVALID``.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
@@ -47,10 +48,10 @@ def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
                 reason="PARAMS_INVALID",
                 remedy=f"write {flag} {name or 'NAME'}=VALUE",
             )
-        if name in found:
+        if name in values:
             raise ConfigurationError(f"{flag} {name} is given twice", reason="PARAMS_INVALID", remedy="give it once")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def run_stage(
@@ -76,21 +77,44 @@ def run_stage(
     group = ControlGroup()
     limits = Limits(timeout or 0.0, available_memory(group.memory()) // 2, threads or usable_cores(group))
     folders = {key: folder.resolve() for key, folder in inputs.items()}
-    call = StageCall(name, {key: _value(text) for key, text in params.items()}, {}, limits).on_folders(folders)
+    call = StageCall(name, {key: _parse_value(text) for key, text in params.items()}, {}, limits).on_folders(folders)
     call.check(stage)
     for key, folder in sorted(inputs.items()):
         if not folder.is_dir():
             raise ArtifactError(f"input {key}: {folder} is not a folder", reason="FILE_ERROR", about={"file": folder})
         for _ in all_files(folder):  # refuses links out of the folder, and pipes on which libraries would block
             pass
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ArtifactError(
-            f"{out} already exists", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
-        )
+    check_new_folder(out)
     with unfinished(out) as scratch:
         workdir = scratch / "work"
         workdir.mkdir()
         return _move(run_call(call, workdir, name=name, progress=progress, level=level), out, scratch)
+
+
+def check_new_folder(out: Path) -> None:
+    """Refuse a target that exists, unless it is an empty folder.
+
+    Raises:
+        ArtifactError: ``OUTPUT_EXISTS``.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArtifactError(
+            f"{out} already exists", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
+        )
+
+
+def check_file(path: Path) -> None:
+    """Refuse a source that is not a readable regular file.
+
+    Raises:
+        ArtifactError: ``FILE_ERROR``.
+    """
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} cannot be read: {error.strerror or error}", reason="FILE_ERROR", about={"file": path}
+        ) from error
 
 
 def run_call(call: StageCall, workdir: Path, *, name: str, progress: ProgressForm, level: str) -> Outcome:
@@ -99,11 +123,11 @@ def run_call(call: StageCall, workdir: Path, *, name: str, progress: ProgressFor
     Raises:
         ModelExportError: The failure of the stage.
     """
-    with _restoring_signal_handlers(), showing(progress, level=level) as display:
-        return asyncio.run(_interruptible(Execution(call, workdir), StageReporter(name, display)))
+    with _restore_signal_handlers(), open_display(progress, level=level) as display:
+        return asyncio.run(_run_interruptibly(Execution(call, workdir), StageReporter(name, display)))
 
 
-async def _interruptible(execution: Execution, reporter: StageReporter) -> Outcome:
+async def _run_interruptibly(execution: Execution, reporter: StageReporter) -> Outcome:
     """Run an execution; on Ctrl-C and SIGTERM, end the child first and then this process.
 
     Raises:
@@ -125,7 +149,7 @@ async def _interruptible(execution: Execution, reporter: StageReporter) -> Outco
 
 
 @contextlib.contextmanager
-def _restoring_signal_handlers() -> Iterator[None]:
+def _restore_signal_handlers() -> Iterator[None]:
     """Restore the previous signal handlers, because an event loop sets Python's defaults when it ends."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
@@ -149,7 +173,7 @@ def _move(outcome: Outcome, out: Path, scratch: Path) -> dict[str, Any]:
     }
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Parse a parameter's value as JSON; return the text itself if it is not JSON."""
     try:
         return parse_json(text.encode())

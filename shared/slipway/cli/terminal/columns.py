@@ -70,7 +70,7 @@ class FittedTable:
 
     def add_row(self, *cells: RenderableType) -> None:
         """Append a row; texts are shown literally, without markup and terminal commands."""
-        self._rows.append(tuple(_shown(cell) for cell in cells))
+        self._rows.append(tuple(_clean_cell(cell) for cell in cells))
 
     @property
     def row_count(self) -> int:
@@ -83,32 +83,34 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Show the columns that fit."""
-        shown = self._fitting(options.max_width)
+        shown = self._fitting_columns(options.max_width)
         if shown is None:
             yield from self._lists(options.max_width)
         else:
             yield self._table(shown, options.max_width)
         if self._hint and self.drops(options.max_width):
-            yield wrapped(Text(self._hint, style="dim"), options.max_width)
+            yield wrap(Text(self._hint, style="dim"), options.max_width)
 
     def drops(self, width: int) -> bool:
         """Return whether columns are dropped at this width."""
-        shown = self._fitting(width)
+        shown = self._fitting_columns(width)
         return (
             any(column.rank != NEEDED for column in self._columns) if shown is None else len(shown) < len(self._columns)
         )
 
-    def _fitting(self, width: int) -> list[int] | None:
+    def _fitting_columns(self, width: int) -> list[int] | None:
         """Return the numbers of the columns that fit; None if not even the needed ones do."""
         shown = list(range(len(self._columns)))
         while sum(self._least(number) for number in shown) + _GAP * (len(shown) - 1) > width:
             droppable = [number for number in shown if self._columns[number].rank != NEEDED]
             if not droppable:
                 return None
-            shown.remove(max(droppable, key=lambda number: (self._empty(number), self._columns[number].rank, number)))
+            shown.remove(
+                max(droppable, key=lambda number: (self._is_empty(number), self._columns[number].rank, number))
+            )
         return shown
 
-    def _empty(self, number: int) -> bool:
+    def _is_empty(self, number: int) -> bool:
         cells = [row[number] for row in self._rows if number < len(row)]
         return all(isinstance(cell, Text) and not cell.plain for cell in cells)
 
@@ -188,7 +190,7 @@ class SharedHint:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Show the hint if a table drops columns."""
         if any(table.drops(options.max_width) for table in self._tables):
-            yield wrapped(Text(HINT, style="dim"), options.max_width)
+            yield wrap(Text(HINT, style="dim"), options.max_width)
 
 
 class Prose:
@@ -196,27 +198,27 @@ class Prose:
 
     def __init__(self, label: str, style: str, text: str | Text) -> None:
         self._text = Text.assemble(
-            (printable(label), style), _clean(text) if isinstance(text, Text) else printable(redact(text))
+            (printable(label), style), _clean_text(text) if isinstance(text, Text) else printable(redact(text))
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Show the text."""
-        yield wrapped(self._text, options.max_width)
+        yield wrap(self._text, options.max_width)
 
 
-def wrapped(text: Text, width: int) -> Text:
+def wrap(text: Text, width: int) -> Text:
     """Wrap a text to this width, between words and after slashes; break within a word only if it is too long for a line."""
     return Text("\n").join(_lines(text, width))
 
 
-def _shown(cell: RenderableType) -> RenderableType:
+def _clean_cell(cell: RenderableType) -> RenderableType:
     """Return a cell with unsafe characters already replaced, so that its width is measured correctly."""
     if isinstance(cell, str):
         return Text(printable(redact(cell)))
-    return _clean(cell) if isinstance(cell, Text) else cell
+    return _clean_text(cell) if isinstance(cell, Text) else cell
 
 
-def _clean(text: Text) -> Text:
+def _clean_text(text: Text) -> Text:
     """Return a styled text without secrets and terminal commands; it keeps the styles of its parts if it has no secret."""
     shown = redact(text.plain)
     if shown != text.plain:
@@ -228,7 +230,7 @@ def _clean(text: Text) -> Text:
 
 def _cell(row: Sequence[RenderableType], number: int, width: int) -> RenderableType:
     cell = row[number] if number < len(row) else ""
-    return wrapped(cell, width) if isinstance(cell, Text) else cell
+    return wrap(cell, width) if isinstance(cell, Text) else cell
 
 
 def _pieces(text: str) -> list[str]:
@@ -250,7 +252,7 @@ def _paragraph(text: Text, width: int) -> list[Text]:
             breaks.append(match.start())
             start = match.start()
         while cell_len(text.plain[start : match.end()]) > width:  # a piece that is wider than a line
-            start += _fitting_letters(text.plain[start : match.end()], width)
+            start += _count_fitting_letters(text.plain[start : match.end()], width)
             breaks.append(start)
         end = match.end()
     lines = list(text.divide(breaks))
@@ -259,7 +261,7 @@ def _paragraph(text: Text, width: int) -> list[Text]:
     return lines
 
 
-def _fitting_letters(text: str, width: int) -> int:
+def _count_fitting_letters(text: str, width: int) -> int:
     """Return how many letters fit; at least one."""
     count, taken = 0, 0
     for letter in text:

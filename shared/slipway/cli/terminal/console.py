@@ -42,11 +42,11 @@ answers = CleanConsole(width=_width(), markup=False, emoji=False)
 
 
 def show(*parts: RenderableType) -> None:
-    """Print a result; a part made by :func:`unbroken` may be wider than the terminal."""
+    """Print a result; a part made by :func:`unbroken_line` may be wider than the terminal."""
     answers.print(Group(*parts), crop=False)
 
 
-def unbroken(label: str, text: str, *, style: str = "bold") -> Text:
+def unbroken_line(label: str, text: str, *, style: str = "bold") -> Text:
     """Return a line that is never wrapped or cut, so that it can be copied: a path, or a command."""
     return Text.assemble((label, style), text, no_wrap=True, overflow="ignore")
 

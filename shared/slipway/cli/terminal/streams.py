@@ -1,4 +1,4 @@
-"""Write to any terminal or pipe without failing: characters that it cannot show, and readers that have gone."""
+"""Write to any terminal or pipe without failing on characters that it cannot show, or on readers that have gone."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def flush(code: int) -> int:
 
 def _lead_nowhere(number: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
-    if nowhere != number:  # of a closed stream, it may be the same
+    if nowhere != number:  # the number of a closed stream is free, so it may be this one
         os.dup2(nowhere, number)
         os.close(nowhere)
 
 
 def _is_unread(descriptor: int) -> bool:
-    looked = select.poll()
-    looked.register(descriptor, 0)
-    return any(found & (select.POLLERR | select.POLLHUP) for _, found in looked.poll(0))
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -1,1 +1,1 @@
-"""Work that a file decides, such as a template that loops: done in a process with limits of time and memory, which may be ended."""
+"""Run work that a file controls, such as a template that loops, in a process with limits of time and memory."""

@@ -20,7 +20,7 @@ from typing import Any
 from slipway.errors import ModelExportError
 
 _SPARE_BYTES = 16 << 20
-"""Memory that is given back to say that there is no more."""
+"""Memory that is freed when there is no more, so that the process can report it."""
 
 
 def main(function: str, seconds: float, memory_bytes: int, imports: list[str]) -> None:
@@ -60,7 +60,7 @@ def _answers(called: Any, arguments: list[Any]) -> Iterator[dict[str, Any]]:
         yield {"end": True}
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - the caller is told, whatever it is
+    except Exception as error:  # noqa: BLE001 - the caller gets every error
         if "MemoryError" in type(error).__name__:
             raise MemoryError from None
         yield {"refused": str(error) or type(error).__name__, **_failure(error)}
@@ -71,7 +71,7 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit the address space to what is used and so much more."""
+    """Limit the address space to what is used now and ``more_bytes``."""
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     limit = used + more_bytes if most == resource.RLIM_INFINITY else min(used + more_bytes, most)

@@ -39,7 +39,7 @@ class UnboundedWorkError(Exception):
 
 
 class SilentWorkError(UnboundedWorkError):
-    """A call gave no answer for so long, by the clock."""
+    """A call returned nothing within its limit of elapsed time."""
 
 
 class RefusedWorkError(Exception):
@@ -153,13 +153,13 @@ class BoundedProcess:
     def _answer(self) -> dict[str, Any]:
         line = self._line()
         if line is None:
-            error = self._why_ended()
+            error = self._end_error()
             self.end()
             raise error
         answer: dict[str, Any] = json.loads(line)
         if answer.get("memory"):
             self.end()
-            raise UnboundedWorkError(self._too_large())
+            raise UnboundedWorkError(self._memory_message())
         if "failure" in answer:
             raise Failure.from_json(answer["failure"]).error()
         if "refused" in answer:
@@ -185,7 +185,7 @@ class BoundedProcess:
         last, _, self._rest = parts[-1].partition(b"\n")
         return b"".join([*parts[:-1], last])
 
-    def _why_ended(self) -> UnboundedWorkError:
+    def _end_error(self) -> UnboundedWorkError:
         process = self._process
         assert process is not None
         assert self._errors is not None
@@ -199,11 +199,11 @@ class BoundedProcess:
         if process.returncode == -signal.SIGPROF:
             return UnboundedWorkError(f"takes more than {self._bounds.seconds:g} s of processor time")
         if says_out_of_memory(said) or process.returncode in {-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV}:
-            return UnboundedWorkError(self._too_large())
+            return UnboundedWorkError(self._memory_message())
         last = said.splitlines()[-1][:_SHOWN] if said else "it said nothing"
         return UnboundedWorkError(f"ends the process that does it (status {process.returncode}: {last})")
 
-    def _too_large(self) -> str:
+    def _memory_message(self) -> str:
         return f"needs more than {format_size(self._bounds.memory_bytes)} of memory"
 
 

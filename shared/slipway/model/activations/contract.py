@@ -75,12 +75,12 @@ class GraphContract(BaseModel):
 
 
 class ActivationContract(GraphContract):
-    """The same of a folder of graphs.
+    """The contract of all graphs of a folder.
 
     Attributes:
         version: Version of this form.
         numbering: How layers are numbered.
-        further: Contracts of further graphs: of an encoder–decoder, that of the decoder.
+        further: Contracts of further graphs: the decoder's, if the model is an encoder–decoder.
     """
 
     version: Literal[1] = 1

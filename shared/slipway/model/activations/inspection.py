@@ -1,4 +1,4 @@
-"""What an inspection found out about graphs, and how that differs from a contract of activations."""
+"""The results of an inspection of graphs, and their differences from a contract of activations."""
 
 from __future__ import annotations
 
@@ -66,25 +66,25 @@ class GraphReport(BaseModel):
         outputs = {value.name: value for value in self.outputs}
         sizes = dict(self.axes)
         for wanted in contract.outputs:
-            found = outputs.get(wanted.name)
-            if found is None:
+            output = outputs.get(wanted.name)
+            if output is None:
                 yield f"{self.file} has no output {wanted.name}"
                 continue
-            dtype = found.found_dtype or found.dtype
+            dtype = output.found_dtype or output.dtype
             if dtype != wanted.dtype:
                 yield f"{self.file}: {wanted.name} is {dtype}, and the contract says {wanted.dtype}"
-            if found.found is None:
+            if output.found is None:
                 continue
-            if not _fits(wanted.shape, found.found, sizes):
+            if not _fits(wanted.shape, output.found, sizes):
                 shape = ", ".join(map(str, wanted.shape))
-                yield f"{self.file}: {wanted.name} has the shape {list(found.found)}, and the contract says ({shape})"
+                yield f"{self.file}: {wanted.name} has the shape {list(output.found)}, and the contract says ({shape})"
 
 
-def _fits(axes: tuple[str | int, ...], found: tuple[int, ...], sizes: dict[str, int]) -> bool:
+def _fits(axes: tuple[str | int, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
     """Compare a shape with axes; a name that is new gets its size here."""
-    return len(axes) == len(found) and all(
+    return len(axes) == len(shape) and all(
         size == (sizes.setdefault(axis, size) if isinstance(axis, str) else axis)
-        for axis, size in zip(axes, found, strict=True)
+        for axis, size in zip(axes, shape, strict=True)
     )
 
 
@@ -102,5 +102,5 @@ class Inspection(BaseModel):
     @classmethod
     def read(cls, folder: Path) -> Inspection:
         """Read what :meth:`write` wrote."""
-        found: dict[str, Any] = read_json_object(folder / _FILE, largest=LARGEST_LIST)
-        return cls.model_validate_json(json.dumps(found))
+        document: dict[str, Any] = read_json_object(folder / _FILE, largest=LARGEST_LIST)
+        return cls.model_validate_json(json.dumps(document))

@@ -43,7 +43,7 @@ class Activation(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of its output: ``attentions.3``, of an encoder–decoder ``encoder_attentions.3``, as transformers names them."""
+        """Return the name of its output: ``attentions.3``, or ``encoder_attentions.3`` in an encoder–decoder, as transformers names them."""
         kind = f"{self.part}_{self.kind}" if self.part and self.kind != CROSS else self.kind
         return kind if self.layer is None else f"{kind}.{self.layer}"
 
@@ -67,7 +67,7 @@ class ActivationRequest:
             return None
         return cls(tuple(table.get("layers") or (ALL,)), tuple(table.get("kinds") or ("hidden_states",)))
 
-    def chosen(self, count: int, *, most: int = 0) -> tuple[int, ...]:
+    def choose_layers(self, count: int, *, most: int = 0) -> tuple[int, ...]:
         """Return the numbers of the layers in a part with ``count`` of them; another part of the model may have ``most``.
 
         Raises:
@@ -87,11 +87,11 @@ class ActivationRequest:
 
     def outputs(self, count: int, part: Part = "", *, most: int = 0) -> tuple[Activation, ...]:
         """Return every output of a part with ``count`` layers, in the order of the graph."""
-        layers = self.chosen(count, most=most)
-        found: list[Activation] = []
+        layers = self.choose_layers(count, most=most)
+        activations: list[Activation] = []
         for kind in (kind for kind in KINDS if kind in self.kinds and (kind != CROSS or part == "decoder")):
-            found += [Activation(kind, layer, part) for layer in ((None,) if kind == "embeddings" else layers)]
-        return tuple(found)
+            activations += [Activation(kind, layer, part) for layer in ((None,) if kind == "embeddings" else layers)]
+        return tuple(activations)
 
 
 def is_layer(value: str) -> bool:

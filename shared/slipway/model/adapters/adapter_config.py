@@ -234,7 +234,7 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
     return bool(more)
 
 
-def _invalid(key: str, value: object, expected: str) -> ModelMergeError:
+def _invalid_error(key: str, value: object, expected: str) -> ModelMergeError:
     return ModelMergeError(
         f"the adapter's {key} is {quoted(value)}, expected {expected}",
         reason="ADAPTER_CONFIG_INVALID",
@@ -246,23 +246,23 @@ def _invalid(key: str, value: object, expected: str) -> ModelMergeError:
 def _check_number(key: str, value: object, *, integer: bool) -> float:
     expected = "a whole number of at least 1" if integer else "a finite number"
     if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
-        raise _invalid(key, value, expected)
+        raise _invalid_error(key, value, expected)
     if not math.isfinite(value) or (integer and value < 1):
-        raise _invalid(key, value, expected)
+        raise _invalid_error(key, value, expected)
     return value
 
 
 def _flag(raw: Mapping[str, Any], key: str) -> bool:
     value = raw.get(key)
     if value is not None and not isinstance(value, bool):
-        raise _invalid(key, value, "true or false")
+        raise _invalid_error(key, value, "true or false")
     return bool(value)
 
 
 def _names(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = raw.get(key) or []
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise _invalid(key, value, "a list of module names")
+        raise _invalid_error(key, value, "a list of module names")
     return tuple(sorted(value))
 
 
@@ -270,7 +270,7 @@ def _ranges(raw: Mapping[str, Any], key: str) -> tuple[tuple[int, int], ...]:
     value = raw.get(key) or []
     pairs = [tuple(entry) if isinstance(entry, list) else () for entry in value] if isinstance(value, list) else [()]
     if not all(len(pair) == 2 and all(type(end) is int for end in pair) and 0 <= pair[0] < pair[1] for pair in pairs):
-        raise _invalid(key, value, "a list of [first, end) pairs of layer numbers")
+        raise _invalid_error(key, value, "a list of [first, end) pairs of layer numbers")
     return tuple((first, end) for first, end in pairs)
 
 
@@ -281,14 +281,14 @@ def _tokens(raw: Mapping[str, Any]) -> tuple[int, ...] | Mapping[str, tuple[int,
     parts = value if isinstance(value, dict) else {"": value}
     for rows in parts.values():
         if not isinstance(rows, list) or not all(type(row) is int and row >= 0 for row in rows):
-            raise _invalid(key, value, "token ids, or a map from module names to them")
+            raise _invalid_error(key, value, "token ids, or a map from module names to them")
         if len(set(rows)) != len(rows):
-            raise _invalid(key, value, "every token id once")
+            raise _invalid_error(key, value, "every token id once")
     return {name: tuple(rows) for name, rows in parts.items()} if isinstance(value, dict) else tuple(value)
 
 
 def _patterns(raw: Mapping[str, Any], key: str, *, integer: bool) -> dict[str, float]:
     value = raw.get(key) or {}
     if not isinstance(value, dict):
-        raise _invalid(key, value, "a map from module patterns to numbers")
+        raise _invalid_error(key, value, "a map from module patterns to numbers")
     return {pattern: _check_number(f"{key}[{pattern!r}]", entry, integer=integer) for pattern, entry in value.items()}

@@ -35,7 +35,7 @@ class Pair:
     scaling: float
 
 
-def unwrapped(key: str) -> str:
+def unwrap_name(key: str) -> str:
     """Return a tensor's name without the model's wrappers, and with transformers' name of the head."""
     return _UNEMBEDDING.sub(r"\1lm_head", _WRAPPED.sub(ADAPTER_PREFIX, key))
 

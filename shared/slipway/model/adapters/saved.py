@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.errors import AdapterExportError, CheckpointValidationError
 from slipway.model.adapters.adapter_config import AdapterConfig, parse_adapter_config
-from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, make_pair, pair_name, unwrapped
+from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, make_pair, pair_name, unwrap_name
 from slipway.model.model_files import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
@@ -34,8 +34,8 @@ class Saved:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Return the ranks of the stored pairs, each once."""
-        found = {half["A"].shape[0] for half in self.halves.values() if "A" in half and half["A"].shape}
-        return tuple(sorted(found))
+        sizes = {half["A"].shape[0] for half in self.halves.values() if "A" in half and half["A"].shape}
+        return tuple(sorted(sizes))
 
     @property
     def config(self) -> AdapterConfig:
@@ -78,7 +78,7 @@ def read_saved(folder: Path) -> Saved:
     others: dict[str, TensorInfo] = {}
     names: set[str] = set()
     for key, info in read_safetensors(weights).tensors.items():
-        name = unwrapped(key)
+        name = unwrap_name(key)
         match = pair_name(name)
         if match is None:
             twin = others.setdefault(name.removeprefix(ADAPTER_PREFIX), info)

@@ -1,1 +1,1 @@
-"""Values of a ``config.json`` or ``adapter_config.json`` that nobody has checked."""
+"""Check the values of a ``config.json`` or ``adapter_config.json``."""

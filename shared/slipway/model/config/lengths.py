@@ -52,14 +52,14 @@ def position_thresholds(config: Any) -> tuple[int, ...]:
     by their position (Ministral 3).
     """
     trained = getattr(config, "max_position_embeddings", None)
-    found: list[Any] = []
+    lengths: list[Any] = []
     for settings in _rotary_settings(config):
         original = settings.get("original_max_position_embeddings")
         if settings.get("rope_type") == GROWING:
-            found += [original, trained]
+            lengths += [original, trained]
         elif settings.get("rope_type") == SWITCHING or settings.get("llama_4_scaling_beta"):
-            found.append(original or getattr(config, "original_max_position_embeddings", None) or trained)
-    return _ascending(found)
+            lengths.append(original or getattr(config, "original_max_position_embeddings", None) or trained)
+    return _ascending(lengths)
 
 
 def length_thresholds(config: Any) -> tuple[int, ...]:
@@ -75,8 +75,8 @@ def _rotary_settings(config: Any) -> Iterator[dict[str, Any]]:
         yield from (each for each in settings.values() if isinstance(each, dict))
 
 
-def _ascending(found: list[Any]) -> tuple[int, ...]:
-    return tuple(sorted({size for size in map(_tokens, found) if size}))
+def _ascending(lengths: list[Any]) -> tuple[int, ...]:
+    return tuple(sorted({size for size in map(_tokens, lengths) if size}))
 
 
 def _tokens(value: Any) -> int:

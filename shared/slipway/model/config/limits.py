@@ -96,9 +96,9 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def model_excess(config: Mapping[str, Any]) -> str:
     """Say which setting of ``config.json`` asks for more than can be built; empty if none does."""
-    found = list(_settings(config))
+    settings = list(_settings(config))
     most_positions = MOST_POSITIONS_OF_TABLE if config.get("is_encoder_decoder") is True else MOST_POSITIONS
-    for key, value in found:
+    for key, value in settings:
         if key == _REPEATED and (layers := _repeated_layers(value)) > MOST_LAYERS:
             return f"{key} of {layers} layers, and at most {MOST_LAYERS} can be built"
         counts = _counts(value)
@@ -111,7 +111,7 @@ def model_excess(config: Mapping[str, Any]) -> str:
             return f"{key} {largest}, and at most {MOST_PARTS} can be built"
         if key.endswith(_POSITIONS) and largest > most_positions:
             return f"{key} {largest}, and at most {most_positions} can be built"
-    layers, experts = _largest(found, _LAYERS), _largest(found, ("experts",))
+    layers, experts = _largest(settings, _LAYERS), _largest(settings, ("experts",))
     if layers * experts > MOST_EXPERTS:
         return f"{layers} layers of {experts} experts, and at most {MOST_EXPERTS} experts can be built"
     return ""

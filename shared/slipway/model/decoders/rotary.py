@@ -77,7 +77,7 @@ class Rotary:
 
 
 def longrope_attention(times: float, original: int) -> float:
-    """Return the factor for attention of LongRoPE, for texts that are so many times as long as the original ones."""
+    """Return LongRoPE's factor for attention, for texts ``times`` as long as the original ones."""
     return math.sqrt(1 + math.log(times) / math.log(original)) if times > 1.0 else 1.0
 
 

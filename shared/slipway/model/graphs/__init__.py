@@ -1,1 +1,1 @@
-"""What graphs of exported models share, whoever makes or runs them."""
+"""Common code for the graphs of exported models, for their makers and runtimes."""

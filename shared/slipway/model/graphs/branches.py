@@ -45,15 +45,15 @@ class Branch:
 
 def harmful_branches(caught: Iterable[warnings.WarningMessage]) -> list[Branch]:
     """Return the places that the tracer warns of and that are not known to be harmless, each once."""
-    from torch.jit._trace import TracerWarning  # who traces has torch loaded
+    from torch.jit._trace import TracerWarning  # torch is loaded where a model is traced
 
-    found: dict[tuple[str, int], Branch] = {}
+    branches: dict[tuple[str, int], Branch] = {}
     for warning in caught:
         place = Path(warning.filename)
         known = place.name in HARMLESS and "transformers" in place.parts
         if issubclass(warning.category, TracerWarning) and not known and not _only_guards(warning):
-            found.setdefault((warning.filename, warning.lineno), _branch(warning))
-    return list(found.values())
+            branches.setdefault((warning.filename, warning.lineno), _branch(warning))
+    return list(branches.values())
 
 
 def _branch(warning: warnings.WarningMessage) -> Branch:

@@ -78,8 +78,8 @@ class FixedGraph:
         for start in range(0, count, self._rows):
             kept = min(self._rows, count - start)
             order = np.minimum(np.arange(start, start + self._rows), count - 1)  # the last row fills up the batch
-            found = call({name: value[order] for name, value in feed.items()})
-            parts.append({name: value[:kept] for name, value in found.items()})
+            results = call({name: value[order] for name, value in feed.items()})
+            parts.append({name: value[:kept] for name, value in results.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _call(self, feed: Arrays) -> Arrays:
@@ -93,13 +93,13 @@ class FixedGraph:
                 raise TooLongError(f"{name} has {value.shape[1]} tokens, and the graph has room for {size}")
             fill = self._padding if name == IDS else 0
             fitted[name] = np.pad(value, [(0, 0), (0, short), *[(0, 0)] * (value.ndim - 2)], constant_values=fill)
-        found = self._run(fitted)
+        results = self._run(fitted)
         if not self._per_token or self._tokens is None or IDS not in feed:
-            return found
+            return results
         length = feed[IDS].shape[1]
         return {
             name: value[:, :length] if value.ndim > 1 and value.shape[1] == self._tokens else value
-            for name, value in found.items()
+            for name, value in results.items()
         }
 
     def _call_with_past(self, feed: Arrays) -> Arrays:
@@ -124,18 +124,18 @@ class FixedGraph:
             piece[MASK] = np.concatenate(
                 [np.pad(seen, ((0, 0), (self._places - cached, 0))), np.pad(own, lead)], axis=1
             )
-            found = self._run({**piece, **past})
+            outputs = self._run({**piece, **past})
             past = {
-                PAST + name.removeprefix(PRESENT): self._moved_up(value, count)
-                for name, value in found.items()
+                PAST + name.removeprefix(PRESENT): self._move_up(value, count)
+                for name, value in outputs.items()
                 if name.startswith(PRESENT)
             }
-            others = {name: value for name, value in found.items() if not name.startswith(PRESENT)}
+            others = {name: value for name, value in outputs.items() if not name.startswith(PRESENT)}
             results.append({name: value[:, self._tokens - count :] for name, value in others.items()})
         joined = {name: np.concatenate([result[name] for result in results], axis=1) for name in results[0]}
         return joined | {PRESENT + name.removeprefix(PAST): value for name, value in past.items()}
 
-    def _moved_up(self, present: Array, count: int) -> Array:
+    def _move_up(self, present: Array, count: int) -> Array:
         """Return the cache for the next call: without unfilled places. (B, heads, past + tokens, size) → (B, heads, past, size)."""
         import numpy as np
 

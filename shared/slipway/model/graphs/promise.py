@@ -1,4 +1,4 @@
-"""What the file of a decoder's graph says about the calls that it takes, in its metadata."""
+"""Metadata of a decoder's graph that describes the calls that it takes."""
 
 from __future__ import annotations
 

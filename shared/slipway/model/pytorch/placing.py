@@ -1,4 +1,4 @@
-"""Give peft an adapter as it can place it, and compute beside it what it cannot: updates of weights that transformers joins.
+"""Give peft the part of an adapter that it can place, and compute the rest: updates of weights that transformers joins.
 
 Transformers 4 had a linear layer for each projection of each expert, and adapters were saved by these names. Transformers 5 joins them when it
 loads a base. peft converts such adapters too, but by the ends of names: of a mixture with a shared expert, or with dense first layers, it places
@@ -30,7 +30,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
-from slipway.model.adapters.pairs import pair_name, unwrapped
+from slipway.model.adapters.pairs import pair_name, unwrap_name
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors, read_weights
@@ -95,12 +95,12 @@ class JoinedUpdates:
             name: self.updates[name].value() if name in self.updates else torch.zeros(shape)
             for name, shape in self.parts[parameter].items()
         }
-        return _joined(model, values)[parameter]
+        return _join_weights(model, values)[parameter]
 
 
 @contextmanager
-def placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, JoinedUpdates | None]]:
-    """Yield a folder with the adapter as peft can place it, and the updates that it cannot; the adapter's own folder where nothing is to be done.
+def make_placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, JoinedUpdates | None]]:
+    """Yield a folder with the part of the adapter that peft can place, and the other updates; the adapter's own folder if peft can place all.
 
     Args:
         model: The transformers model, without an adapter.
@@ -108,13 +108,13 @@ def placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, Joi
         adapter: The adapter's folder, whose weights are safetensors.
 
     Raises:
-        ValueError: Such an update is of a form that is not known here.
+        ValueError: An update that peft cannot place has an unknown form.
     """
     settings, owners = read_adapter_config(adapter), _owners(adapter)
     kinds = {name: type(module) for name, module in model.named_modules()}
-    renamed = _renamed(owners, kinds)
-    other = [owner for owner in owners if owner not in renamed and not _is_layer(_module(owner, kinds), kinds)]
-    joined = _find(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
+    renamed = _find_renamed(owners, kinds)
+    other = [owner for owner in owners if owner not in renamed and not _is_layer(_find_module(owner, kinds), kinds)]
+    joined = _find_joined(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
     if joined is None and not renamed:
         yield adapter, None
         return
@@ -123,25 +123,25 @@ def placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, Joi
         yield Path(place), joined
 
 
-def unplaced(tuned: nn.Module, adapter: Path) -> list[str]:
-    """Return the factors of an adapter that no parameter of a model holds, by value: names may differ, values may not."""
+def find_unplaced(tuned: nn.Module, adapter: Path) -> list[str]:
+    """Return the adapter's factors that no parameter of a model holds; compare values, because names may differ."""
     held: dict[tuple[Any, ...], int] = {}
     for name, tensor in tuned.named_parameters():
         if ".lora_" in name:
-            held[_print(tensor)] = held.get(_print(tensor), 0) + 1
+            held[_fingerprint(tensor)] = held.get(_fingerprint(tensor), 0) + 1
     left = []
     for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items():
-        if pair_name(unwrapped(name)) is None:
+        if pair_name(unwrap_name(name)) is None:
             continue
-        if held.get(_print(tensor), 0):
-            held[_print(tensor)] -= 1
+        if held.get(_fingerprint(tensor), 0):
+            held[_fingerprint(tensor)] -= 1
         else:
             left.append(name)
     return left
 
 
-def _print(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what tells a tensor's values from others', in any type that holds them."""
+def _fingerprint(tensor: Tensor) -> tuple[Any, ...]:
+    """Return a fingerprint of a tensor's values, the same in any type that holds them."""
     values = tensor.detach().double().flatten()
     return tuple(tensor.shape), float(values.sum()), float(values.abs().sum()), *values[:4].tolist()
 
@@ -150,13 +150,13 @@ def _owners(adapter: Path) -> dict[str, list[str]]:
     """Return the adapter's tensors by the module whose factors they are."""
     owners: dict[str, list[str]] = {}
     for name in read_safetensors(adapter / ADAPTER_WEIGHTS).tensors:
-        module = unwrapped(name).removeprefix(ADAPTER_PREFIX).partition(".lora_")[0]
+        module = unwrap_name(name).removeprefix(ADAPTER_PREFIX).partition(".lora_")[0]
         if ".lora_" in name:
             owners.setdefault(module, []).append(name)
     return owners
 
 
-def _module(owner: str, kinds: Mapping[str, type]) -> str:
+def _find_module(owner: str, kinds: Mapping[str, type]) -> str:
     """Return the module of a name, or the longest with which it ends, because adapters may have prefixes of their own; empty if there is none."""
     parts = owner.split(".")
     ends = (".".join(parts[start:]) for start in range(len(parts)))
@@ -167,20 +167,20 @@ def _is_layer(module: str, kinds: Mapping[str, type]) -> bool:
     return bool(module) and issubclass(kinds[module], _LAYERS)
 
 
-def _renamed(owners: Mapping[str, list[str]], kinds: Mapping[str, type]) -> dict[str, str]:
-    """Return the modules by names that are not the model's own: of the head as another tool calls it, and of the text model alone."""
+def _find_renamed(owners: Mapping[str, list[str]], kinds: Mapping[str, type]) -> dict[str, str]:
+    """Return the module for each name that is not the model's own: another tool's name of the head, or a name in the text model alone."""
     by_end: dict[str, list[str]] = {}
     for name in kinds:
         if _TEXT_PARTS & set(name.split(".")):
             by_end.setdefault(_from_layer(name), []).append(name)
-    found = {}
+    modules = {}
     for owner, names in owners.items():
-        if _module(owner, kinds):
+        if _find_module(owner, kinds):
             if any(owner not in name for name in names):
-                found[owner] = _module(owner, kinds)
+                modules[owner] = _find_module(owner, kinds)
         elif len(within := by_end.get(_from_layer(owner), [])) == 1:
-            found[owner] = within[0]
-    return found
+            modules[owner] = within[0]
+    return modules
 
 
 def _from_layer(name: str) -> str:
@@ -189,7 +189,7 @@ def _from_layer(name: str) -> str:
     return ".".join(parts[next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1) :])
 
 
-def _find(
+def _find_joined(
     model: Any, base: Path, adapter: Path, settings: Mapping[str, Any], owners: Mapping[str, list[str]]
 ) -> JoinedUpdates | None:
     stored = {name: info.shape for name, info in read_weights(base).items()}
@@ -205,7 +205,7 @@ def _find(
             if any(pattern for _, pattern in _targets(model, dict.fromkeys(forms, ())).values()):
                 raise ValueError(f"the base has no weight {forms[0]!r}, which the adapter updates")
             continue
-        updates[weight] = _update(owner, {name: tensors[name] for name in names}, stored[weight], settings)
+        updates[weight] = _make_update(owner, {name: tensors[name] for name in names}, stored[weight], settings)
         taken |= set(names)
     if not updates:
         return None
@@ -217,8 +217,10 @@ def _find(
     return JoinedUpdates(frozenset(taken), parts, updates)
 
 
-def _update(owner: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...], settings: Mapping[str, Any]) -> _Update:
-    sides = {match["side"]: tensors[name] for name in tensors if (match := pair_name(unwrapped(name)))}
+def _make_update(
+    owner: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...], settings: Mapping[str, Any]
+) -> _Update:
+    sides = {match["side"]: tensors[name] for name in tensors if (match := pair_name(unwrap_name(name)))}
     if len(sides) != len(tensors) or set(sides) != {"A", "B"} or settings.get("use_dora"):
         raise ValueError(
             f"the adapter's update of {owner!r}, which transformers joins with others, is no plain pair of factors"
@@ -242,24 +244,24 @@ def _targets(model: Any, names: Mapping[str, Any]) -> dict[str, tuple[str, str |
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     state = model.state_dict()
-    found = {}
+    targets = {}
     for name in sorted(names, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target in state:
-            found[name] = (target, pattern)
-    return found
+            targets[name] = (target, pattern)
+    return targets
 
 
-def _joined(model: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _join_weights(model: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert weights as transformers does when it loads them."""
     converters = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    found: dict[str, Any] = {}
+    conversions: dict[str, Any] = {}
     for name, (target, pattern) in _targets(model, values).items():
         made = copy.deepcopy(by_pattern[pattern]) if pattern else WeightRenaming(name, target)
-        found.setdefault(target, made).add_tensor(target, name, pattern or name, values[name])
+        conversions.setdefault(target, made).add_tensor(target, name, pattern or name, values[name])
     results: dict[str, Tensor] = {}
-    for target, conversion in found.items():
+    for target, conversion in conversions.items():
         made = conversion.convert(target, model=model, config=model.config, hf_quantizer=None, loading_info=None)
         results |= {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
     return results
@@ -296,17 +298,17 @@ def _write_rest(
 ) -> None:
     """Write the adapter under the model's names and without some of its updates.
 
-    One of no effect stands for all if nothing is left, because peft takes no empty one.
+    If nothing is left, write an adapter without effect, because peft takes no empty one.
     """
     left_out = joined.names if joined else ()
     tensors, modules = {}, set()
     for key, value in load_file(adapter / ADAPTER_WEIGHTS).items():
         if key in left_out:
             continue
-        owner, lora, rest = unwrapped(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")
+        owner, lora, rest = unwrap_name(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")
         tensors[f"{ADAPTER_PREFIX}{renamed.get(owner, owner)}{lora}{rest}"] = value
         if lora:
-            modules.add(renamed.get(owner) or _module(owner, kinds))
+            modules.add(renamed.get(owner) or _find_module(owner, kinds))
     if not tensors:
         modules = {next(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))}
     if all(modules):

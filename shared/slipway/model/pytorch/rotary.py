@@ -23,7 +23,7 @@ def compute_frequencies_in_graph(model: torch.nn.Module) -> None:
 
     A call gives what transformers' code gives for it after shorter texts.
     """
-    for module in _changing(model):
+    for module in _changing_modules(model):
         module.forward = partial(_rotate, module, inspect.unwrap(type(module).forward))
 
 
@@ -34,23 +34,23 @@ def forget_longest_text(model: torch.nn.Module) -> None:
     those of the training.
     """
     first = torch.zeros(1, 1, dtype=torch.int64)
-    for module in _changing(model):
-        for layers in _kinds(module):
+    for module in _changing_modules(model):
+        for layers in _rope_kinds(module):
             module(first.float(), first, *([] if layers is None else [layers]))
 
 
-def _changing(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _changing_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the modules whose ``forward`` transformers wraps to change their frequencies."""
     for module in model.modules():
         wrapped = inspect.unwrap(type(module).forward) is not type(module).forward
-        if wrapped and any(kind in (GROWING, SWITCHING) for kind in _kinds(module).values()):
+        if wrapped and any(kind in (GROWING, SWITCHING) for kind in _rope_kinds(module).values()):
             yield module
 
 
-def _kinds(module: Any) -> dict[str | None, str]:
+def _rope_kinds(module: Any) -> dict[str | None, str]:
     """Return the type of a module's rotary embeddings by the type of its layers, or that for all layers under None."""
-    found = getattr(module, "rope_type", None)
-    return found if isinstance(found, dict) else {None: str(found)}
+    kinds = getattr(module, "rope_type", None)
+    return kinds if isinstance(kinds, dict) else {None: str(kinds)}
 
 
 def _rotate(
@@ -69,7 +69,7 @@ def _rotate(
 
 def _frequencies(module: Any, layer_type: str | None, position_ids: torch.Tensor) -> torch.Tensor:
     """Return the frequencies for the longest text of a call, (size of a head / 2)."""
-    kind, config = _kinds(module)[layer_type], module.config
+    kind, config = _rope_kinds(module)[layer_type], module.config
     original: torch.Tensor = getattr(
         module, "original_inv_freq" if layer_type is None else f"{layer_type}_original_inv_freq"
     )
@@ -81,7 +81,7 @@ def _frequencies(module: Any, layer_type: str | None, position_ids: torch.Tensor
     # The second set of LongRoPE is a constant; the frequencies of dynamic scaling are a function of the length.
     length = longest if kind == GROWING else trained + 1
     with warnings.catch_warnings():
-        # What the function makes tensors of are settings, which are the same in every call.
+        # The function makes tensors of settings only, which are the same in every call.
         warnings.filterwarnings("ignore", "torch.tensor results are registered as constants")
         beyond, _ = ROPE_INIT_FUNCTIONS[kind](config, position_ids.device, seq_len=length, layer_type=layer_type)
     return torch.where(longest > trained, beyond, original)

@@ -1,4 +1,4 @@
-"""Random inputs that a model of a family takes, and what it gives on them that is compared. Functions import torch."""
+"""Make random inputs for a model of a family, and compute its compared outputs on them. Functions import torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROWS = {SEQUENCE_CLASSIFIER: 8}
-"""Of a classifier each row gives a few numbers only."""
+"""Rows by family: a classifier returns only a few numbers per row."""
 _SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id")
 _FRAMES = 64
-"""Of sound, for models that take any number of them."""
+"""Frames of sound, for models that take any number of them."""
 
 
 def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8) -> list[dict[str, Tensor]]:
@@ -31,19 +31,19 @@ def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8)
     length = max(2, min(length, (_count(config, "max_position_embeddings") or length + 2) - 2))
 
     def tokens(size: int) -> Tensor:
-        special = [value for name in _SPECIAL for value in _named(model, name) if 0 <= value < size]
+        special = [value for name in _SPECIAL for value in _special_tokens(model, name) if 0 <= value < size]
         usual = torch.ones(size, dtype=torch.bool)
         usual[special] = False
         choice = usual.nonzero()[:, 0] if usual.any() else torch.arange(size)
         drawn = choice[torch.randint(0, len(choice), (rows, length), generator=generator)]  # (rows, length)
-        ends = [end for end in _named(model, "eos_token_id") if 0 <= end < size]
+        ends = [end for end in _special_tokens(model, "eos_token_id") if 0 <= end < size]
         drawn[:, -1:] = ends[0] if ends else drawn[:, -1:]
         return drawn
 
     size = int(model.get_input_embeddings().num_embeddings)
     inputs = {"input_ids": tokens(size)} if family is not SPEECH else {}
     if family is SPEECH:
-        inputs["input_features"] = torch.randn(_sound(config), generator=generator).to(model.dtype)
+        inputs["input_features"] = torch.randn(_sound_shape(config), generator=generator).to(model.dtype)
     else:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if family in (ENCODER_DECODER, SPEECH):
@@ -55,28 +55,28 @@ def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8)
 
 
 def compared_outputs(model: Any, family: Family, inputs: list[dict[str, Tensor]]) -> Tensor:
-    """Run the model, and return what it gives that is compared: (positions, values of a position).
+    """Run the model, and return its compared outputs: (positions, values of a position).
 
-    A model that gives nothing of its family, such as a ``T5Model``, is compared by its last hidden states.
+    A model without the outputs of its family, such as a ``T5Model``, is compared by its last hidden states.
 
     Raises:
-        LookupError: The model gives neither.
+        LookupError: The model has neither.
     """
     import torch
 
-    found = []
+    results = []
     with torch.no_grad():
         for call in inputs:
             given = model.eval()(**call)
             names = family.outputs if family.outputs[0] in given else FEATURE_EXTRACTION.outputs
             parts = [given[name] for name in names]
             values = parts[0] if len(parts) == 1 else torch.stack(parts, dim=-1)
-            found.append(values.reshape(-1, values.shape[-1]).double())
-    return torch.cat(found)
+            results.append(values.reshape(-1, values.shape[-1]).double())
+    return torch.cat(results)
 
 
-def _sound(config: Any) -> tuple[int, ...]:
-    """Shape of the sound that a speech model takes; Whisper takes nothing but its full window."""
+def _sound_shape(config: Any) -> tuple[int, ...]:
+    """Return the shape of the sound that a speech model takes; Whisper takes only its full window."""
     if config.model_type == "whisper":
         return 1, config.num_mel_bins, 2 * config.max_source_positions
     return 1, _FRAMES, config.input_feat_per_channel * config.input_channels
@@ -87,11 +87,11 @@ def _count(config: Any, name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _named(model: Any, name: str) -> list[int]:
+def _special_tokens(model: Any, name: str) -> list[int]:
     """Return the tokens of a setting, which transformers keeps with the model's or with the generation's."""
     holders = (model.config, model.config.get_text_config(), getattr(model, "generation_config", None))
-    return next((found for holder in holders if (found := _listed(getattr(holder, name, None)))), [])
+    return next((tokens for holder in holders if (tokens := _listed_numbers(getattr(holder, name, None)))), [])
 
 
-def _listed(value: object) -> list[int]:
+def _listed_numbers(value: object) -> list[int]:
     return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]

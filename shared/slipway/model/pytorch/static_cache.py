@@ -78,10 +78,10 @@ class StaticDecoder(torch.nn.Module):
             Slots(getattr(self, f"{KEYS}{layer}"), getattr(self, f"{VALUES}{layer}"), cache_position)
             for layer in range(self.layers)
         ]
-        found = self.model(
+        output = self.model(
             input_ids=input_ids, position_ids=cache_position[None], past_key_values=Cache(layers=slots), use_cache=True
         )
-        logits: torch.Tensor = found.logits
+        logits: torch.Tensor = output.logits
         return logits
 
 

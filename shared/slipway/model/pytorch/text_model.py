@@ -1,4 +1,4 @@
-"""A merged model of texts as formats trace it: loaded once, with what they ask of it, and what they write beside its program."""
+"""A merged text model for formats that trace it: loaded once, with its limits, and the files beside its program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TextModel:
 
     Attributes:
         folder: Its folder.
-        model: It, in evaluation mode.
+        model: The model, in evaluation mode.
         family: Its family.
         most: Most tokens that it takes.
         title: The format's title, for messages.
@@ -75,7 +75,7 @@ class TextModel:
             ctx.warn(f"the {product} gives no sentence embedding: {error}")
             return None
 
-    def failed(self, what: str, reason: str, error: Exception) -> FormatExportError:
+    def step_error(self, what: str, reason: str, error: Exception) -> FormatExportError:
         """Return the error for a step at which a format's library fails.
 
         Args:
@@ -216,8 +216,8 @@ class TextReader(torch.nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """Return the outputs of the family, and then the sentence embedding if the model has one. All inputs: (1, S)."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
-        results = tuple(getattr(found, name) for name in self._outputs)
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        results = tuple(getattr(output, name) for name in self._outputs)
         if self._pooling is None:
             return results
         return (*results, pool(results[0], attention_mask, self._pooling))

@@ -23,8 +23,8 @@ _SHORT = (torch.bfloat16, torch.float16)
 
 def _product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply in float32 by oneDNN, which uses the vector units of all makers: on AMD, MKL takes twice the time."""
-    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
-    return found
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
+    return product
 
 
 _PRODUCT = _product if torch.backends.mkldnn.is_available() else nn.functional.linear

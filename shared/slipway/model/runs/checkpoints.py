@@ -108,37 +108,37 @@ def find_checkpoint(
             ``SAFETENSORS_CORRUPT``, ``UNSAFE_PICKLE``).
     """
     folder = user_path(path)
-    found, recorded_best = _survey(folder)
+    checkpoints, recorded_best = _survey(folder)
     if not auto_detect_latest:
-        found = [checkpoint for checkpoint in found if checkpoint.path == folder]
-    if not found:
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.path == folder]
+    if not checkpoints:
         raise no_checkpoint(folder, searched=auto_detect_latest)
     if select == "best":
-        return _best(folder, found, recorded_best)
+        return _find_best(folder, checkpoints, recorded_best)
     skipped: list[str] = []
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         if checkpoint.healthy:
-            return replace(checkpoint, warnings=(*checkpoint.warnings, *_few(skipped, folder)))
+            return replace(checkpoint, warnings=(*checkpoint.warnings, *_first_messages(skipped, folder)))
         skipped.append(f"skipped {checkpoint.path}: {'; '.join(problem.message for problem in checkpoint.problems)}")
-    others = f" ({len(found)} checkpoints, none usable: {' | '.join(_few(skipped, folder))})"
-    raise _unusable(found[0], "" if len(found) == 1 else others)
+    others = f" ({len(checkpoints)} checkpoints, none usable: {' | '.join(_first_messages(skipped, folder))})"
+    raise _unusable_error(checkpoints[0], "" if len(checkpoints) == 1 else others)
 
 
-def _few(skipped: list[str], folder: Path) -> list[str]:
+def _first_messages(skipped: list[str], folder: Path) -> list[str]:
     """Return the first messages about skipped checkpoints, and one that counts the others."""
     more = counted(len(skipped) - _MOST_NAMED, "more checkpoint")
     rest = [f"skipped {more}: slipway checkpoints {folder} names them"] if len(skipped) > _MOST_NAMED else []
     return [*skipped[:_MOST_NAMED], *rest]
 
 
-def _best(folder: Path, found: list[Checkpoint], name: str) -> Checkpoint:
+def _find_best(folder: Path, checkpoints: list[Checkpoint], name: str) -> Checkpoint:
     """Return the run's best checkpoint.
 
     Raises:
         CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` if the run names none or it is gone; its own reason if it
             cannot be used.
     """
-    best = next((checkpoint for checkpoint in found if checkpoint.best), None)
+    best = next((checkpoint for checkpoint in checkpoints if checkpoint.best), None)
     if best is None:
         what = (
             f"its best checkpoint, {name}, does not exist any more" if name else f"no {TRAINER_STATE} names a best one"
@@ -151,11 +151,11 @@ def _best(folder: Path, found: list[Checkpoint], name: str) -> Checkpoint:
             about={"checkpoint": folder, "key": "checkpoint.select"},
         )
     if not best.healthy:
-        raise _unusable(best, "; the run recorded it as its best one")
+        raise _unusable_error(best, "; the run recorded it as its best one")
     return best
 
 
-def _unusable(checkpoint: Checkpoint, more: str) -> CheckpointValidationError:
+def _unusable_error(checkpoint: Checkpoint, more: str) -> CheckpointValidationError:
     first = checkpoint.problems[0]
     return CheckpointValidationError(
         f"checkpoint {checkpoint.path}: {first.message}{more}",
@@ -197,19 +197,19 @@ def _survey(folder: Path) -> tuple[list[Checkpoint], str]:
         for entry in sorted(folder.iterdir())
         if _number(entry) is not None and entry.is_dir()
     ]
-    below.sort(key=lambda found: (found[0].step or 0, _number(found[0].path) or 0), reverse=True)
+    below.sort(key=lambda pair: (pair[0].step or 0, _number(pair[0].path) or 0), reverse=True)
     own = _read_content(folder) if itself else None
-    found = [*([_name_content(folder, own)] if own else []), *(checkpoint for checkpoint, _ in below)]
+    checkpoints = [*([_name_content(folder, own)] if own else []), *(checkpoint for checkpoint, _ in below)]
     states = [own.state if own else _trainer_state(folder)[0], *(state for _, state in below)]
     recorded = next((state for state in states if state is not None and state.best), None)
     if recorded is None:
-        return found, ""
+        return checkpoints, ""
     name = PureWindowsPath(recorded.best).name  # accepts both kinds of separators: training may have run on Windows
     return [
         replace(checkpoint, best=True, best_metric=recorded.best_metric)
         if name and checkpoint.path.name == name
         else checkpoint
-        for checkpoint in found
+        for checkpoint in checkpoints
     ], name
 
 
@@ -333,8 +333,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         raise _config_error(f"{ADAPTER_CONFIG} is not readable JSON ({error})", folder) from error
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise _config_error(f"{ADAPTER_CONFIG} does not say its peft_type", folder)
-    if found := adapter_excess(config):
-        raise _config_error(f"{ADAPTER_CONFIG} has an impossible value: {found}", folder)
+    if excess := adapter_excess(config):
+        raise _config_error(f"{ADAPTER_CONFIG} has an impossible value: {excess}", folder)
     return config
 
 

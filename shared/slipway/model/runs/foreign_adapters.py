@@ -47,9 +47,9 @@ def foreign_adapter(folder: Path) -> OtherForm | None:
         folders = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
         return OtherForm(f"there are adapters in subfolders ({folders})", f"name {folder / named[0]}")
     for pattern, tool, remedy in _TOOLS:
-        found = sorted(path.name for path in folder.glob(pattern))
-        if found:
-            return OtherForm(f"{found[0]} is an adapter of {tool}", remedy)
+        files = sorted(path.name for path in folder.glob(pattern))
+        if files:
+            return OtherForm(f"{files[0]} is an adapter of {tool}", remedy)
     return None
 
 

@@ -16,12 +16,12 @@ from slipway.texts import printable
 
 _PARTS = "adapter_model-*-of-*.safetensors"
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
-"""Ends of the names of files that hold weights, or what a training goes on from."""
+"""Ends of the names of files that hold weights or training state."""
 _STATE = re.compile(
     r"(optimizer|scheduler|lr_scheduler|scaler|sampler|dataloader|dl_state|rng_state|random_states|training_args|train_state|trainer_state"
     r"|custom_checkpoint|pytorch_model_fsdp|model_fsdp|zero_pp_rank|bf16_zero_pp_rank|mp_rank|accelerator|qlora_state|loss_scaler)"
 )
-"""Beginnings of the names of files that only a training that goes on reads: of transformers, accelerate, DeepSpeed, torchtune and Axolotl."""
+"""Beginnings of the names of training state, which only a resumed training reads: of transformers, accelerate, DeepSpeed, torchtune and Axolotl."""
 _MODEL = re.compile(r"(adapter_model|model|pytorch_model|consolidated)(-\d+-of-\d+|[.-]\d+)?\.(safetensors|bin|pth)")
 """Names of an adapter's and a base's weights, which are looked for by themselves."""
 
@@ -50,7 +50,7 @@ def whole_model_beside(folder: Path) -> str:
 
 def _more_weights(folder: Path) -> list[Problem]:
     """Return the problem of trained weights in files that nothing reads: without them the model would lack a part of what was trained."""
-    found = sorted(
+    names = sorted(
         path.name
         for path in folder.iterdir()
         if path.suffix in _SUFFIXES
@@ -58,15 +58,15 @@ def _more_weights(folder: Path) -> list[Problem]:
         and not _MODEL.fullmatch(path.name)
         and path.is_file()
     )
-    if not found:
+    if not names:
         return []
-    more = f" and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
-    message = f"it has weights beside the adapter, in {printable(found[0])}{more}, which no part of an export reads: {_kind(found[0])}"
+    more = f" and {counted(len(names) - 1, 'more file')}" if len(names) > 1 else ""
+    message = f"it has weights beside the adapter, in {printable(names[0])}{more}, which no part of an export reads: {_kind(names[0])}"
     return [
         Problem(
             "CHECKPOINT_HAS_MORE_WEIGHTS",
             message,
-            f"{_remedy(found[0])}; if they are not part of what you serve, move the file out of the folder",
+            f"{_remedy(names[0])}; if they are not part of what you serve, move the file out of the folder",
         )
     ]
 

@@ -56,7 +56,7 @@ def read_trainer_state(path: Path) -> TrainerState:
             state = parse_json(file.read(LARGEST), lenient=True)
             entries = state.get("log_history") if isinstance(state, dict) else None
         else:
-            state = _before_log(file.read(_BEGINNING))
+            state = _parse_before_log(file.read(_BEGINNING))
             file.seek(-_END, os.SEEK_END)
             entries = _last_entries(file.read(_END))
     if not isinstance(state, dict) or not _is_step(state.get("global_step")):
@@ -70,7 +70,7 @@ def read_trainer_state(path: Path) -> TrainerState:
     )
 
 
-def _before_log(data: bytes) -> Any:
+def _parse_before_log(data: bytes) -> Any:
     """Return the members of the state that stand before its log."""
     log = _LOG.search(data)
     if log is None:
@@ -83,15 +83,15 @@ def _last_entries(data: bytes) -> list[Any]:
     if not data.rstrip().endswith(b"}"):
         raise ValueError("it is cut off")
     last: dict[str, bytes] = {}
-    for found in _ENTRY.finditer(data):
-        entry = found.group()
+    for match in _ENTRY.finditer(data):
+        entry = match.group()
         for key in _LOSSES:
             if f'"{key}"'.encode() in entry:
                 last[key] = entry
-    return [_parsed(entry) for entry in last.values()]
+    return [_parse_entry(entry) for entry in last.values()]
 
 
-def _parsed(entry: bytes) -> Any:
+def _parse_entry(entry: bytes) -> Any:
     try:
         return parse_json(entry, lenient=True)
     except ValueError:
@@ -99,10 +99,10 @@ def _parsed(entry: bytes) -> Any:
 
 
 def _last_losses(entries: list[Any]) -> dict[str, float | None]:
-    found = dict.fromkeys(_LOSSES, None) | {
+    losses = dict.fromkeys(_LOSSES, None) | {
         key: entry[key] for entry in entries if isinstance(entry, dict) for key in _LOSSES if key in entry
     }
-    return {key: _figure(value) for key, value in found.items()}
+    return {key: _figure(value) for key, value in losses.items()}
 
 
 def _figure(value: object) -> float | None:

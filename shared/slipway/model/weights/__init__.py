@@ -1,1 +1,1 @@
-"""Weights of a model: stored in its folder, or left out and made of other folders where they are read."""
+"""Weights of a model: stored in its folder, or left out and computed from other folders when they are read."""

@@ -1,4 +1,4 @@
-"""What a conversion of pickles to safetensors did with each file."""
+"""The result of a conversion of pickles to safetensors, for each file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SkippedFile(BaseModel):
 
 
 class Conversion(BaseModel):
-    """All that was found below a source."""
+    """The results for everything below a source."""
 
     model_config = _FORM
 

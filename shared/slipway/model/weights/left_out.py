@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
-from slipway.model.weights.reading import DEFERRED, invalid_description
+from slipway.model.weights.reading import DEFERRED, description_error
 
 _STRICT = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -63,4 +63,4 @@ class LeftOutWeights(BaseModel):
         try:
             return cls.model_validate_json(read_regular(folder / DEFERRED, largest=LARGEST_LIST))
         except (OSError, ValidationError) as error:
-            raise invalid_description(f"it cannot be read ({str(error).splitlines()[0]})") from error
+            raise description_error(f"it cannot be read ({str(error).splitlines()[0]})") from error

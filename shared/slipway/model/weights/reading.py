@@ -32,7 +32,7 @@ class Weights(Protocol):
     """The weights of a model.
 
     Attributes:
-        tensors: Every tensor by its name. Those that are made on the way have the places that they would have if they were stored.
+        tensors: Every tensor by its name. Tensors that are computed have the places that they would have if they were stored.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -70,11 +70,11 @@ def open_weights(folder: Path, inputs: Mapping[str, Path]) -> Weights:
     try:
         name = read_json_object(folder / DEFERRED, largest=LARGEST_LIST).get("stage")
     except (OSError, ValueError) as error:
-        raise invalid_description(f"it cannot be read ({error})") from error
+        raise description_error(f"it cannot be read ({error})") from error
     stage = known_stage(name) if isinstance(name, str) and ":" not in name else None
     module, _, attribute = stage.reader.partition(":") if stage else ("", "", "")
     if not module:
-        raise invalid_description(f"it names the stage {quoted(name)}, which reads no weights here")
+        raise description_error(f"it names the stage {quoted(name)}, which reads no weights here")
     reader: Reader = getattr(import_module(module), attribute)
     return reader(folder, inputs)
 
@@ -150,7 +150,7 @@ def store_weights(weights: Weights, folder: Path, *, on_bytes: Callable[[int, in
         (folder / index[0]).write_text(index[1], encoding="utf-8")
 
 
-def invalid_description(what: str) -> CheckpointValidationError:
+def description_error(what: str) -> CheckpointValidationError:
     """Return the error for a description of weights that cannot be used."""
     return CheckpointValidationError(
         f"{DEFERRED} does not describe the model's weights: {what}",

@@ -104,21 +104,23 @@ def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
 def _examples(report: Report, directory: Path) -> list[_Example]:
     """Return one example per format that runs this family. A folder's name becomes code, so folders with unusual names are left out."""
     folders = [name for name in report.result.formats if _FOLDER.fullmatch(name)]
-    found = []
+    examples = []
     for kind, each, mine in _groups(folders):
         family = _family(directory / mine[0])
         if family is not None and each.usage is not None:
             chat = all(has_chat_template(directory / name) for name in mine)
             try:
                 with translate_format_errors(each):
-                    found.append(_example(kind, mine, each.usage, chat=chat, family=family, first=directory / mine[0]))
-            except ModelExportError as error:  # the models are worth more than the example
+                    examples.append(
+                        _example(kind, mine, each.usage, chat=chat, family=family, first=directory / mine[0])
+                    )
+            except ModelExportError as error:  # deliver the models without an example
                 _LOG.warning("the model card has no usage example: %s", one_line(str(error)))
-    return sorted(found, key=lambda example: folders.index(example.folders[0]))
+    return sorted(examples, key=lambda example: folders.index(example.folders[0]))
 
 
 def _groups(folders: list[str]) -> Iterator[tuple[str, Format[Any], list[str]]]:
-    """Yield folders that one example can run, with its title: those of a format and its levels; a variant is one of its own."""
+    """Yield each group of folders that one example can run, with its title: a format with its levels, or a single variant."""
     for kind, each in formats().items():
         mine = [name for name in folders if split_output(name)[0] == kind]
         alike = [name for name in mine if split_output(name)[1] in ("", *each.levels)]
@@ -128,7 +130,7 @@ def _groups(folders: list[str]) -> Iterator[tuple[str, Format[Any], list[str]]]:
 
 
 def _family(folder: Path) -> Family | None:
-    """Return the family of the model that the example loads, None if it is unknown; a decoder without a ``config.json`` of transformers."""
+    """Return the family of the model that the example loads: None if unknown, a decoder without a ``config.json`` of transformers."""
     try:
         config = ModelConfig.read(folder)
         return config.family if config.get("architectures") or config.get("model_type") else DECODER

@@ -35,7 +35,7 @@ class Compared:
         distance_words: The same figure in a sentence, with its unit.
         agreement: The figure for the agreement of models.
         more: Further figures.
-        generates: Whether the models write text token by token: then the speed of that is compared, otherwise the time of a text.
+        generates: Whether the models write text token by token: then generation speed is compared, otherwise the time per text.
     """
 
     what: str
@@ -79,13 +79,13 @@ _GENERATING = ("next token", "teacher forced")
 _DIFFERENCES = (Figure("Largest difference", "max_abs_diff"), Figure("Mean difference", "mean_abs_diff"))
 
 
-def compared(report: ValidationReport | None) -> Compared:
+def describe_comparison(report: ValidationReport | None) -> Compared:
     """Return the words and figures for a validation; without one, those of a decoder."""
     comparison = report.inputs.comparison if report else "next token"
     generates = comparison in _GENERATING
     what, unit, agreement = _WORDS.get(comparison, _WORDS["next token"])
-    found = [output.to_reference for output in report.outputs if output.to_reference] if report else []
-    if comparison == "embeddings" or any(figures.relative_error is not None for figures in found):
+    comparisons = [output.to_reference for output in report.outputs if output.to_reference] if report else []
+    if comparison == "embeddings" or any(each.relative_error is not None for each in comparisons):
         return Compared(
             what=what if comparison == "embeddings" else "scores",
             distance=Figure("Relative error", "relative_error"),

@@ -52,15 +52,15 @@ class Report(BaseModel):
     @property
     def baseline(self) -> Reference | None:
         """Return the reference if its speed was measured: PyTorch runs it eagerly, and outputs are timed in turn with it."""
-        found = self.validation.reference if self.validation else None
-        return found if found is not None and found.speed is not None else None
+        reference = self.validation.reference if self.validation else None
+        return reference if reference is not None and reference.speed is not None else None
 
     @property
     def outputs(self) -> tuple[OutputValidation, ...]:
         """Return the validation of each output, in the formats' order."""
         order = {name: number for number, name in enumerate(self.result.formats)}
-        found = self.validation.outputs if self.validation else ()
-        return tuple(sorted(found, key=lambda output: (order.get(output.name, len(order)), output.name)))
+        outputs = self.validation.outputs if self.validation else ()
+        return tuple(sorted(outputs, key=lambda output: (order.get(output.name, len(order)), output.name)))
 
     @property
     def timed(self) -> tuple[OutputValidation, ...]:
@@ -75,5 +75,5 @@ class Report(BaseModel):
     def names(self) -> tuple[str, ...]:
         """Return the names of all formats, made or not, in the plan's order."""
         order = {name: number for number, name in enumerate(self.result.requested)}
-        found = (*self.result.formats, *self.result.failed)
-        return tuple(sorted(found, key=lambda name: order.get(name, len(order))))
+        names = (*self.result.formats, *self.result.failed)
+        return tuple(sorted(names, key=lambda name: order.get(name, len(order))))

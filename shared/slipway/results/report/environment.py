@@ -38,7 +38,7 @@ def markdown_text(value: object) -> str:
     Only characters that would be markup are escaped, because people read the source of the file too.
     """
     text = one_line(str(value))
-    text = _MARKUP.sub(lambda found: "".join(f"\\{letter}" for letter in found.group()), text)
+    text = _MARKUP.sub(lambda match: "".join(f"\\{letter}" for letter in match.group()), text)
     text = _BLOCK.sub(r"\g<0>\\", text)
     return _ENTITY.sub("&amp;", text).replace("<", "&lt;")
 
@@ -48,7 +48,7 @@ def markdown_code(name: str) -> str:
     return f"`{name}`"
 
 
-def _shown(value: object) -> object:
+def _clean_value(value: object) -> object:
     """Make a value safe to show: replace characters that would hide or reorder the text around them."""
     return type(value)(printable(value)) if isinstance(value, str) else value
 
@@ -59,7 +59,7 @@ def _environment(**options: Any) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_shown,
+        finalize=_clean_value,
         **options,
     )
     environment.filters.update({name: getattr(figures, name) for name in _FIGURES}, counted=counted)

@@ -67,21 +67,21 @@ class Row:
 
 def rows(report: Report) -> list[Row]:
     """Return the table's lines, output by output; the last one of each counts the checks without a line of their own."""
-    found: list[Row] = []
+    lines: list[Row] = []
     for output in report.outputs:
         shown = [
             (check, measure)
             for check in output.checks
             if check.against == "reference" and (measure := _measure(check)) is not None
         ]
-        found += [_row(output, check, measure) for check, measure in shown]
+        lines += [_row(output, check, measure) for check, measure in shown]
         others = [check for check in output.checks if all(check is not each for each, _ in shown)]
         if others:
             kept = sum(check.passed for check in others)
-            found.append(
+            lines.append(
                 Row(output.name, "Other checks", f"{kept} kept", f"all {len(others)}", passed=kept == len(others))
             )
-    return found
+    return lines
 
 
 def sign_off(report: Report) -> str:
@@ -153,12 +153,12 @@ def _row(output: OutputValidation, check: Check, measure: Measure) -> Row:
 
 
 def _metrics(validation: ValidationReport, output: OutputValidation) -> Iterator[dict[str, Any]]:
-    found = {**(output.to_reference.model_dump() if output.to_reference else {}), "perplexity": output.perplexity}
+    values = {**(output.to_reference.model_dump() if output.to_reference else {}), "perplexity": output.perplexity}
     if not validation.inputs.held_out:
-        del found["perplexity"]
+        del values["perplexity"]
     for kind, title in _METRICS:
-        if found.get(kind) is not None:
-            yield {"type": kind, "value": found[kind], "name": f"{title} ({output.name})"}
+        if values.get(kind) is not None:
+            yield {"type": kind, "value": values[kind], "name": f"{title} ({output.name})"}
 
 
 def _dataset(report: Report, validation: ValidationReport) -> dict[str, Any]:

@@ -48,34 +48,34 @@ def rate(value: float | None) -> str:
 def prompt_speed(entry: FormatResult) -> str:
     """Format the time of one pass over a prompt with its scatter: ``5.03 ms ±4 %``."""
     figure = milliseconds(entry.inference_speed_ms)
-    return scattered(figure, entry.inference_speed_spread_percent, stable=entry.inference_speed_stable)
+    return add_scatter(figure, entry.inference_speed_spread_percent, stable=entry.inference_speed_stable)
 
 
 def generation_speed(entry: FormatResult) -> str:
     """Format the speed of generation with its scatter: ``25 tok/s ±60 %, unstable``."""
     figure = rate(entry.decode_tokens_per_second)
-    return scattered(figure, entry.decode_spread_percent, stable=entry.decode_stable)
+    return add_scatter(figure, entry.decode_spread_percent, stable=entry.decode_stable)
 
 
 def pass_time(speed: Speed | None) -> str:
     """Format the time of one pass over an input with its scatter."""
     if speed is None:
         return MISSING
-    return scattered(milliseconds(speed.prefill_ms), _percent(speed.prefill_spread), stable=speed.prefill_stable)
+    return add_scatter(milliseconds(speed.prefill_ms), _percent(speed.prefill_spread), stable=speed.prefill_stable)
 
 
 def decode_rate(speed: Speed | None) -> str:
     """Format the speed of generation with its scatter."""
     if speed is None:
         return MISSING
-    return scattered(rate(speed.decode_tokens_per_second), _percent(speed.decode_spread), stable=speed.decode_stable)
+    return add_scatter(rate(speed.decode_tokens_per_second), _percent(speed.decode_spread), stable=speed.decode_stable)
 
 
 def _percent(part: float | None) -> float | None:
     return None if part is None else 100 * part
 
 
-def scattered(figure: str, spread: float | None, *, stable: bool) -> str:
+def add_scatter(figure: str, spread: float | None, *, stable: bool) -> str:
     """Add the scatter to a median, as half the width of the range of most rounds, and mark an unstable figure.
 
     Args:

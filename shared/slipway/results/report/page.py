@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from slipway.results.report import figures
-from slipway.results.report.compared import compared
+from slipway.results.report.compared import describe_comparison
 from slipway.results.report.curves import curve_chart, divergence_by_position, memory_over_time
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
@@ -37,7 +37,9 @@ def page(report: Report) -> str:
     return template.render(
         **common(report),
         verdict=_verdict(report),
-        **_first_page(report),
+        purpose=_purpose(report),
+        first_plot=_first_plot(report),
+        fastest=_fastest(report),
         charts=_charts(report),
         durations=_durations(report.result.attempts),
         memory=_memory(report.result.attempts),
@@ -53,11 +55,11 @@ def page(report: Report) -> str:
 def common(report: Report) -> dict[str, Any]:
     """Return the variables that the templates of page and card have in common."""
     return {
-        "measured_on": measured_on(report),
+        "measured_on": describe_machine(report),
         "report": report,
         "result": report.result,
         "validation": report.validation,
-        "compared": compared(report.validation),
+        "compared": describe_comparison(report.validation),
         "verdicts": VERDICTS,
         "not_made": NOT_MADE,
     }
@@ -100,7 +102,11 @@ def _outputs_verdict(report: Report) -> tuple[str, str]:
 def _charts(report: Report) -> list[Chart]:
     if report.validation is None:
         return []
-    outputs, words, reference = report.outputs, compared(report.validation), report.reference.partition(",")[0]
+    outputs, words, reference = (
+        report.outputs,
+        describe_comparison(report.validation),
+        report.reference.partition(",")[0],
+    )
     value = "logit" if words.distance.name == "mean_kl" else "value"
     behaviour = [
         Chart(
@@ -173,8 +179,8 @@ def _speed_bar(name: str, value: float | None, limits: tuple[float, float] | Non
 
 def _limit(checks: Iterable[Check], measure: str) -> float | None:
     """Return the limit of a figure against the reference; None if it has none."""
-    found = (check.limit for check in checks if check.name == measure and check.against == "reference")
-    return next(found, None)
+    limits = (check.limit for check in checks if check.name == measure and check.against == "reference")
+    return next(limits, None)
 
 
 def _absence(output: OutputValidation) -> str:
@@ -211,13 +217,8 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def _first_page(report: Report) -> dict[str, Any]:
-    """Return the template's variables of the first page."""
-    return {"purpose": _purpose(report), "first_plot": _first_plot(report), "fastest": _fastest(report)}
-
-
-def measured_on(report: Report) -> str:
-    """Say on which machine speeds were measured; empty if none was, or the report is of a version that did not say."""
+def describe_machine(report: Report) -> str:
+    """Describe the machine on which speeds were measured; empty if none were, or in a report of a version that did not say."""
     timed, machine = report.timed, report.validation.machine if report.validation else None
     if not timed or machine is None:
         return ""
@@ -232,7 +233,7 @@ def _purpose(report: Report) -> str:
 
 
 def _fastest(report: Report) -> OutputValidation | None:
-    """Return the output that the tile of the fastest prompt is about."""
+    """Return the output with the fastest prompt, for its tile."""
     speed = report.result.inference_speed_ms
     return next((each for each in report.timed if each.speed is not None and each.speed.prefill_ms == speed), None)
 
@@ -249,12 +250,12 @@ def _first_plot(report: Report) -> Chart | None:
     if ratios:
         what = "generating" if any(each.decode_speedup for each in ratios) else "reading a text"
         caption += f" Speed: {what}, as a multiple of the original in PyTorch, timed in turn."
-    caption = f"{caption} {measured_on(report)}"
+    caption = f"{caption} {describe_machine(report)}"
     return Chart("Size", caption.strip(), bar_chart("Size and speed", bars, show=figures.size))
 
 
 def _speed_beside(report: Report, name: str) -> str:
-    found = report.validated(name)
-    speed = found.speed if found else None
+    output = report.validated(name)
+    speed = output.speed if output else None
     ratio = (speed.decode_speedup or speed.prefill_speedup) if speed else None
     return f", {figures.times(ratio).partition(' (')[0]} as fast" if ratio else ""

@@ -18,10 +18,10 @@ _WORST = 5
 
 def survival_charts(outputs: Sequence[OutputValidation]) -> list[Chart]:
     """Return the chart of the outputs in whose layers the adapter was compared; none if there is no such output."""
-    found = [(output.name, output.survival) for output in outputs if output.survival and output.survival.by_layer()]
-    if not found:
+    compared = [(output.name, output.survival) for output in outputs if output.survival and output.survival.by_layer()]
+    if not compared:
         return []
-    rows = [LayerRow(name, _dots(survival), _figure(survival)) for name, survival in found]
+    rows = [LayerRow(name, _dots(survival), _figure(survival)) for name, survival in compared]
     caption = (
         "A dot for each adapted module, the layers from left to right: the share of the adapter's update that its stored weight holds. "
         "The lines are 0 (the adapter is lost) and 1 (all of it). The cosine says how much of a weight's change is the adapter, and how "
@@ -108,13 +108,13 @@ def layer_chart(title: str, rows: Sequence[LayerRow], *, top: float, lines: Sequ
 def _row(row: LayerRow, *, last: int, top: float, lines: Sequence[float]) -> Markup:
     line = Markup('<line class="grid" x1="0" x2="100%" y1="{0:.1f}" y2="{0:.1f}"/>')
     dot = Markup('<circle class="bar {}" cx="{:.2f}%" cy="{:.1f}" r="{}"/>')
-    found = [line.format(_y(value, top)) for value in lines]
+    shapes = [line.format(_y(value, top)) for value in lines]
     ordered = sorted(row.dots, key=lambda each: not each.good)  # what fails lies on top
-    found += [
+    shapes += [
         dot.format("plain" if each.good else "bad", _x(each.layer, last), _y(each.value, top), _RADIUS)
         for each in ordered
     ]
-    track = Markup('<span class="track" aria-hidden="true"><svg>{}</svg></span>').format(Markup("").join(found))
+    track = Markup('<span class="track" aria-hidden="true"><svg>{}</svg></span>').format(Markup("").join(shapes))
     whole = Markup('<li class="layers"><span class="label"><bdi>{}</bdi></span> {} <span class="figure">{}</span></li>')
     return whole.format(row.label, track, row.figure)
 

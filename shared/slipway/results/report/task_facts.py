@@ -1,4 +1,4 @@
-"""What tasks reported of their work: the text of a calibration, and graphs before and after their optimization."""
+"""Read what tasks reported: the text of a calibration, and graphs before and after their optimization."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Optimization(BaseModel):
     @property
     def times(self) -> dict[str, str]:
         """Return what was measured before and after, in milliseconds, by its name for people."""
-        found = {}
+        texts = {}
         for title, name in (("Prompt", "prefill_ms"), ("Token", "decode_ms")):
             before, after = getattr(self.before, name), getattr(self.after, name)
             if before is not None and after is not None:
-                found[title] = f"{before:.4g} → {after:.4g} ms"
-        return found
+                texts[title] = f"{before:.4g} → {after:.4g} ms"
+        return texts
 
 
 def optimizations(lineage: Mapping[str, Any]) -> Iterator[tuple[str, Optimization]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from slipway.distribution.extras import missing
+from slipway.distribution.extras import missing_modules
 from slipway.distribution.installed import install_command
 from slipway.results.report.document import Report
 from slipway.results.result import ExportResult, FailedFormat
@@ -22,7 +22,7 @@ JSON, JUNIT, HTML, CARD = "report.json", "report.junit.xml", "report.html", "REA
 
 def main_file() -> tuple[str, tuple[str, ...]]:
     """Return the name of the file to read first, and a warning if only ``report.json`` can be written."""
-    lacking = missing("report")
+    lacking = missing_modules("report")
     if not lacking:
         return HTML, ()
     files = f"{HTML} and {CARD} were not written: they need {', '.join(lacking)}"
@@ -53,7 +53,7 @@ def write_report(
     report = Report.of(result, validation=validation, lineage=lineage)
     (folder / JSON).write_text(escaped_json(report.model_dump_json(indent=2)) + "\n", encoding="utf-8")
     (folder / JUNIT).write_text(junit(report), encoding="utf-8")
-    if missing("report"):
+    if missing_modules("report"):
         return
     from slipway.results.report.card import model_card
     from slipway.results.report.page import page
@@ -88,7 +88,7 @@ class Case:
 
 
 def junit(report: Report) -> str:
-    """Return the document."""
+    """Return the report as a JUnit document."""
     root = ET.Element("testsuites")
     for number, name in enumerate(report.names or ("export",)):
         _add_suite(root, number, name, list(_cases(report, name)), report)
@@ -97,39 +97,39 @@ def junit(report: Report) -> str:
 
 
 def _cases(report: Report, name: str) -> Iterator[Case]:
-    failed, found = report.result.failed.get(name), report.validated(name)
+    failed, output = report.result.failed.get(name), report.validated(name)
     if failed is not None:
-        yield _not_made(failed)
+        yield _not_made_case(failed)
         return
     if name in report.result.formats:
         yield Case("made")
-    if found is None:
-        yield _not_validated(report.result)
+    if output is None:
+        yield _not_validated_case(report.result)
         return
-    yield _ran(found)
-    for check in found.checks:
+    yield _run_case(output)
+    for check in output.checks:
         title = check.name if check.against == "reference" else f"{check.name} (against {check.against})"
-        why = found.explanation + (f"\nWhat to do: {found.remedy}" if found.remedy else "")
+        why = output.explanation + (f"\nWhat to do: {output.remedy}" if output.remedy else "")
         yield Case(title) if check.passed else Case(title, "failure", str(check), check.name, why)
 
 
-def _not_made(failed: FailedFormat) -> Case:
+def _not_made_case(failed: FailedFormat) -> Case:
     if failed.state in ("cancelled", "not_run"):
         return Case("made", "skipped", failed.error_message or failed.state)
     return Case("made", "error", failed.error_message, failed.reason or failed.state)
 
 
-def _not_validated(result: ExportResult) -> Case:
+def _not_validated_case(result: ExportResult) -> Case:
     if result.success:
         return Case("validated", "skipped", "it was not validated")
     return Case("validated", "error", result.error_message or "the export failed", result.reason or "failed")
 
 
-def _ran(found: OutputValidation) -> Case:
-    if found.status is OutputStatus.NOT_RUN:
-        return Case("ran", "skipped", found.status_reason)
-    if found.status is OutputStatus.FAILED and not found.failed_checks:
-        return Case("ran", "error", found.explanation or found.status_reason, found.status_reason, found.remedy)
+def _run_case(output: OutputValidation) -> Case:
+    if output.status is OutputStatus.NOT_RUN:
+        return Case("ran", "skipped", output.status_reason)
+    if output.status is OutputStatus.FAILED and not output.failed_checks:
+        return Case("ran", "error", output.explanation or output.status_reason, output.status_reason, output.remedy)
     return Case("ran")
 
 

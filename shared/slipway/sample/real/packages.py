@@ -8,10 +8,10 @@ import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 
 from slipway.errors import ArtifactError, ServiceError
+from slipway.files.regular_file import sha256_of
 from slipway.folders.work_folders import unfinished
 from slipway.machine.python_process import python_module
 from slipway.stage import Progress
@@ -59,11 +59,11 @@ def unpack(
         ArtifactError: ``ARTIFACT_CORRUPT``: the index has another file of this name.
         OSError: A folder cannot be written.
     """
-    with zipfile.ZipFile(fetched(package, home=home, on_progress=on_progress)) as archive:
+    with zipfile.ZipFile(fetch_wheel(package, home=home, on_progress=on_progress)) as archive:
         archive.extractall(folder)
 
 
-def fetched(package: Package, *, home: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Path:
+def fetch_wheel(package: Package, *, home: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Path:
     """Return the wheel of a package in ``home``, fetched if it is missing or damaged there.
 
     Raises:
@@ -72,15 +72,15 @@ def fetched(package: Package, *, home: Path, on_progress: Callable[[Progress], N
         OSError: ``home`` cannot be written.
     """
     kept = home / PACKAGES / package.wheel
-    if kept.is_file() and _digest(kept) == package.sha256:
+    if kept.is_file() and sha256_of(kept) == package.sha256:
         return kept
     with unfinished(kept) as scratch:
         _download(package, scratch, kept=kept, on_progress=on_progress)
         wheel = scratch / package.wheel
-        found = _digest(wheel) if wheel.is_file() else "no file of this name"
-        if found != package.sha256:
+        digest = sha256_of(wheel) if wheel.is_file() else "no file of this name"
+        if digest != package.sha256:
             raise ArtifactError(
-                f"{package.wheel}, as the package index gives it, has sha256 {found} in place of {package.sha256}",
+                f"{package.wheel}, as the package index gives it, has sha256 {digest} in place of {package.sha256}",
                 reason="ARTIFACT_CORRUPT",
                 remedy="try again; if it stays so, the index (pip config get global.index-url) has another file of this name",
                 about={"package": package.pinned},
@@ -120,7 +120,7 @@ def _download(package: Package, folder: Path, *, kept: Path, on_progress: Callab
 
 
 def _bytes(folder: Path) -> int:
-    """Return the size of what pip has written so far; a file that it moves meanwhile counts as nothing."""
+    """Return how many bytes pip has written so far; a file that it moves meanwhile does not count."""
     total = 0
     for path in folder.rglob("*.whl"):
         try:
@@ -128,8 +128,3 @@ def _bytes(folder: Path) -> int:
         except OSError:
             continue
     return total
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()

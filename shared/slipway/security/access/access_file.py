@@ -29,8 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.files.yaml_files import LISTS, YamlError, YamlLimitError, load_document
 from slipway.security.access.principals import OWNER, Principal, Role
-from slipway.security.access.tokens import is_hash, matching, new_token, token_hash
-from slipway.security.reloading import Reloaded, described
+from slipway.security.access.tokens import is_hash, match_hashes, new_token, token_hash
+from slipway.security.reloading import Reloaded, describe_path
 from slipway.texts import hidden_character
 
 _PROJECT = re.compile(r"\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
@@ -81,7 +81,7 @@ class AccessList(BaseModel):
     principals: tuple[Entry, ...]
 
     @model_validator(mode="after")
-    def _unique(self) -> Self:
+    def _check_unique(self) -> Self:
         for kind in ("name", "token_sha256", "certificate"):
             values = [value for entry in self.principals if (value := getattr(entry, kind))]
             if len(values) != len(set(values)):
@@ -98,18 +98,18 @@ def load_access(path: Path) -> AccessList:
     try:
         return AccessList.model_validate(load_document(path, limits=LISTS))
     except OSError as error:
-        raise _invalid(path, error.strerror or "it cannot be read") from None
+        raise _invalid_error(path, error.strerror or "it cannot be read") from None
     except ValidationError as error:
         problems = "; ".join(
-            (".".join(map(str, found["loc"])) or "the document") + ": " + found["msg"].removeprefix("Value error, ")
-            for found in error.errors(include_input=False, include_url=False)
+            (".".join(map(str, details["loc"])) or "the document") + ": " + details["msg"].removeprefix("Value error, ")
+            for details in error.errors(include_input=False, include_url=False)
         )
-        raise _invalid(path, problems) from None
+        raise _invalid_error(path, problems) from None
     except YamlLimitError as error:
-        raise _invalid(path, str(error)) from None
+        raise _invalid_error(path, str(error)) from None
     except YamlError as error:
         where = f"line {error.line}: " if error.line else ""
-        raise _invalid(path, f"{where}not a YAML document") from None
+        raise _invalid_error(path, f"{where}not a YAML document") from None
 
 
 class AccessFile:
@@ -131,17 +131,17 @@ class AccessFile:
         entries = self._list.current().principals
         if token:
             with_token = [entry for entry in entries if entry.token_sha256]
-            matches = matching(token, [entry.token_sha256 for entry in with_token])
+            matches = match_hashes(token, [entry.token_sha256 for entry in with_token])
             for entry, matched in zip(with_token, matches, strict=True):
                 if matched:
-                    return _in_time(entry).principal()
-            raise unauthenticated("the token is not known")
+                    return _check_expiry(entry).principal()
+            raise unauthenticated_error("the token is not known")
         for entry in entries:
             if entry.certificate and entry.certificate in certificate_names:
                 return entry.principal()
         if certificate_names:
-            raise unauthenticated(f"no principal has the certificate of {', '.join(certificate_names)}")
-        raise unauthenticated("the call carries neither a token nor a certificate")
+            raise unauthenticated_error(f"no principal has the certificate of {', '.join(certificate_names)}")
+        raise unauthenticated_error("the call carries neither a token nor a certificate")
 
 
 class Everyone:
@@ -157,25 +157,27 @@ class Nobody:
 
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
         """Raise ``UNAUTHENTICATED``."""
-        raise unauthenticated("this server was started without an access file")
+        raise unauthenticated_error("this server was started without an access file")
 
 
-def unauthenticated(what: str, *, remedy: str = "give --token-file, or the certificate of a principal") -> ServiceError:
+def unauthenticated_error(
+    what: str, *, remedy: str = "give --token-file, or the certificate of a principal"
+) -> ServiceError:
     """Return the refusal of a caller that cannot be identified."""
     return ServiceError(what, reason="UNAUTHENTICATED", remedy=remedy)
 
 
-def _in_time(entry: Entry) -> Entry:
+def _check_expiry(entry: Entry) -> Entry:
     if entry.expires is not None and datetime.now(UTC).date() > entry.expires:
-        raise unauthenticated(
+        raise unauthenticated_error(
             f"the token of {entry.name} expired on {entry.expires}",
             remedy="ask the keeper of the access file for a new token or a later date",
         )
     return entry
 
 
-def _invalid(path: Path, what: str) -> ConfigurationError:
-    name = described(path, "access_file")
+def _invalid_error(path: Path, what: str) -> ConfigurationError:
+    name = describe_path(path, "access_file")
     return ConfigurationError(
         f"{name}: {what}", reason="ACCESS_INVALID", remedy="see docs/security.md", about={"file": name}
     )

@@ -30,7 +30,7 @@ DONE, STARTED, CHECKED, CONTENT_MISSING = "done", "started", "checked", "content
 """Outcomes other than refusals: done; a stage has started; only a plan was requested; content must be uploaded first."""
 
 _MOST = 400
-_OF_WHAT: Mapping[str, Callable[[Any, Any], str]] = {
+_RESOURCES: Mapping[str, Callable[[Any, Any], str]] = {
     "/slipway.v1.ExportService/CreateExport": lambda request, response: (
         response.name if response is not None else f"{request.parent}/exports/{request.export_id}"
     ),
@@ -44,23 +44,23 @@ _OF_WHAT: Mapping[str, Callable[[Any, Any], str]] = {
 }
 """The resource of a call, from its request and, if it was allowed, its response."""
 
-AUDITED = frozenset(_OF_WHAT)
+AUDITED = frozenset(_RESOURCES)
 """Methods that change something."""
 
 
 @dataclass
 class Attempt:
-    """One call of a method that changes something, as far as known.
+    """One call of a method that changes something, as far as it is known.
 
     Attributes:
-        method: Of the call.
-        context: Of the call.
-        caller: Says who makes it; anonymous while unknown.
+        method: Method of the call.
+        context: Context of the call.
+        caller: Returns the caller; anonymous while unknown.
         read: Parses a request; raises :class:`ModelExportError` for one that is too large, and ``DecodeError``.
-        is_written: Whether the audit log hears of it.
-        data: What has arrived of it; None when nothing has.
-        request: What was read of that.
-        response: The last one.
+        is_written: Whether it is written to the audit log.
+        data: Bytes of the request; None before they have arrived.
+        request: The parsed request.
+        response: The last response.
     """
 
     method: str
@@ -72,13 +72,13 @@ class Attempt:
     request: Any = None
     response: Any = None
 
-    def goes_on(self, response: Any) -> None:
+    def note_response(self, response: Any) -> None:
         """Record a response of a stream; the first one shows that the call was allowed."""
         if self.response is None and self.is_written:
             self._write(STARTED)
         self.response = response
 
-    def ended(self, error: BaseException | None) -> None:
+    def write_end(self, error: BaseException | None) -> None:
         """Write the outcome."""
         if self.is_written:
             self._write(_reason_of(error, self.context) or self._outcome())
@@ -102,7 +102,7 @@ class Attempt:
                 self.request = self.read(self.data)
             except (ModelExportError, DecodeError):
                 return ""
-        return _OF_WHAT[self.method](self.request, self.response)
+        return _RESOURCES[self.method](self.request, self.response)
 
     def _outcome(self) -> str:
         request, response = self.request, self.response
@@ -117,14 +117,14 @@ class Attempt:
 
 
 @contextmanager
-def audited(attempt: Attempt) -> Iterator[Attempt]:
+def audit_attempt(attempt: Attempt) -> Iterator[Attempt]:
     """Write the outcome of an attempt at the end of the block."""
     try:
         yield attempt
     except BaseException as error:
-        attempt.ended(error)
+        attempt.write_end(error)
         raise
-    attempt.ended(None)
+    attempt.write_end(None)
 
 
 def write(action: str, *, outcome: str, principal: str, resource: str, peer: str = "") -> None:
@@ -141,10 +141,10 @@ def write(action: str, *, outcome: str, principal: str, resource: str, peer: str
     facts = {
         "action": action,
         "outcome": outcome,
-        "principal": _shown(principal),
-        "project": _shown(parts[1]) if parts[0] == "projects" and len(parts) > 1 else "",
-        "resource": _shown(resource),
-        "peer": _shown(peer),
+        "principal": _shorten(principal),
+        "project": _shorten(parts[1]) if parts[0] == "projects" and len(parts) > 1 else "",
+        "resource": _shorten(resource),
+        "peer": _shorten(peer),
     }
     message = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
     log.info(message, extra={"audit": facts})
@@ -162,5 +162,5 @@ def _reason_of(error: BaseException | None, context: Context) -> str:
     return "INTERNAL"
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return one_line(text[:_MOST])

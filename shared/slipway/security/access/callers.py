@@ -8,7 +8,7 @@ from typing import Protocol
 import grpc
 
 from slipway.errors import ServiceError
-from slipway.security.access.access_file import unauthenticated
+from slipway.security.access.access_file import unauthenticated_error
 from slipway.security.access.principals import Principal
 
 _BEARER = "bearer "
@@ -50,7 +50,7 @@ class Callers:
         identity = context.auth_context() or {}
         encrypted = _SCHEME in identity and identity[_SCHEME] != [b"insecure"]
         if self._encrypted_only and not encrypted:
-            raise unauthenticated("this port answers only health checks without TLS")
+            raise unauthenticated_error("this port answers only health checks without TLS")
         token = bearer_token(_metadata(context))
         return self._authenticator.identify(token=token, certificate_names=certificate_names(context))
 
@@ -85,7 +85,7 @@ def bearer_token(metadata: Metadata) -> str:
         return ""
     value = values[0]
     if len(values) > 1 or not isinstance(value, str) or not value.lower().startswith(_BEARER):
-        raise unauthenticated("authorization is not one bearer token")
+        raise unauthenticated_error("authorization is not one bearer token")
     return value[len(_BEARER) :].strip()
 
 

@@ -35,7 +35,7 @@ def is_token(text: str) -> bool:
     return _TOKEN.fullmatch(text) is not None
 
 
-def matching(token: str, hashes: Iterable[str]) -> list[bool]:
+def match_hashes(token: str, hashes: Iterable[str]) -> list[bool]:
     """Return for each hash whether it is the token's, in a time that does not depend on the match."""
     presented = token_hash(token)
     return [hmac.compare_digest(presented, stored) for stored in hashes]

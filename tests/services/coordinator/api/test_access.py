@@ -67,7 +67,7 @@ class Place:
             return base
         file = self.folder / f"{name}.token"
         file.write_text(self.tokens.get(name, name) + "\n")
-        return base.replacing(token_file=file)
+        return base.with_files(token_file=file)
 
     def client(self, name: str, **kwargs: Any) -> Client:
         return Client(self.harness.address, security=self.security(name, **kwargs), project="red", timeout_seconds=120)

@@ -153,7 +153,7 @@ async def test_patience_ends_with_waiting_and_grows_with_bytes() -> None:
     async def receive(pace: Pace, *pauses: float) -> int:
         count, incoming = 0, messages(*pauses)
         while (data := await pace.next(incoming)) is not None:
-            pace.passed(len(data))
+            pace.count_bytes(len(data))
             count += 1
         return count
 

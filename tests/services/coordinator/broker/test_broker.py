@@ -381,6 +381,6 @@ async def test_offers_without_a_worker_are_known(setup: Setup) -> None:
     broker = setup.broker()
     await broker.set_offers(EXPORT, [offer()])
     setup.now += 5
-    assert [o.task for o in broker.board.unserved(longer_than=3)] == ["m"]
+    assert [o.task for o in broker.board.unserved_offers(longer_than=3)] == ["m"]
     await broker.synchronize(replace(A, free_slots=0))
-    assert broker.board.unserved(longer_than=3) == []
+    assert broker.board.unserved_offers(longer_than=3) == []

@@ -163,7 +163,7 @@ TENSORRT = {"formats": {"tensorrt": {"enabled": True, "builder": "tensorrt"}}}
 
 
 def done(record: ExportRecord, task_id: str, **facts: Any) -> ExportRecord:
-    return record.replacing(record.task(task_id).with_(state=TaskState.SUCCEEDED, facts=facts))
+    return record.with_task(record.task(task_id).with_(state=TaskState.SUCCEEDED, facts=facts))
 
 
 def test_requirements_follow_from_what_was_found_out() -> None:
@@ -263,9 +263,9 @@ def test_workers_that_take_nothing_now_get_nothing_and_nobody_waits_for_them(
     harness.submit(tiny_export("resting", tiny_task("a", stage="x").with_(requirements=Requirements(prefers=(gpu,)))))
     wait_for(lambda: board.load().waiting)
     assert worker("full", draining=True, gpu_architecture="sm89") == []
-    (offer,) = board.unserved(longer_than=0.0, now_ready=True)
+    (offer,) = board.unserved_offers(longer_than=0.0, now_ready=True)
     assert board.lacking(offer).startswith("the workers that can run x (1) take no new tasks")
-    assert board.unserved(longer_than=0.0) == []
+    assert board.unserved_offers(longer_than=0.0) == []
     assert worker("other") == ["a"]
 
 

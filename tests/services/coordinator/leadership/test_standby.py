@@ -106,7 +106,7 @@ def test_certificates_and_streams_go_through_a_standby_which_takes_over_in_its_p
     wait_for(lambda: pair.ready("b"))
     assert any("standing by" in text for text in pair.said("b"))
     database = Database(state_at(pair.place).url)
-    database.ownership.make("default", DIGEST)
+    database.ownership.record_artifact("default", DIGEST)
     database.close()
     through = pair.client("b")
     sources = {"base": DIGEST, "adapter": DIGEST}

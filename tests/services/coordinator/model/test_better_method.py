@@ -98,7 +98,7 @@ def judge(record: ExportRecord, *failed: str, coarse: tuple[str, ...] = ()) -> E
     }
     outputs |= {name: {"failed_checks": 0, "fit": "warning", "fit_said": "it keeps 81 %"} for name in coarse}
     verdict = event(record, "validate", facts={"failed_outputs": list(failed), "outputs": outputs})
-    rejected = gate.rejected(record, verdict)
+    rejected = gate.find_rejected(record, verdict)
     decided = {}
     for name, failure in rejected.items():
         task = record.task(name).with_attempt(state=TaskState.FAILED, failure=failure)
@@ -167,7 +167,7 @@ def test_what_the_validation_records_says_which_output_keeps_too_little() -> Non
     output = OutputValidation(name="onnx-int4", format="onnx", level="int4", status=OutputStatus.PASSED, fit=fit)
     record = succeed(begun(), "merge", "pytorch", "onnx")
     verdict = event(record, "validate", facts={"failed_outputs": [], "outputs": {"onnx-int4": _summary(output)}})
-    (failure,) = gate.rejected(record, verdict).values()
+    (failure,) = gate.find_rejected(record, verdict).values()
     assert (failure.reason, failure.message) == ("TOO_COARSE", "onnx-int4 passed with a warning: it keeps 81 %")
 
 

@@ -67,7 +67,7 @@ def judge(record: ExportRecord, *failed: str, again: bool = True) -> ExportRecor
     warnings = [f"{name} failed validation: too far" for name in failed]
     facts = {"failed_outputs": list(failed), "outputs": outputs, "warnings": warnings}
     event = event_of(record, "validate", facts=facts)
-    rejected = gate.rejected(record, event)
+    rejected = gate.find_rejected(record, event)
     decided = {}
     for name, failure in rejected.items():
         task = record.task(name).with_attempt(state=TaskState.FAILED, failure=failure)
@@ -174,7 +174,7 @@ def test_a_calibration_is_left_out_where_it_does_not_fit() -> None:
     record = made_again("int4")
     task = record.task("quantize-int4")
     task = task.with_attempt(inputs={**task.attempt.inputs, "calibration": "sha256:c"})
-    record = succeed(judge(record.replacing(task), "pytorch-int4"), "quantize-int4")
+    record = succeed(judge(record.with_task(task), "pytorch-int4"), "quantize-int4")
     mixed = record.task("quantize-int4").attempt
     assert (mixed.rule, mixed.inputs["calibration"]) == ("quantize-rejected-mixed", "sha256:c")
     record = judge(record, "pytorch-int4")
@@ -206,7 +206,7 @@ def test_a_retry_begins_with_what_was_asked_for() -> None:
 def test_an_output_of_an_earlier_run_that_is_rejected_now_is_the_first_of_this_run() -> None:
     record = made_again("int4")
     made = record.task("quantize-int4").with_attempt(inputs={"model": "sha256:m", "calibration": "sha256:c"})
-    stopped = transitions.stop(record.replacing(made), Failure(reason="INTERNAL", message="oops"), now=4.0)
+    stopped = transitions.stop(record.with_task(made), Failure(reason="INTERNAL", message="oops"), now=4.0)
     again = transitions.begin(transitions.restart(stopped), now=5.0)
     record = judge(again, "pytorch-int4")
     assert tried(record, "quantize-int4")[1] == {"level": "int4", "group_size": 32, "keep": WORST}
@@ -216,7 +216,7 @@ def test_an_output_that_could_not_be_run_is_not_rejected() -> None:
     record = made_again("int4")
     for checks, count in ((0, 0), (2, 1), (None, 1)):
         facts = {"failed_outputs": ["pytorch-int4"], "outputs": {"pytorch-int4": {"failed_checks": checks}}}
-        assert len(gate.rejected(record, event_of(record, "validate", facts=facts))) == count
+        assert len(gate.find_rejected(record, event_of(record, "validate", facts=facts))) == count
 
 
 def test_the_warning_of_a_rule_is_kept() -> None:
@@ -235,7 +235,7 @@ def test_facts_of_another_version_decide_nothing() -> None:
         {"failed_outputs": "pytorch-int4"},
         {"failed_outputs": ["pytorch-int4"], "outputs": {"pytorch-int4": 3}},
     ):
-        assert gate.rejected(record, event_of(record, "validate", facts=facts)) == {}
+        assert gate.find_rejected(record, event_of(record, "validate", facts=facts)) == {}
 
 
 def test_a_wider_type_of_gguf_is_delivered_under_its_name() -> None:

@@ -126,7 +126,7 @@ def test_one_text_to_calibrate_and_to_judge_by_is_refused_as_soon_as_it_is_known
         assert raised.value.reason == "CALIBRATION_OVERLAP"
         assert raised.value.remedy
     after = imported(running(record(**BOTH)), calibration=OTHER, heldout=OTHER)
-    assert [task.id for task in transitions.undecided(after)] == ["import"]
+    assert [task.id for task in transitions.undecided_tasks(after)] == ["import"]
     assert reason_of(after) == "CALIBRATION_OVERLAP"
     apart = imported(running(record(**BOTH)), calibration=OTHER, heldout=BASE)
     assert "calibration_data" in {task.id for task in apart.tasks}
@@ -161,7 +161,7 @@ def test_a_base_that_has_to_be_prepared_is() -> None:
 @pytest.mark.parametrize("outputs", [{"base": BASE}, {"base": BASE, "adapter": ADAPTER, "more": OTHER}, {}])
 def test_an_import_of_something_else_has_failed(outputs: dict[str, str]) -> None:
     after = transitions.apply(running(record()), event(EventKind.SUCCEEDED, outputs=outputs, facts=FACTS))
-    assert [task.id for task in transitions.undecided(after)] == ["import"]
+    assert [task.id for task in transitions.undecided_tasks(after)] == ["import"]
     assert reason_of(after) == "RESULT_INVALID"
     assert len(after.tasks) == 1
 
@@ -202,7 +202,7 @@ def test_an_import_that_ends_while_its_export_is_cancelled_is_followed_by_nothin
 
 
 def reason_of(after: ExportRecord) -> str:
-    (failed,) = transitions.undecided(after)
+    (failed,) = transitions.undecided_tasks(after)
     assert failed.attempt.failure is not None
     return failed.attempt.failure.reason
 
@@ -229,7 +229,7 @@ def test_what_the_store_lost_is_imported_again_as_it_was() -> None:
 
 def test_other_content_under_the_address_is_no_second_import() -> None:
     after = imported(lost(imported(running(record()))), attempt=2, base=OTHER)
-    (failed,) = transitions.undecided(after)
+    (failed,) = transitions.undecided_tasks(after)
     assert failed.attempt.failure is not None
     assert failed.attempt.failure.reason == "SOURCE_CHANGED"
     assert after.sources["base"] == BASE
@@ -237,6 +237,6 @@ def test_other_content_under_the_address_is_no_second_import() -> None:
 
 def test_a_retried_export_keeps_what_was_imported() -> None:
     after = transitions.cancel(imported(running(record())), now=9.0)
-    again = transitions.restart(after.moved(ExportState.CANCELLED) if not after.state.ended else after)
+    again = transitions.restart(after.move_to(ExportState.CANCELLED) if not after.state.ended else after)
     assert again.task("import").state is TaskState.SUCCEEDED
     assert isinstance(again.task("merge"), TaskRecord)

@@ -101,7 +101,7 @@ def test_the_error_that_decides_is_the_exports_whichever_came_first() -> None:
 
 def test_another_attempt_has_its_parameters_and_rule() -> None:
     record = happens(diamond(), EventKind.FAILED, "m", failure=OOPS)
-    assert [task.id for task in transitions.undecided(record)] == ["m"]
+    assert [task.id for task in transitions.undecided_tasks(record)] == ["m"]
     following = NextAttempt(rule="r", note="n", params={"text": "other"}, resources={"threads": 1}, warning="mind")
     record = transitions.retry(record, "m", following, now=3.0)
     attempt = record.task("m").attempt
@@ -166,7 +166,7 @@ def test_what_takes_every_worker_with_it_has_failed() -> None:
         assert record.task("m").attempt.state is TaskState.QUEUED
         assert happens(record, EventKind.LEASE_LOST, "m") == record  # told again by the next coordinator
     record = lose(record, epoch=transitions.MOST_LOSSES)
-    (failed,) = transitions.undecided(record)
+    (failed,) = transitions.undecided_tasks(record)
     assert failed.attempt.failure is not None
     assert failed.attempt.failure.reason == "STAGE_KILLED"
     assert f"the last one w{transitions.MOST_LOSSES}" in failed.attempt.failure.message
@@ -183,7 +183,7 @@ def test_workers_that_were_told_to_end_are_no_reason_to_fail_before_there_are_ve
     record = lose(record, epoch=transitions.MOST_DEPARTURES)  # one that crashed is not one of them
     assert record.task("m").attempt.state is TaskState.QUEUED
     record = lose(record, epoch=transitions.MOST_DEPARTURES + 1, departed=True)
-    (failed,) = transitions.undecided(record)
+    (failed,) = transitions.undecided_tasks(record)
     assert failed.attempt.failure is not None
     assert failed.attempt.failure.reason == "STAGE_KILLED"
 
@@ -229,7 +229,7 @@ def test_no_order_of_events_breaks_an_export(happenings: list[tuple[EventKind, s
         failure = OOPS if kind is EventKind.FAILED else None
         event = Event(kind=kind, time=2.0, task=task, attempt=attempt, outputs={"out": "sha256:o"}, failure=failure)
         record = transitions.apply(record, event)
-        for undecided in transitions.undecided(record):
+        for undecided in transitions.undecided_tasks(record):
             if again and record.state is ExportState.RUNNING and len(undecided.attempts) < 3:
                 following = NextAttempt(rule="r", note="", params={}, resources={})
                 record = transitions.retry(record, undecided.id, following, now=3.0)
@@ -339,7 +339,7 @@ def test_a_task_with_a_fallback_needs_all_its_own_inputs() -> None:
 
 def test_a_task_without_a_fallback_takes_those_that_need_it_with_it() -> None:
     record = calibrated()
-    record = fail(succeed(record.replacing(record.task("text").with_(fallback="")), "m"), "text")
+    record = fail(succeed(record.with_task(record.task("text").with_(fallback="")), "m"), "text")
     assert states(record) == "m:succeeded text:failed c:skipped q:skipped"
     assert (record.state, record.failure) == (ExportState.FAILED, OOPS)
 

@@ -120,7 +120,7 @@ def test_every_version_with_an_export_of_the_first_is_taken_over(engine: sa.Engi
     assert (row["revision"], row["sequence_limit"], row["request_id"], row["creator"]) == (7, 10_000, None, "")
     assert {tuple(label) for label in labels} == {("team", "speech"), ("n", "1")}
     database = Database(engine.url.render_as_string(hide_password=False))
-    assert database.ownership.owned("default", [BASE, MADE]) == {BASE, MADE}
+    assert database.ownership.find_owned("default", [BASE, MADE]) == {BASE, MADE}
     database.close()
     migrated = tables(engine)
     assert migrated == as_the_program_says(engine)

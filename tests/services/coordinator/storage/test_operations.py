@@ -34,7 +34,7 @@ def server() -> Iterator[PostgresServer]:
 def own_artifact(place: str) -> None:
     """Let the project have the artifact that exports are of."""
     database = Database(state_at(place).url)
-    database.ownership.make("default", DIGEST)
+    database.ownership.record_artifact("default", DIGEST)
     database.close()
 
 

@@ -25,8 +25,8 @@ def test_what_an_export_uses_and_makes_is_its_projects_until_it_is_forgotten(tmp
         made = {digest for task in export.tasks for digest in task.outputs.values()}
         assert len(made) == 2
         assert set(harness.client.list_artifacts()) == {base, *made}
-        assert harness.server.coordinator.database.ownership.owned("default", made) == made
-        assert harness.server.coordinator.database.ownership.owned("other", made) == set()
+        assert harness.server.coordinator.database.ownership.find_owned("default", made) == made
+        assert harness.server.coordinator.database.ownership.find_owned("other", made) == set()
         harness.client.delete_export(name)
         assert list(harness.client.list_artifacts()) == []
 

@@ -69,7 +69,7 @@ def test_an_export_and_its_revisions(database: Database) -> None:
     assert database.save(newer)  # harmless to repeat
     assert not database.save(first.with_(revision=2))
     assert database.get(first.name) == newer
-    assert len(database.unended()) == 3
+    assert len(database.unended_runs()) == 3
     assert database.reserve_sequences(first.name) == 0
     assert database.reserve_sequences(first.name) == 10_000
     database.delete(first.name)
@@ -186,23 +186,23 @@ def test_what_a_state_is_called() -> None:
 def test_artifacts_are_their_projects_for_as_long_as_something_of_it_names_them(database: Database) -> None:
     base, made, other = (f"sha256:{digit * 64}" for digit in "abc")
     record = export("owns", sources={"base": base, "adapter": base})
-    owned = database.ownership.owned
+    owned = database.ownership.find_owned
     assert database.insert(record)
     done = record.tasks[0].with_(outputs={"x": made, "y": made})
-    later = record.replacing(done).with_(revision=2)
+    later = record.with_task(done).with_(revision=2)
     assert database.save(later, before=record)
     assert database.save(later, before=record)  # as after a restart
     assert owned("default", [base, made, other]) == {base, made}
     assert owned("elsewhere", [base, made, other]) == set()
     for _ in range(2):
-        database.ownership.make("default", base)
-        database.ownership.bring("elsewhere", other)
-    assert database.ownership.brought("elsewhere", [base, other]) == {other}
+        database.ownership.record_artifact("default", base)
+        database.ownership.record_upload("elsewhere", other)
+    assert database.ownership.find_uploaded("elsewhere", [base, other]) == {other}
     assert database.ownership.page("-", limit=1) == [base]
     assert database.ownership.page("default", limit=9, after=base) == [made]
     database.delete("projects/default/exports/owns")
     assert owned("default", [base, made]) == {base}
-    database.ownership.forget_made(before=time.time() + 1)
+    database.ownership.forget_artifacts(before=time.time() + 1)
     assert database.ownership.page("-", limit=9) == []
 
 

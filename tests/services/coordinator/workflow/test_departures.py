@@ -131,7 +131,7 @@ def test_what_was_run_again_meanwhile_is_not_deleted(
         assert caught.value.reason == "EXPORT_STATE"
     else:
         looks = iter([[seen], []])  # what the history read just before it was run again
-        monkeypatch.setattr(coordinator.database, "ended_before", lambda *_, **__: next(looks))
+        monkeypatch.setattr(coordinator.database, "find_ended_before", lambda *_, **__: next(looks))
         assert harness.run(lambda: forget_old(coordinator, days=0)) == 0
     go_on.touch()
     assert state(harness.finished(name)) == "succeeded"

@@ -18,7 +18,7 @@ from slipway.formats.tasks import PlannedTask
 from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
 from slipway.rpc.structs import dict_of
 from slipway_coordinator.model.records import TaskRecord
-from slipway_coordinator.model.recovery import AS_PLANNED, lasting
+from slipway_coordinator.model.recovery import AS_PLANNED, is_lasting
 from slipway_coordinator.model.rules import load_rules
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_protos.v1 import export_pb2
@@ -92,8 +92,8 @@ def test_a_failure_that_may_pass_teaches_nothing(shared: Harness) -> None:
     for turn in (1, 2):
         _, attempts = exported(shared, f"passing-{turn}", task_of(reason="OUT_OF_MEMORY"), model="D d")
         assert [attempt.rule for attempt in attempts] == ["", "other-engine"]
-    assert not lasting(failure("STAGE_CRASHED"))
-    assert lasting(failure("EXPORT_PARITY_FAILED"))
+    assert not is_lasting(failure("STAGE_CRASHED"))
+    assert is_lasting(failure("EXPORT_PARITY_FAILED"))
 
 
 @pytest.mark.slow

@@ -207,5 +207,5 @@ def test_reading_what_another_version_wrote_is_refused_by_name(tmp_path: Path) -
         database.get("projects/p/exports/e")
     assert caught.value.reason == "STATE_SCHEMA"
     with pytest.raises(ModelExportError, match="projects/p/exports/e"):  # which a coordinator asks first of all
-        database.unended()
+        database.unended_runs()
     database.close()

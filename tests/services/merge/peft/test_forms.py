@@ -16,7 +16,7 @@ from slipway.errors import ModelExportError
 from support.models.merge_forms import FORMS, save_form, table
 from support.models.merge_models import outputs
 
-README = Path(__file__).parents[4] / "services/merge/README.md"
+PAGE = Path(__file__).parents[4] / "docs/merging.md"
 
 
 def by_hand(model: Any) -> dict[str, torch.Tensor]:
@@ -79,8 +79,8 @@ def compare(
         assert error.mean() <= (theirs.double() - exact.double()).abs().mean() * 1.001 + 1e-8 * scale(exact), name
 
 
-def test_the_table_of_the_readme_is_this_list():
-    assert table() in README.read_text(encoding="utf-8")
+def test_the_table_of_the_page_is_this_list():
+    assert table() in PAGE.read_text(encoding="utf-8")
     assert len(FORMS) >= 30
 
 

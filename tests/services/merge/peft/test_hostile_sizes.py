@@ -13,7 +13,7 @@ import slipway_merge.plan.peft_forms  # noqa: F401 - its libraries are not what 
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.peft.bounds import Bounded, most_bytes
-from slipway_merge.plan.replication import replicated
+from slipway_merge.plan.replication import replicate
 from support.hostile.json_grammar import answer
 from support.models.merge_forms import FORMS, save_form
 
@@ -82,10 +82,10 @@ def test_no_number_of_any_form_takes_long_or_much_memory(tmp_path: Path, form: s
 def test_repeated_layers_of_very_many_tensors_are_refused_before_they_are_listed(tmp_path: Path) -> None:
     tensor = TensorInfo("x", "F32", (1,), tmp_path / "x", 0, 4)
     base = {f"model.layers.0.mlp.experts.{number}.weight": tensor for number in range(10_000)}
-    found = answer(lambda: replicated(base, [0] * 4096))
+    found = answer(lambda: replicate(base, [0] * 4096))
     assert isinstance(found, ModelMergeError)
     assert (found.reason, "40960000 tensors" in found.message) == ("ADAPTER_UNSUPPORTED", True)
-    assert len(replicated(base, [0] * 3)) == 30_000
+    assert len(replicate(base, [0] * 3)) == 30_000
 
 
 def test_tensors_over_the_limit_are_not_made() -> None:

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from slipway.model.families import DECODER
-from slipway_quantize.activations.trial import diverged
+from slipway_quantize.activations.trial import measure_divergence
 
 WIDTH, LAYERS = 1024, 40
 VOCABULARY = 1 << 17
@@ -46,9 +46,9 @@ print(growth(lambda: graph.compute(["y"], {"x": values})))
 """
 COMPARE = """
 from slipway.model.families import DECODER
-from slipway_quantize.activations.trial import diverged
+from slipway_quantize.activations.trial import measure_divergence
 logits = np.ones((1, 64, int(sys.argv[1])), np.float32)
-print(growth(lambda: diverged({"logits": logits}, {"logits": logits}, DECODER)))
+print(growth(lambda: measure_divergence({"logits": logits}, {"logits": logits}, DECODER)))
 """
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
@@ -96,6 +96,6 @@ def test_the_divergence_is_the_mean_over_all_positions() -> None:
     p, q = (np.exp(each.astype(np.float64)) for each in (one, other))
     p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
     expected = float((p * np.log(p / q)).sum(-1).mean())
-    found = diverged({"logits": one}, {"logits": other}, DECODER)
+    found = measure_divergence({"logits": one}, {"logits": other}, DECODER)
     assert found == pytest.approx(expected, rel=1e-9)
-    assert diverged({"logits": one}, {"logits": one}, DECODER) == 0
+    assert measure_divergence({"logits": one}, {"logits": one}, DECODER) == 0

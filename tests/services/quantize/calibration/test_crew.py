@@ -43,7 +43,7 @@ def test_an_error_ends_the_work_of_all() -> None:
             raise ValueError(item)
         failing.set()
         failed.wait(60)
-        while not crew.failed:
+        while not crew.has_failed:
             pass
 
     with Crew(2, threads=2) as crew:

@@ -13,7 +13,7 @@ import transformers as tf
 from torch import Tensor
 
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.rounding.gptq import damped, error_factors
+from slipway_quantize.calibration.rounding.gptq import damp, error_factors
 from slipway_quantize.calibration.rounding.grid import Grid
 from slipway_quantize.calibration.rounding.methods import (
     BY_INPUTS,
@@ -84,7 +84,7 @@ def test_a_corrected_weight_is_that_of_the_definition(
     found = torch.cat([corrected.exact(rows) for rows in corrected.pieces]).double().numpy()
 
     rows, wanted = (each[mask == 1].double().numpy() for each in (inputs, exact))
-    weight, energy = own.double().numpy(), damped(moments.of("layer")).double().numpy()
+    weight, energy = own.double().numpy(), damp(moments.of("layer")).double().numpy()
     expected = weight + SHARE * weight @ ((wanted - rows).T @ rows) @ np.linalg.inv(energy)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
@@ -156,7 +156,7 @@ def test_each_batch_is_compared_with_itself(name: str, members: int, tmp_path: P
     folder = tmp_path / "kept"
     folder.mkdir()
     walks = [BlockWalk(model, batches, folder) for model in models]
-    exact = [walk.beside(batches[1:], "exact") for walk in walks]
+    exact = [walk.with_batches(batches[1:], "exact") for walk in walks]
     finished, grid = Finished(folder, "identity"), Grid(4, 32, True, torch.float32)
     mine = getattr(tf, models[0].family.auto_class).from_pretrained(tmp_path / "model").eval()
     rounded = copy.deepcopy(mine)

@@ -49,7 +49,7 @@ def test_a_classifier_of_texts_is_tuned_by_the_states_of_its_tokens(name: str, t
     model = StreamedModel(save(name, tmp_path / "model"), group_size=32, head=True)
     batch = Windows((), (), "", 0, None).batch([torch.arange(1, 25), torch.arange(1, 10)])
     with torch.no_grad():
-        found = model.tuned_results(batch)
+        found = model.tuning_results(batch)
         results = model.outputs(batch)
     assert len(found) == 24 + 9
     if name == "bert token classifier":  # has classes for each token anyway

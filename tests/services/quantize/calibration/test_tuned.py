@@ -79,7 +79,7 @@ def test_values_follow_their_places_and_scales() -> None:
     assert float(piece.places.detach().max()) < 7.5
     scales = (fitted.scales[:4] * 1.25).bfloat16().float().repeat_interleave(GROUP, 1)
     torch.testing.assert_close(weight.of(0).rows(slice(0, 4)).detach()[1:], 3 * scales[1:])
-    torch.testing.assert_close(weight.fixed(fitted, piece.grid).rows(slice(0, 1)), 7 * scales[:1])
+    torch.testing.assert_close(weight.to_fixed(fitted, piece.grid).rows(slice(0, 1)), 7 * scales[:1])
 
 
 def test_a_product_is_exact_and_its_gradients_are_near() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipway_quantize.calibration.rounding.gptq import damped, descend, error_factors, gptq, refit
+from slipway_quantize.calibration.rounding.gptq import damp, descend, error_factors, gptq, refit
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 from slipway_quantize.calibration.widths import wide_layers
 
@@ -44,7 +44,7 @@ def test_refining_brings_results_nearer() -> None:
         difference = grid.values(grid.nearest(places), fitted) - weight
         return float(((difference @ moments) * difference).sum())
 
-    stiff, before = damped(moments), error(places, fitted)
+    stiff, before = damp(moments), error(places, fitted)
     fitted = refit(weight, places, fitted, grid, stiff)
     scaled = error(places, fitted)
     places = descend(weight, places, fitted, grid, order=order, moments=stiff)

@@ -56,7 +56,7 @@ def scheme_of(form: Form) -> QuantizationScheme:
 
 def stored(form: Form, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The tensors that a file would have, and the values that are meant."""
-    rounded = form.rounded(weight, 0, module=MODULE, name="w")
+    rounded = form.round_rows(weight, 0, module=MODULE, name="w")
     found = {}
     for part, (dtype, shape) in form.parts(MODULE, tuple(weight.shape)).items():
         given = {**rounded.parts, **form.whole(MODULE, tuple(weight.shape))}[part]
@@ -118,9 +118,9 @@ def test_every_4_bit_float_and_every_tie() -> None:
 def test_a_group_has_the_better_of_two_scales() -> None:
     weight = torch.tensor([[4.0, *[3.0] * 15], [6.0, *[0.5] * 15]]).repeat(1, 2)
     form = Mxfp4(torch.bfloat16)
-    assert form.rounded(weight, 0, module=MODULE, name="w").squares[0] == 0
+    assert form.round_rows(weight, 0, module=MODULE, name="w").squares[0] == 0
     seven = torch.full((1, 32), 7.9)
-    assert float(form.rounded(seven, 0, module=MODULE, name="w").values()[0, 0]) == 8.0  # not 6
+    assert float(form.round_rows(seven, 0, module=MODULE, name="w").values()[0, 0]) == 8.0  # not 6
 
 
 @pytest.mark.parametrize("columns", [32, 48, 320])
@@ -137,11 +137,11 @@ def test_what_is_not_finite_is_named(level: str) -> None:
     weight = weight_of(torch.float32)
     weight[40, 9] = float("nan")
     with pytest.raises(QuantizationError, match="'w' has 1 NaN or infinite value"):
-        FORMS[level][1](torch.float32).rounded(weight, 0, module=MODULE, name="w")
+        FORMS[level][1](torch.float32).round_rows(weight, 0, module=MODULE, name="w")
 
 
 def test_a_scale_beyond_its_type_is_named() -> None:
     weight = torch.full((2, 32), 1e9)
     with pytest.raises(QuantizationError) as caught:
-        Channels(torch.int8, scale_dtype=torch.float16).rounded(weight, 0, module=MODULE, name="w")
+        Channels(torch.int8, scale_dtype=torch.float16).round_rows(weight, 0, module=MODULE, name="w")
     assert caught.value.reason == "WEIGHT_OVERFLOW"

@@ -35,8 +35,8 @@ class _Squares(Observer):
 
     def _note(self, layer: Layer, inputs: Tensor) -> None:
         rows = self._inputs(inputs)
-        found = rows.square().sum(0, dtype=torch.float64)
-        self.sums[layer.name] = self.sums[layer.name] + found if layer.name in self.sums else found
+        squares = rows.square().sum(0, dtype=torch.float64)
+        self.sums[layer.name] = self.sums[layer.name] + squares if layer.name in self.sums else squares
         self.positions[layer.name] = self.positions.get(layer.name, 0) + len(rows)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipway.stage import Context, Effort, Stage
 from slipway_quantize.calibration.params import ImportanceParams
-from slipway_quantize.levels import why_not_calibrated
+from slipway_quantize.levels import calibration_refusal_reason
 
 _OUTPUT_BYTES = 16 << 20
 
@@ -36,5 +36,5 @@ STAGE = Stage(
     libraries=("numpy", "safetensors", "torch", "transformers"),
     effort=Effort(seconds=10.0, seconds_per_gb=60.0, phases={"text": (0.1, 1.0)}),
     output_bytes=lambda _params, _size: _OUTPUT_BYTES,
-    refuses=why_not_calibrated,
+    refuses=calibration_refusal_reason,
 )

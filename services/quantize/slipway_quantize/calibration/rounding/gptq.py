@@ -1,6 +1,6 @@
 """GPTQ: round the inputs' columns in turn, and let later ones make up for the error of those before.
 
-Source: Frantar et al., "GPTQ", arXiv 2210.17323; columns with large inputs first, and scales fitted beforehand. What it finds is then
+Source: Frantar et al., "GPTQ", arXiv 2210.17323; columns with large inputs first, and scales fitted beforehand. The result is then
 refined: scales are fitted to the codes by least squares over all inputs, and each code is chosen again beside all others (coordinate
 descent, as in Behdin et al., "QuantEase", arXiv 2309.01885).
 """
@@ -44,7 +44,7 @@ def error_factors(moments: Tensor, *, damping: float = DAMPING) -> tuple[Tensor,
 
 
 def gptq(weight: Tensor, fitted: Fitted, grid: Grid, order: Tensor, factors: Tensor) -> Tensor:
-    """Return the places (N, K) of weights on the grid when they were rounded: the code of each is the nearest.
+    """Round a weight; return the place (N, K) of each element on the grid when it was rounded: its code is the nearest.
 
     Args:
         weight: float32. (N, K)
@@ -73,11 +73,11 @@ def gptq(weight: Tensor, fitted: Fitted, grid: Grid, order: Tensor, factors: Ten
     return places
 
 
-def damped(moments: Tensor, *, damping: float = DAMPING) -> Tensor:
+def damp(moments: Tensor, *, damping: float = DAMPING) -> Tensor:
     """Return second moments of inputs (K, K) with a share of their mean added to the diagonal, so that no direction is free."""
-    found = moments.clone()
-    found.diagonal().add_(damping * (float(moments.diagonal().mean()) or 1.0))
-    return found
+    stiff = moments.clone()
+    stiff.diagonal().add_(damping * (float(moments.diagonal().mean()) or 1.0))
+    return stiff
 
 
 def refit(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, moments: Tensor) -> Fitted:
@@ -88,7 +88,7 @@ def refit(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, moments: T
         places: As :func:`gptq` returns them. (N, K)
         fitted: Scales and zero points so far.
         grid: The grid.
-        moments: As :func:`damped` returns them. (K, K)
+        moments: As :func:`damp` returns them. (K, K)
     """
     codes = grid.nearest(places)
     if fitted.zeros is not None:
@@ -101,11 +101,11 @@ def refit(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, moments: T
         products[:, group] = ((codes[:, columns] @ moments[columns]) * codes).view(len(weight), groups, -1).sum(-1)
     diagonal = products.diagonal(dim1=-2, dim2=-1)
     diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + 1e-30
-    found, failed = torch.linalg.solve_ex(products, wanted)
-    found = found.to(grid.dtype).float()
-    ratio = found / torch.where(fitted.scales == 0, 1.0, fitted.scales)
+    scales, failed = torch.linalg.solve_ex(products, wanted)
+    scales = scales.to(grid.dtype).float()
+    ratio = scales / torch.where(fitted.scales == 0, 1.0, fitted.scales)
     near = (ratio > _LEAST_CHANGE) & (ratio < _MOST_CHANGE) & (failed == 0)[:, None]
-    return Fitted(torch.where(near, found, fitted.scales), fitted.zeros)
+    return Fitted(torch.where(near, scales, fitted.scales), fitted.zeros)
 
 
 def descend(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, *, order: Tensor, moments: Tensor) -> Tensor:
@@ -117,10 +117,10 @@ def descend(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, *, order
         fitted: Scales and zero points.
         grid: The grid.
         order: Order of the columns. (K)
-        moments: As :func:`damped` returns them. (K, K)
+        moments: As :func:`damp` returns them. (K, K)
     """
     moments = moments[order][:, order]
-    found = torch.empty_like(places)
+    better = torch.empty_like(places)
     codes = grid.nearest(places[:, order])
     scales = grid.spread(fitted.scales)[:, order]
     values = (codes if fitted.zeros is None else codes - grid.spread(fitted.zeros)[:, order]) * scales
@@ -131,9 +131,9 @@ def descend(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, *, order
         changes = torch.empty(len(weight), end - start)
         for column in range(start, end):
             place = codes[:, column] + slopes[:, column] * (inverse[:, column] / moments[column, column])
-            found[:, order[column]] = place
+            better[:, order[column]] = place
             change = (grid.nearest(place) - codes[:, column]) * scales[:, column]
             slopes[:, column + 1 : end] -= change[:, None] * moments[column, column + 1 : end]
             changes[:, column - start] = change
         slopes[:, end:] -= changes @ moments[start:end, end:]
-    return found
+    return better

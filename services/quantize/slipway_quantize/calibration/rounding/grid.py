@@ -32,7 +32,7 @@ class Fitted:
     zeros: Tensor | None
 
     def rows(self, rows: slice | Tensor) -> Fitted:
-        """Return those of some rows."""
+        """Return the scales and zero points of some rows."""
         return Fitted(self.scales[rows], None if self.zeros is None else self.zeros[rows])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.rounding.gptq import DAMPING, damped, descend, gptq, refit
+from slipway_quantize.calibration.rounding.gptq import DAMPING, damp, descend, gptq, refit
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.streaming.layers import Layer, Weight, multiply
@@ -36,13 +36,13 @@ class Rounded:
             return self.places[rows].float()
         grid, codes = self.weight.grid, self.weight.codes[rows].float()
         places = grid.places(layer.exact(rows), self.weight.fitted.rows(rows))
-        # Of a corrected weight, the codes alone are known.
+        # Only the codes of a corrected weight are known.
         return torch.where(grid.nearest(places) == codes, places, codes)
 
 
 Candidates = tuple[dict[str, Rounded], dict[str, float]]
-"""A layer's weight rounded by each method, and the relative error of its results on held-out inputs, from those of the weight that makes up
-for the drift of its inputs, if one does."""
+"""A layer's weight rounded by each method, and the relative error of its results on held-out inputs, against the corrected weight if there
+is one (:class:`Corrected`)."""
 
 
 def round_layer(
@@ -61,7 +61,7 @@ def round_layer(
         method: One of ``BY_INPUTS``.
         grid: The grid.
         moments: Second moments of its inputs; None for ``rtn``. (K, K)
-        factors: Of these moments, as :func:`~slipway_quantize.calibration.rounding.gptq.error_factors` returns them; for ``gptq``.
+        factors: As :func:`~slipway_quantize.calibration.rounding.gptq.error_factors` returns them for the moments; for ``gptq``.
         given: Scales and zero points that are known already; ``awq`` and ``gptq`` have the same.
     """
     importance = None
@@ -80,26 +80,26 @@ def round_layer(
         if method == "gptq":
             assert factors is not None
             assert moments is not None
-            found = gptq(values, fitted[-1], grid, *factors)
-            stiff = damped(moments)
-            fitted[-1] = refit(values, found, fitted[-1], grid, stiff)
-            found = descend(values, found, fitted[-1], grid, order=factors[0], moments=stiff)
+            exact = gptq(values, fitted[-1], grid, *factors)
+            stiff = damp(moments)
+            fitted[-1] = refit(values, exact, fitted[-1], grid, stiff)
+            exact = descend(values, exact, fitted[-1], grid, order=factors[0], moments=stiff)
         else:
-            found = grid.places(values, fitted[-1])
-        codes[rows] = grid.nearest(found).to(torch.int8)
+            exact = grid.places(values, fitted[-1])
+        codes[rows] = grid.nearest(exact).to(torch.int8)
         if places is not None:
-            places[rows] = found.clamp(grid.lowest - 1, grid.highest + 1)
+            places[rows] = exact.clamp(grid.lowest - 1, grid.highest + 1)
     assert codes is not None
     zeros = None if grid.symmetric else torch.cat([part.zeros for part in fitted if part.zeros is not None])
     return Rounded(Fixed(grid, codes, Fitted(torch.cat([part.scales for part in fitted]), zeros)), places)
 
 
 def best_method(errors: Mapping[str, float], choices: Iterable[str]) -> str:
-    """Return the method of the smallest error among those to choose from; a layer that no choice was tried for is rounded to the nearest."""
+    """Return the method with the smallest error among the choices; ``rtn`` if none of them was tried for this layer."""
     return min((method for method in choices if method in errors), key=errors.__getitem__, default=NEAREST)
 
 
-def stored(name: str, rounded: Rounded) -> dict[str, Tensor]:
+def rounded_tensors(name: str, rounded: Rounded) -> dict[str, Tensor]:
     """Return the tensors that :func:`read_rounded` reads, named ``name.codes`` and so on."""
     made = {f"{name}.codes": rounded.weight.codes, f"{name}.scales": rounded.weight.fitted.scales}
     if rounded.weight.fitted.zeros is not None:
@@ -110,7 +110,7 @@ def stored(name: str, rounded: Rounded) -> dict[str, Tensor]:
 
 
 def read_rounded(tensors: Mapping[str, Tensor], name: str, method: str, grid: Grid) -> Rounded:
-    """Return what a finished block has of a layer; what it is rounded to the nearest to, if it was rounded in no other way."""
+    """Return a layer's rounding by a method from a finished block; its rounding to the nearest if it has no other."""
     start = f"{name}@{method}" if f"{name}@{method}.codes" in tensors else f"{name}@{NEAREST}"
     fitted = Fitted(tensors[f"{start}.scales"], tensors.get(f"{start}.zeros"))
     codes = tensors[f"{start}.codes"]
@@ -125,14 +125,13 @@ def correction(drift: Tensor, order: Tensor, factors: Tensor) -> Tensor:
     """Return the matrix A by which a weight W is corrected to W + W · A: a share of D · M⁻¹ (K, K).
 
     Args:
-        drift: D: the sum of products of what the exact inputs are more than the inputs (rows) and the inputs (columns). (K, K)
-        order: Order of the columns, and
-        factors: the upper Cholesky factor of the inverse of the inputs' damped second moments M, both as
-            :func:`~slipway_quantize.calibration.rounding.gptq.error_factors` returns them.
+        drift: D: sums of the products of the exact inputs minus the inputs (rows) with the inputs (columns). (K, K)
+        order: Order of the columns, as :func:`~slipway_quantize.calibration.rounding.gptq.error_factors` returns it.
+        factors: As returned with it: the upper Cholesky factor of the inverse of the inputs' damped second moments M.
     """
-    found = torch.empty_like(drift)
-    found[:, order] = multiply(multiply(drift[:, order].contiguous(), factors), factors.T.contiguous()).mul_(SHARE)
-    return found
+    matrix = torch.empty_like(drift)
+    matrix[:, order] = multiply(multiply(drift[:, order].contiguous(), factors), factors.T.contiguous()).mul_(SHARE)
+    return matrix
 
 
 class Corrected:

@@ -67,7 +67,7 @@ class Piece:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Compute the values anew; move places beyond the grid's ends back before, so that each can still become another code."""
+        """Move places beyond the grid's ends back, so that each can still become another code, and recompute the values."""
         self.places.clamp_(self.grid.lowest - _BEYOND, self.grid.highest + _BEYOND)
         torch.round(self.places, out=self.values)
         self.values.clamp_(self.grid.lowest, self.grid.highest)
@@ -83,7 +83,7 @@ class Piece:
 
     @torch.no_grad()
     def divide(self) -> None:
-        """Divide the gradients of the values among places and scales: that of a place passes the rounding to its code."""
+        """Divide the gradients of the values among places and scales; gradients of places ignore the rounding to codes."""
         total, factors = self.places.grad, self.factors.grad
         assert total is not None
         assert factors is not None
@@ -114,7 +114,7 @@ class Tuned:
         return Share(self.pieces, member)
 
     @torch.no_grad()
-    def fixed(self, fitted: Fitted, grid: Grid) -> Fixed:
+    def to_fixed(self, fitted: Fitted, grid: Grid) -> Fixed:
         """Return the weight as it is now."""
         codes = torch.cat([grid.nearest(piece.places).to(torch.int8) for piece in self.pieces])
         return Fixed(grid, codes, Fitted(torch.cat([piece.scales() for piece in self.pieces]), fitted.zeros))

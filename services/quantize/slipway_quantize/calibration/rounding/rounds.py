@@ -22,7 +22,7 @@ from slipway_quantize.calibration.rounding.methods import (
     best_method,
     correction,
     round_layer,
-    stored,
+    rounded_tensors,
 )
 from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.streaming.crew import Crew
@@ -34,8 +34,8 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What is known of the inputs of some layers.
+class _InputFacts:
+    """Facts about inputs that some layers share.
 
     Attributes:
         factors: As :func:`error_factors` returns them.
@@ -57,8 +57,8 @@ class Rounds:
         methods: Methods to try; the chosen one is the best on held-out text of those in ``choices``.
         choices: Methods to choose from.
         grid: The grid.
-        wide: Grids of more bits that some layers have, by name. What such a layer adds is not worth a search: it is rounded to the nearest.
-        embedded: For a head that is the embedding too, by name: what is added to the moments of its inputs for each position. (K, K)
+        wide: Grids of more bits that some layers have, by name. The error of such a layer is not worth a search: it is rounded to the nearest.
+        embedded: Added to the moments of a head's inputs for each position if the head is the embedding too, by name. (K, K)
         finished: Keeps finished blocks.
         on_block: Called with the number of finished blocks, and often meanwhile.
     """
@@ -116,7 +116,7 @@ class Rounds:
         """Return whether a block can be computed: its inputs are there, and whole; nothing follows the last block."""
         chains = (self._walk, *self._exact[:1]) if index < len(self._walk.names) else ()
         try:
-            for path in (path for chain in chains for path in chain.needed(index)):
+            for path in (path for chain in chains for path in chain.input_files(index)):
                 read_safetensors(path)
         except (OSError, CheckpointValidationError):
             return False
@@ -128,10 +128,10 @@ class Rounds:
         facts: dict[str, dict[str, float]] = {}
         for name, (rounded, errors) in candidates.items():
             for method, one in rounded.items():
-                tensors |= stored(f"{name}@{method}", one)
+                tensors |= rounded_tensors(f"{name}@{method}", one)
             facts[name] = errors
         if index < len(self._walk.names) - 1:
-            self._keep(index, self._best(candidates))
+            self._keep(index, self._best_weights(candidates))
         self._finished.put(f"block-{index}", tensors, errors=facts)
 
     def _keep(self, index: int, rounded: Mapping[str, Fixed]) -> None:
@@ -139,7 +139,7 @@ class Rounds:
 
         def keep(member: int) -> None:
             walk = self._walks[member]
-            with _computing(walk.layers(index), rounded):
+            with _use_rounded(walk.layers(index), rounded):
                 for number in self._crew.share(member, range(len(walk.batches))):
                     self._on_block(index)
                     walk.keep(index, [number])
@@ -149,44 +149,44 @@ class Rounds:
     def _candidates(self, index: int) -> dict[str, Candidates]:
         """Round each layer by every method, and judge the results on held-out inputs."""
         layers = self._walk.layers(index)
-        found: dict[str, Candidates] = {}
+        candidates: dict[str, Candidates] = {}
         passes = _passes(layers, corrects=bool(self._exact))
         for place, names in enumerate(passes):
-            found |= self._pass(index, names, found, last=place == len(passes) - 1)
-        return {layer.name: found[layer.name] for layer in layers if layer.name in found}
+            candidates |= self._pass(index, names, candidates, last=place == len(passes) - 1)
+        return {layer.name: candidates[layer.name] for layer in layers if layer.name in candidates}
 
     def _pass(
         self, index: int, names: frozenset[str], before: Mapping[str, Candidates], *, last: bool
     ) -> dict[str, Candidates]:
-        """Round some layers of a block, some of which are rounded already."""
-        held_out, fit = self._moments(index, names, self._best(before), last=last)
+        """Round some layers of a block in which the layers ``before`` are rounded already."""
+        held_out, fit = self._moments(index, names, self._best_weights(before), last=last)
         seen = [layer for layer in self._walk.layers(index) if layer.name in fit.shared]
         moments = {
-            layer.name: self._with_embedding(layer.name, fit.of(layer.name), self._positions[1]) for layer in seen
+            layer.name: self._add_embedding(layer.name, fit.of(layer.name), self._positions[1]) for layer in seen
         }
-        for name, found in moments.items():
-            _require_finite(found, name)
-        known = self._known(index, seen, fit, moments)
+        for name, products in moments.items():
+            _require_finite(products, name)
+        known = self._find_facts(index, seen, fit, moments)
 
-        def rounded(_: int, layer: Layer) -> Candidates:
+        def round_one(_: int, layer: Layer) -> Candidates:
             own = moments[layer.name]
-            # A layer that no held-out text reaches is judged by what it was fitted to.
+            # A layer that no held-out text reaches is judged by the inputs that it was fitted to.
             judging = own
             if layer.name in held_out.shared:
-                judging = self._with_embedding(layer.name, held_out.of(layer.name), self._positions[0])
+                judging = self._add_embedding(layer.name, held_out.of(layer.name), self._positions[0])
                 _require_finite(judging, layer.name)
             return self._round(index, layer, own, judging, known.get(self._kind(layer.name, fit)))
 
-        return {layer.name: each for layer, each in zip(seen, self._crew.map(rounded, seen), strict=True)}
+        return {layer.name: each for layer, each in zip(seen, self._crew.map(round_one, seen), strict=True)}
 
     def _kind(self, name: str, fit: Moments) -> str:
         """Return the name of the first layer with the same moments."""
         return name if name in self._embedded else fit.shared[name]
 
-    def _known(
+    def _find_facts(
         self, index: int, layers: Sequence[Layer], fit: Moments, moments: Mapping[str, Tensor]
-    ) -> dict[str, _Known]:
-        """Return what is known of each kind of inputs that a layer is rounded by, or corrected for; by :meth:`_kind`."""
+    ) -> dict[str, _InputFacts]:
+        """Return the facts about each kind of inputs that layers are rounded by or corrected for, by :meth:`_kind`."""
         tunes = "gptq" in self._methods
         needed = {
             self._kind(layer.name, fit): layer.name
@@ -194,29 +194,31 @@ class Rounds:
             if (tunes and layer.name not in self._wide) or fit.drift_of(layer.name) is not None
         }
 
-        def known(_: int, name: str) -> _Known:
+        def find_facts(_: int, name: str) -> _InputFacts:
             self._on_block(index)
             factors = error_factors(moments[name])
             drift = fit.drift_of(name)
             if drift is not None:
                 _require_finite(drift, name)
-            return _Known(factors, None if drift is None else correction(drift, *factors))
+            return _InputFacts(factors, None if drift is None else correction(drift, *factors))
 
-        return dict(zip(needed, self._crew.map(known, list(needed.values())), strict=True))
+        return dict(zip(needed, self._crew.map(find_facts, list(needed.values())), strict=True))
 
-    def _best(self, candidates: Mapping[str, Candidates]) -> dict[str, Fixed]:
-        """Return each layer's weight as the blocks after it see it."""
+    def _best_weights(self, candidates: Mapping[str, Candidates]) -> dict[str, Fixed]:
+        """Return each layer's weight by its best method, as the blocks after it see it."""
         return {name: each[best_method(errors, self._choices)].weight for name, (each, errors) in candidates.items()}
 
-    def _with_embedding(self, name: str, moments: Tensor, positions: int) -> Tensor:
-        """Return the moments of a layer's inputs at so many positions, with what the errors of an embedding of the same codes count."""
+    def _add_embedding(self, name: str, moments: Tensor, positions: int) -> Tensor:
+        """Add the weight of errors of an embedding with the same codes to the moments of a layer's inputs at so many positions."""
         return moments + positions * self._embedded[name] if name in self._embedded else moments
 
     def _parts(self, batches: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]]:
         """Divide batches into those that are held out and those to fit to."""
         return batches[: self._judging], batches[self._judging :]
 
-    def _round(self, index: int, layer: Layer, moments: Tensor, judging: Tensor, known: _Known | None) -> Candidates:
+    def _round(
+        self, index: int, layer: Layer, moments: Tensor, judging: Tensor, known: _InputFacts | None
+    ) -> Candidates:
         """Round a layer by every method, and return the errors on inputs with the moments ``judging``."""
         wide = self._wide.get(layer.name)
         wanted = layer if known is None or known.change is None else Corrected(layer, known.change)
@@ -239,13 +241,13 @@ class Rounds:
     def _moments(self, index: int, names: frozenset[str], rounded: Mapping[str, Fixed], *, last: bool) -> list[Moments]:
         """Return the moments of some layers' inputs, of held-out windows and of those to fit to, with some layers rounded.
 
-        After the ``last`` of a block, the results of the exact block are the inputs of the next one.
+        The ``last`` pass of a block also keeps the exact block's results as inputs of the next one.
         """
         parts = self._parts(range(len(self._walk.batches)))
         keeps = last and index < len(self._walk.names) - 1
 
         def gather(member: int) -> list[Moments]:
-            walk, found = self._walks[member], []
+            walk, observers = self._walks[member], []
             layers = [layer for layer in walk.layers(index) if layer.name in names]
             for held_out, part in zip((True, False), parts, strict=True):
                 moments = Moments(names)
@@ -253,12 +255,12 @@ class Rounds:
                     self._on_block(index)
                     exact = {} if held_out else self._exact_inputs(member, index, number, layers, keeps=keeps)
                     moments.begin(walk.batches[number].masks, exact)
-                    with _computing(walk.layers(index), rounded), moments.watch(layers):
+                    with _use_rounded(walk.layers(index), rounded), moments.watch(layers):
                         for _ in walk.compute(index, [number]):
                             pass
                 moments.begin(())  # so that the last batch's inputs do not stay
-                found.append(moments)
-            return found
+                observers.append(moments)
+            return observers
 
         return [merge_moments(each) for each in zip(*self._crew.run(gather), strict=True)]
 
@@ -283,8 +285,8 @@ class Rounds:
 def _passes(layers: Sequence[Layer], *, corrects: bool) -> list[frozenset[str]]:
     """Divide a block's layers into those that are rounded together.
 
-    Layers with wider inputs than the first, which reads the hidden states as a rule, follow the others: the second of a feed-forward network does.
-    What the others changed of its inputs is then in its moments, and is most of what it can make up for.
+    The first layer usually reads the hidden states. Layers with wider inputs follow the others, such as the second of a feed-forward network.
+    Its moments then include the changes that the others made to its inputs, which are most of what it can make up for.
     """
     width = layers[0].stored.shape[1] if layers else 0
     late = frozenset(layer.name for layer in layers if corrects and layer.stored.shape[1] > width)
@@ -293,7 +295,7 @@ def _passes(layers: Sequence[Layer], *, corrects: bool) -> list[frozenset[str]]:
 
 
 @contextmanager
-def _computing(layers: Sequence[Layer], rounded: Mapping[str, Fixed]) -> Iterator[None]:
+def _use_rounded(layers: Sequence[Layer], rounded: Mapping[str, Fixed]) -> Iterator[None]:
     """Let layers compute with their rounded weights, if they have any."""
     for layer in layers:
         layer.rounding = rounded.get(layer.name)

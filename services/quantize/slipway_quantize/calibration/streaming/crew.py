@@ -50,26 +50,26 @@ class Crew:
             return [work(0)]
         self._failed.clear()
 
-        def watched(member: int) -> _R:
+        def run_member(member: int) -> _R:
             try:
                 return work(member)
             except BaseException:
                 self._failed.set()
                 raise
 
-        futures = [pool.submit(watched, member) for member, pool in enumerate(self._pools)]
+        futures = [pool.submit(run_member, member) for member, pool in enumerate(self._pools)]
         wait(futures)
         return [future.result() for future in futures]
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the work of a member has failed, so that the others end."""
         return self._failed.is_set()
 
     def share(self, member: int, items: Sequence[_T]) -> Iterator[_T]:
         """Yield the items of a member: each takes every ``count``-th one."""
         for item in items[member :: self.count]:
-            if self.failed:
+            if self.has_failed:
                 return
             yield item
 

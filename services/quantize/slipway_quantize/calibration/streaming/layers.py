@@ -77,7 +77,7 @@ class Layer:
     def _forward(self, inputs: Tensor) -> Tensor:
         if self.observe is not None:
             self.observe(self, inputs)
-        results = self._with_bias(self._product(inputs))
+        results = self._add_bias(self._product(inputs))
         if self.differentiate is not None:
             results = results + torch.zeros((), requires_grad=True)
             results.register_hook(partial(self.differentiate, self))
@@ -97,7 +97,7 @@ class Layer:
     def _piece(self, inputs: Tensor, rows: slice) -> Tensor:
         return product(inputs, self.weight(rows))
 
-    def _with_bias(self, results: Tensor) -> Tensor:
+    def _add_bias(self, results: Tensor) -> Tensor:
         bias = self.module.bias
         return results + bias if isinstance(bias, Tensor) else results
 
@@ -126,12 +126,11 @@ class Table:
 
     def _forward(self, tokens: Tensor, *more: Any, **named: Any) -> Tensor:
         """Run the module's own code on a table of the rows that are needed, because it may scale them."""
+        rows, places = torch.unique(tokens, return_inverse=True)
         if not self.rounded or self.layer is None or self.layer.rounding is None:
-            found, places = torch.unique(tokens, return_inverse=True)
-            table = self._stored[found].float()
+            table = self._stored[rows].float()
         else:
-            found, places = torch.unique(tokens, return_inverse=True)
-            table = self.layer.rounding.rows(found)
+            table = self.layer.rounding.rows(rows)
         if self.rows is not None:
             self.rows.append(table.requires_grad_())
         module, padding = self._module, self._module.padding_idx

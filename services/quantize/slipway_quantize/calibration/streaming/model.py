@@ -25,7 +25,7 @@ from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.model_weights import (
     find_linear_layers,
-    mapped,
+    map_tensor,
     model_config,
     read_rows,
     read_tensors,
@@ -50,7 +50,7 @@ class StreamedModel:
         vocabulary: Number of tokens that it knows.
         tied: Name of the embedding's weight, if the head shares it and is rounded; otherwise empty.
         start: An encoder-decoder's first decoder token and the size of its decoder's vocabulary; None for other models.
-        encoder_blocks: What an encoder-decoder's encoder consists of.
+        encoder_blocks: Modules of an encoder-decoder's encoder; empty for other models.
 
     Raises:
         QuantizationError: ``CALIBRATION_UNSUPPORTED`` and the reasons of reading a model.
@@ -79,7 +79,7 @@ class StreamedModel:
         self.tied = ""
         self._tables = self._put_tables(tensors, rounded)
         self._put_others(tensors)
-        self.dtype = mapped(tensors[next(iter(rounded.values()))]).dtype if rounded else torch.float32
+        self.dtype = map_tensor(tensors[next(iter(rounded.values()))]).dtype if rounded else torch.float32
         self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
         self.start = _start(folder, config) if self.family is ENCODER_DECODER else None
         self.encoder_blocks = frozenset(self.model.get_encoder().modules()) if self.start else frozenset()
@@ -93,7 +93,7 @@ class StreamedModel:
             info = tensors.get(name) or tensors.get(self._ties.get(name, ""))
             if info is None:
                 continue
-            layer = Layer(name, module, mapped(info))
+            layer = Layer(name, module, map_tensor(info))
             self._replace(module, layer.stored)
             if name in rounded:
                 self.layers[name] = layer
@@ -110,7 +110,7 @@ class StreamedModel:
                 continue
             if _looks_up_positions(module, self.model):
                 continue
-            stored = mapped(info)
+            stored = map_tensor(info)
             layer = self.layers.get(shared.get(info.name, ""))
             if layer is not None:
                 self.tied = name
@@ -122,7 +122,7 @@ class StreamedModel:
         module._parameters["weight"] = torch.nn.Parameter(stored, requires_grad=False)
 
     def _put_others(self, tensors: Mapping[str, TensorInfo]) -> None:
-        """Load what is small (norms, biases, tables of positions) in float32."""
+        """Load small tensors (norms, biases, tables of positions) in float32."""
         for path, module in self.model.named_modules():
             done = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not _looks_up_positions(
                 module, self.model
@@ -133,7 +133,7 @@ class StreamedModel:
                     if value is None or (done and attribute == "weight" and self._has(name, tensors)):
                         continue
                     if self._has(name, tensors):
-                        loaded = mapped(tensors.get(name) or tensors[self._ties[name]])
+                        loaded = map_tensor(tensors.get(name) or tensors[self._ties[name]])
                         loaded = loaded.float() if loaded.is_floating_point() else loaded.clone()
                         kind[attribute] = (
                             torch.nn.Parameter(loaded, requires_grad=False) if kind is module._parameters else loaded
@@ -149,7 +149,7 @@ class StreamedModel:
 
     def _require_unused(self, name: str) -> None:
         if not name.startswith(self.family.unused or ("\0",)):
-            raise unsupported(
+            raise unsupported_error(
                 f"no file has the weight {name!r}, which transformers computes or makes at random",
                 self.model.config.model_type,
             )
@@ -160,15 +160,15 @@ class StreamedModel:
         return frozenset(table.layer.name for table in self._tables if table.layer is not None)
 
     def save_memory(self, *, on: bool = True) -> None:
-        """Keep only the inputs of each block for the gradients, and compute its inside again; or end that."""
+        """Keep only the inputs of each block for the gradients and recompute its inside, or stop doing so."""
         for _, block in walk(self.model, GradientCheckpointingLayer):
             block.gradient_checkpointing = on
             block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-            block.training = on  # of itself alone: what it holds must not drop anything
+            block.training = on  # only the block itself: its modules must not drop anything
 
     @contextmanager
-    def looking_up(self, rows: list[Tensor]) -> Iterator[None]:
-        """Append the embedding's rows that are looked up within the block, where the head shares it; they take gradients."""
+    def record_rows(self, rows: list[Tensor]) -> Iterator[None]:
+        """Append the rows of an embedding shared with the head that are looked up within the block; they take gradients."""
         shared = [table for table in self._tables if table.layer is not None]
         for table in shared:
             table.rows = rows
@@ -179,7 +179,7 @@ class StreamedModel:
                 table.rows = None
 
     @contextmanager
-    def rounded(self, weights: Mapping[str, Rounding]) -> Iterator[None]:
+    def use_rounded(self, weights: Mapping[str, Rounding]) -> Iterator[None]:
         """Compute with rounded weights within the block."""
         for name, layer in self.layers.items():
             layer.rounding = weights.get(name)
@@ -195,20 +195,20 @@ class StreamedModel:
 
     @property
     def tunes_hidden_states(self) -> bool:
-        """Whether weights are tuned by the hidden states of all tokens: a text's few classes say too little of each weight."""
+        """Whether weights are tuned by the hidden states of all tokens: a text's few classes say too little about each weight."""
         return self.family is SEQUENCE_CLASSIFIER
 
-    def tuned_results(self, batch: Batch) -> Tensor:
-        """Return what weights are tuned by: what is compared, or the last hidden states. (positions, values)."""
+    def tuning_results(self, batch: Batch) -> Tensor:
+        """Return the results that weights are tuned by: the compared ones, or the last hidden states. (positions, values)."""
         if not self.tunes_hidden_states:
             return self.outputs(batch)
-        found: list[Tensor] = []
-        hook = self.model.base_model.register_forward_hook(lambda _module, _inputs, given: found.append(given[0]))
+        states: list[Tensor] = []
+        hook = self.model.base_model.register_forward_hook(lambda _module, _inputs, given: states.append(given[0]))
         try:
             self._run(batch)
         finally:
             hook.remove()
-        return found[0][batch.mask == 1]
+        return states[0][batch.mask == 1]
 
     def _run(self, batch: Batch) -> Any:
         inputs = {"input_ids": batch.tokens}
@@ -219,7 +219,7 @@ class StreamedModel:
         return self.model(**inputs)
 
     def outputs(self, batch: Batch) -> Tensor:
-        """Return what is compared of a batch, for each position: logits or hidden states. (positions, values)."""
+        """Return the results of a batch that are compared, by position: logits or hidden states. (positions, values)."""
         given, whole = self._run(batch), bool(batch.mask.all())
         parts = [given[name] for name in self.family.outputs]
         match self.family.comparison:
@@ -228,11 +228,11 @@ class StreamedModel:
                 return torch.cat([part.masked_fill(hidden, -1e4) for part in parts])
             case Comparison.CLASSES if parts[0].dim() == 2:
                 return parts[0]
-        return parts[0].flatten(0, 1) if whole else parts[0][batch.compared == 1]
+        return parts[0].flatten(0, 1) if whole else parts[0][batch.result_mask == 1]
 
 
 def _looks_up_positions(module: Any, model: Any) -> bool:
-    """Return whether an embedding makes its own indices; one that only scales what it finds has as many rows as there are tokens."""
+    """Return whether an embedding makes its own indices; one that only scales its rows has as many as there are tokens."""
     if not isinstance(module, torch.nn.Embedding) or type(module).forward is torch.nn.Embedding.forward:
         return False
     return bool(module.num_embeddings != model.get_input_embeddings().num_embeddings)
@@ -240,17 +240,19 @@ def _looks_up_positions(module: Any, model: Any) -> bool:
 
 def _require_supported(family: Family, config: Any) -> None:
     if family is SPEECH:
-        raise unsupported(f"a model of family {family.name} is not calibrated: its inputs are sound", config.model_type)
+        raise unsupported_error(
+            f"a model of family {family.name} is not calibrated: its inputs are sound", config.model_type
+        )
 
 
 def _start(folder: Path, config: Any) -> tuple[int, int]:
     """Return a decoder's first token and how many tokens it knows."""
     written = ModelConfig.read(folder)
-    found = first_token(generation_settings(folder, config))
-    if found is None:
-        raise unsupported(NO_FIRST_TOKEN, config.model_type)
+    first = first_token(generation_settings(folder, config))
+    if first is None:
+        raise unsupported_error(NO_FIRST_TOKEN, config.model_type)
     known = next((written[name] for name in ("decoder_vocab_size", "tgt_vocab_size") if written.get(name)), None)
-    return found, int(known or config.vocab_size)
+    return first, int(known or config.vocab_size)
 
 
 def _build(config: Any, family: Family) -> Any:
@@ -260,16 +262,16 @@ def _build(config: Any, family: Family) -> Any:
         with no_init_weights():
             model = auto_model(family).from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # the model's own code may raise anything
-        raise unsupported(
+        raise unsupported_error(
             f"transformers cannot build it ({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",
             config.model_type,
         ) from error
     if any(True for _ in walk(model, Conv1D)):
-        raise unsupported("its weights are stored as (in, out), with groups along the outputs", config.model_type)
+        raise unsupported_error("its weights are stored as (in, out), with groups along the outputs", config.model_type)
     return model.eval().requires_grad_(False)
 
 
-def unsupported(why: str, model_type: str) -> QuantizationError:
+def unsupported_error(why: str, model_type: str) -> QuantizationError:
     """Return the error for a model that only methods without text take."""
     return QuantizationError(
         f"this {model_type} model is not calibrated: {why}",

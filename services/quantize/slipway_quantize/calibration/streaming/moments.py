@@ -1,4 +1,4 @@
-"""Observe the inputs of layers: their second moments, and what a rounding of the weights does with them."""
+"""Observe the inputs of layers: their second moments, and the errors that rounded weights cause on them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Weigh
 
 
 class Reached(Exception):  # noqa: N818 - nothing is wrong
-    """All that is wanted of a computation is there."""
+    """A computation has given all that is wanted, and ends."""
 
 
 class Observer(ABC):
-    """What is seen while a block computes; once all layers were seen, the computation of a batch ends, unless ``see`` is replaced.
+    """Observes layers while a block computes. Once all were seen, the computation of a batch ends, unless ``see`` is replaced.
 
     Args:
         names: Names of the layers.
@@ -33,7 +33,7 @@ class Observer(ABC):
         self._masks, self._waiting = masks, set(self._names)
 
     def see(self, layer: Layer, inputs: Tensor) -> None:
-        """Take notice of a layer's inputs.
+        """Observe a layer's inputs.
 
         Raises:
             Reached: It was the last layer.
@@ -67,7 +67,7 @@ class Observer(ABC):
 
     @abstractmethod
     def _note(self, layer: Layer, inputs: Tensor) -> None:
-        """Take notice of a layer's inputs."""
+        """Observe a layer's inputs."""
 
 
 class Inputs(Observer):
@@ -78,7 +78,7 @@ class Inputs(Observer):
         to_the_end: Whether the block computes its results once all layers were seen.
 
     Attributes:
-        found: By the name of the first layer with these inputs: those of all positions with text. (K, positions)
+        found: Inputs at all positions with text, by the name of the first layer that has them. (K, positions)
     """
 
     def __init__(self, names: Iterable[str], *, to_the_end: bool) -> None:
@@ -106,7 +106,7 @@ class Inputs(Observer):
         if self._last is inputs:
             return
         self._last = inputs
-        if layer.name in self._seen:  # it computes twice, and which inputs belong together is not known
+        if layer.name in self._seen:  # it computes twice, so it is unknown which inputs belong together
             self.found.pop(layer.name, None)
         elif self._sees_all(inputs):
             self.found[layer.name] = self._inputs(inputs).T.contiguous()
@@ -118,7 +118,7 @@ class Moments(Observer):
 
     Attributes:
         sums: By the name of the first layer with these inputs. (K, K)
-        drifts: By the same name, where the exact inputs were given: sums of the products of what these are more than the inputs (rows) and
+        drifts: By the same name, if the exact inputs were given: sums of the products of the exact inputs minus the inputs (rows) with
             the inputs (columns). (K, K)
         shared: The name of that layer for each layer.
     """
@@ -156,8 +156,8 @@ class Moments(Observer):
         return self.drifts.get(self.shared[name])
 
 
-def _add(sums: dict[str, Tensor], name: str, found: Tensor) -> None:
-    sums[name] = sums[name].add_(found) if name in sums else found
+def _add(sums: dict[str, Tensor], name: str, products: Tensor) -> None:
+    sums[name] = sums[name].add_(products) if name in sums else products
 
 
 def merge_moments(parts: Sequence[Moments]) -> Moments:
@@ -166,16 +166,16 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
     for part in parts[1:]:
         first.shared |= part.shared
         for sums, more in ((first.sums, part.sums), (first.drifts, part.drifts)):
-            for name, found in more.items():
-                _add(sums, name, found)
+            for name, products in more.items():
+                _add(sums, name, products)
     return first
 
 
 def relative_errors(wanted: Weight, candidates: Mapping[str, Rounding], moments: Tensor) -> dict[str, float]:
-    """Return what each rounding adds to a layer's results, as a share of their energy.
+    """Return the error that each rounding adds to a layer's results, as a share of their energy.
 
     Args:
-        wanted: The weight of the layer that it is rounded to be near to.
+        wanted: The weight that the roundings should be near to.
         candidates: Roundings of its weight, by method.
         moments: Second moments of its inputs. (K, K)
     """
@@ -185,7 +185,7 @@ def relative_errors(wanted: Weight, candidates: Mapping[str, Rounding], moments:
         energy += _energy(exact, moments)
         for method, rounding in candidates.items():
             squares[method] += _energy(rounding.rows(rows) - exact, moments)
-    return {method: found / max(energy, 1e-30) for method, found in squares.items()}
+    return {method: error / max(energy, 1e-30) for method, error in squares.items()}
 
 
 def _energy(weight: Tensor, moments: Tensor) -> float:

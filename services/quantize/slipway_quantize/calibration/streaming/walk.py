@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from slipway_quantize.calibration.streaming.layers import Layer, walk
-from slipway_quantize.calibration.streaming.model import StreamedModel, unsupported
+from slipway_quantize.calibration.streaming.model import StreamedModel, unsupported_error
 from slipway_quantize.calibration.streaming.moments import Reached
 from slipway_quantize.calibration.windows import Batch
 
@@ -44,17 +44,17 @@ class BlockWalk:
         self.batches = batches
         self._folder = folder
         self._chain = "inputs"
-        found = [
+        blocks = [
             (name, block)
             for name, block in walk(model.model, GradientCheckpointingLayer)
             if any(layer.startswith(f"{name}.") for layer in model.layers)
         ]
-        self._blocks = [block for _, block in found]
-        self.names = [*(name for name, _ in found), ""]
+        self._blocks = [block for _, block in blocks]
+        self.names = [*(name for name, _ in blocks), ""]
         self._require_chain()
 
-    def beside(self, batches: Sequence[Batch], chain: str) -> BlockWalk:
-        """Return a walk through the same blocks with other batches, the names of whose files begin with ``chain``."""
+    def with_batches(self, batches: Sequence[Batch], chain: str) -> BlockWalk:
+        """Return a walk through the same blocks with other batches; the names of its files begin with ``chain``."""
         other = copy(self)
         other.batches, other._chain = batches, chain
         return other
@@ -64,26 +64,26 @@ class BlockWalk:
         """Run one window: each block must run once, in order, and give hidden states first; an encoder's blocks come before a decoder's."""
         called: list[int] = []
 
-        def noted(index: int) -> Callable[..., Any]:
+        def record_calls(index: int) -> Callable[..., Any]:
             original = self._blocks[index].forward
 
             def forward(*args: Any, **named: Any) -> Any:
                 called.append(index)
                 result = original(*args, **named)
-                _tensors(_require_known(result, self._not_a_chain))
+                _tensors(_require_known(result, self._chain_error))
                 return result
 
             return forward
 
-        with self._replaced({index: noted(index) for index in range(len(self._blocks))}):
+        with self._replace_forwards({index: record_calls(index) for index in range(len(self._blocks))}):
             self._model.outputs(self.batches[0].first())
         inside = [index for index, block in enumerate(self._blocks) if block in self._model.encoder_blocks]
         if called != list(range(len(self._blocks))) or inside != list(range(len(inside))):
-            raise self._not_a_chain()
+            raise self._chain_error()
         self._encoder = len(inside)
 
-    def _not_a_chain(self) -> Exception:
-        return unsupported("its blocks do not simply follow each other", self._model.model.config.model_type)
+    def _chain_error(self) -> Exception:
+        return unsupported_error("its blocks do not simply follow each other", self._model.model.config.model_type)
 
     def layers(self, index: int) -> list[Layer]:
         """Return the layers to round in a block, in the model's order."""
@@ -95,10 +95,10 @@ class BlockWalk:
 
     @torch.no_grad()
     def compute(self, index: int, numbers: Iterable[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Yield the results of a block for some batches, from the inputs that the block before left; the hidden states are ``0``; none if an observer ends it."""
+        """Yield the results of a block for some batches, from the files of the block before; ``0`` has the hidden states. None if an observer ends it."""
         for number in numbers:
             results: list[dict[str, Tensor]] = []
-            with self._replaced(self._only(index, number, results)), suppress(Reached):
+            with self._replace_forwards(self._isolate(index, number, results)), suppress(Reached):
                 results.append({"0": self._model.outputs(self.batches[number])})
             yield number, results[0] if results else {}
 
@@ -107,25 +107,25 @@ class BlockWalk:
         for number, result in self.compute(index, numbers):
             save_file({name: tensor.contiguous() for name, tensor in result.items()}, self.file(index + 1, number))
 
-    def needed(self, index: int) -> list[Path]:
+    def input_files(self, index: int) -> list[Path]:
         """Return the files that a block is computed from."""
-        return [self.file(place, number) for place in self._read(index) for number in range(len(self.batches))]
+        return [self.file(place, number) for place in self._inputs_read(index) for number in range(len(self.batches))]
 
-    def _read(self, index: int) -> set[int]:
-        """Return whose inputs a block needs: its own, and a decoder's blocks the results of the encoder too."""
+    def _inputs_read(self, index: int) -> set[int]:
+        """Return the numbers of the files that a block needs: its own inputs, and in a decoder also the results of the encoder."""
         first = {0, self._encoder}
         return ({index} - first) | ({self._encoder} - {0} if index >= self._encoder else set())
 
     def drop(self, index: int) -> None:
-        """Remove what no block after this one reads."""
+        """Remove the files that no block after this one reads."""
         done = {index, self._encoder} if index == len(self._blocks) else {index} - {self._encoder}
         for place in done:
             for number in range(len(self.batches)):
                 self.file(place, number).unlink(missing_ok=True)
 
     def drop_before(self, index: int) -> None:
-        """Remove what an interrupted attempt left and no block from this one on reads."""
-        wanted = set(self.needed(index)) if index < len(self.names) else set()
+        """Remove the files of an interrupted attempt that no block from this one on reads."""
+        wanted = set(self.input_files(index)) if index < len(self.names) else set()
         for path in set(self._folder.glob(f"{self._chain}-*.safetensors")) - wanted:
             path.unlink()
 
@@ -133,16 +133,16 @@ class BlockWalk:
         """Return the file with a block's inputs of one batch."""
         return self._folder / f"{self._chain}-{index}-{number}.safetensors"
 
-    def _only(self, index: int, number: int, results: list[dict[str, Tensor]]) -> dict[int, Callable[..., Any]]:
-        """Let the blocks before one pass on stored results, and stop after it."""
-        stored = {place: load_file(self.file(place, number)) for place in self._read(index)}
+    def _isolate(self, index: int, number: int, results: list[dict[str, Tensor]]) -> dict[int, Callable[..., Any]]:
+        """Return functions that make the blocks before one pass on stored results, and stop after that block."""
+        stored = {place: load_file(self.file(place, number)) for place in self._inputs_read(index)}
         given = stored.get(index) if index != self._encoder else None
         original = self._blocks[index].forward if index < len(self._blocks) else None
 
         def stop(*args: Any, **named: Any) -> Any:
             assert original is not None
             if given is not None:
-                args, named = _with_hidden(given["0"], args, named)
+                args, named = _replace_hidden(given["0"], args, named)
             results.append(_tensors(original(*args, **named)))
             raise Reached
 
@@ -153,7 +153,7 @@ class BlockWalk:
         return passing | ({index: stop} if original is not None else {})
 
     @contextmanager
-    def _replaced(self, forwards: dict[int, Callable[..., Any]]) -> Iterator[None]:
+    def _replace_forwards(self, forwards: dict[int, Callable[..., Any]]) -> Iterator[None]:
         try:
             for index, forward in forwards.items():
                 self._blocks[index].forward = forward
@@ -163,7 +163,7 @@ class BlockWalk:
                 del self._blocks[index].forward
 
 
-def _with_hidden(hidden: Tensor, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _replace_hidden(hidden: Tensor, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return ((hidden, *args[1:]), named) if args else (args, {**named, "hidden_states": hidden})
 
 
@@ -175,7 +175,7 @@ def _require_known(result: Any, error: Callable[[], Exception]) -> Any:
 
 
 def _tensors(result: Any) -> dict[str, Tensor]:
-    """Return the tensors of a block's result by their place in it; with what tells that it is a tuple, and of which length."""
+    """Return the tensors of a block's result by their place in it, and the length of a tuple."""
     if isinstance(result, Tensor):
         return {"0": result}
     parts = {str(place): part for place, part in enumerate(result) if part is not None}
@@ -183,7 +183,7 @@ def _tensors(result: Any) -> dict[str, Tensor]:
 
 
 def _pass_on(known: dict[str, Tensor] | None, *_: Any, **__: Any) -> Any:
-    """Return what :func:`_tensors` was made of."""
+    """Return the result that :func:`_tensors` made ``known`` of."""
     assert known is not None
     if _LENGTH not in known:
         return known["0"]

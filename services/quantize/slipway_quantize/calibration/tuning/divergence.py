@@ -1,4 +1,4 @@
-"""How far a model's results are from another's, as a loss and as a measure."""
+"""Measure how far a model's results are from another's, also as a loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def divergence(reference: Tensor, other: Tensor, *, distributions: bool) -> Tens
     return ((other - reference).square().sum(-1) / energy).sum()
 
 
-def kept_form(reference: Tensor, *, distributions: bool) -> Tensor:
+def reference_form(reference: Tensor, *, distributions: bool) -> Tensor:
     """Return the form of exact results that :func:`pass_back` takes: probabilities, or the results themselves."""
     return reference.softmax(-1) if distributions else reference
 
@@ -51,7 +51,7 @@ def pass_back(reference: Tensor, other: Tensor, *, distributions: bool) -> None:
     """Compute the gradients of the divergence; that of the Kullback–Leibler divergence is the difference of the probabilities.
 
     Args:
-        reference: As :func:`kept_form` returns it. (positions, values)
+        reference: As :func:`reference_form` returns it. (positions, values)
         other: (positions, values)
         distributions: Whether values are logits.
     """
@@ -61,7 +61,7 @@ def pass_back(reference: Tensor, other: Tensor, *, distributions: bool) -> None:
         divergence(reference, other, distributions=False).backward()
 
 
-def drawn_gradients(results: Tensor, *, distributions: bool, draw: torch.Generator) -> Tensor:
+def draw_gradients(results: Tensor, *, distributions: bool, draw: torch.Generator) -> Tensor:
     """Draw gradients of the divergence at the results, whose mean product is its second derivative: the Fisher information.
 
     For distributions they are those of the likelihood of tokens that are drawn from the results themselves.
@@ -75,9 +75,9 @@ def drawn_gradients(results: Tensor, *, distributions: bool, draw: torch.Generat
     if not distributions:
         energy = exact.square().sum(-1, keepdim=True).clamp_min(1e-12)
         return torch.randn(exact.shape, generator=draw) * (2 / energy).sqrt()
-    found = exact.softmax(-1)
-    drawn = torch.multinomial(found, 1, generator=draw)
-    return found.scatter_add_(1, drawn, torch.full_like(found[:, :1], -1))
+    probabilities = exact.softmax(-1)
+    drawn = torch.multinomial(probabilities, 1, generator=draw)
+    return probabilities.scatter_add_(1, drawn, torch.full_like(probabilities[:, :1], -1))
 
 
 _MOST_VALUES = 1 << 28
@@ -87,16 +87,16 @@ _MOST_VALUES = 1 << 28
 class References:
     """The exact results of the windows to fit to.
 
-    All are computed in the same batches before they are used: an attempt that goes on in the middle gets the same bits.
+    All are computed in the same batches before they are used, so that a resumed attempt gets the same bits.
 
     Args:
         models: The model, for each member of the crew.
         crew: Computes batches side by side.
         windows: The windows.
         at_once: Windows that a member computes at once.
-        uses: How often a window is asked for, all together; less often than there are windows, nothing is kept.
+        uses: How many windows are asked for in total; results are kept only if that is more than there are.
         file: A new file for the results.
-        distributions: As :func:`slipway_quantize.calibration.tuning.divergence.kept_form`.
+        distributions: As :func:`slipway_quantize.calibration.tuning.divergence.reference_form`.
         on_window: Called before each batch.
     """
 
@@ -149,5 +149,5 @@ class References:
 
     @torch.no_grad()
     def _results(self, member: int, windows: list[Tensor]) -> Tensor:
-        results = self._models[member].tuned_results(self._windows.batch(windows))
-        return kept_form(results, distributions=self._distributions)
+        results = self._models[member].tuning_results(self._windows.batch(windows))
+        return reference_form(results, distributions=self._distributions)

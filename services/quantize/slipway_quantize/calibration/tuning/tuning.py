@@ -22,13 +22,13 @@ from slipway_quantize.calibration.rounding.roundings import Fixed, Piece, Share,
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer, multiply
 from slipway_quantize.calibration.streaming.model import StreamedModel
-from slipway_quantize.calibration.tuning.divergence import References, drawn_gradients, pass_back
+from slipway_quantize.calibration.tuning.divergence import References, draw_gradients, pass_back
 from slipway_quantize.calibration.windows import Batch, Windows
 
 _BETAS = 0.9, 0.95
 _SMALLEST = 1e-20
 _FLOOR = 0.3
-"""Added to what divides a step, as a share of the weight's first gradients (root mean square): what has small ones, mostly noise, moves less."""
+"""Added to the divisor of steps, as a share of the weight's first gradients (root mean square): places with small ones, mostly noise, move less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Schedule:
         """Return the share of the rates in a step: half a wave of the cosine."""
         return 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
-    def chosen(self, count: int) -> Iterator[list[int]]:
+    def choose_windows(self, count: int) -> Iterator[list[int]]:
         """Yield the windows of each step: all of them in a new order, again and again."""
         random = np.random.default_rng(self.seed)
         waiting: list[int] = []
@@ -101,14 +101,14 @@ class Tuning:
         self._distributions = distributions
         self._made = 0
         self._start = start
-        self.weights = {name: self._tuned(models[0].layers[name], rounded) for name, rounded in start.items()}
+        self.weights = {name: self._make_tuned(models[0].layers[name], rounded) for name, rounded in start.items()}
         shares = [{name: weight.of(member) for name, weight in self.weights.items()} for member in range(crew.count)]
         self._shares: list[dict[str, Share]] = shares
         self._pieces = [piece for weight in self.weights.values() for piece in weight.pieces]
         self._optimizers = [self._optimizer(piece) for piece in self._pieces]
 
     def _optimizer(self, piece: Piece) -> torch.optim.Optimizer:
-        """Return what moves a piece; its arrays are mapped files."""
+        """Return the optimizer that moves a piece; its arrays are mapped files."""
         rates = (piece.places, self._schedule.rate), (piece.factors, self._schedule.scale_rate)
         groups = [{"params": [values], "most": rate} for values, rate in rates]
         optimizer = torch.optim.Adam(groups, betas=_BETAS, eps=_SMALLEST, fused=True)
@@ -121,7 +121,7 @@ class Tuning:
             }
         return optimizer
 
-    def _tuned(self, layer: Layer, rounded: Rounded) -> Tuned:
+    def _make_tuned(self, layer: Layer, rounded: Rounded) -> Tuned:
         pieces = []
         for rows in layer.pieces:
             places = rounded.places_of(layer, rows)
@@ -152,7 +152,7 @@ class Tuning:
             distributions=self._distributions,
             on_window=on_window,
         )
-        for step, chosen in enumerate(self._schedule.chosen(count)):
+        for step, chosen in enumerate(self._schedule.choose_windows(count)):
             if step < first:
                 continue
             for start in range(0, len(chosen), at_once):
@@ -169,8 +169,8 @@ class Tuning:
         exact = references.of(member, chosen)
         batch = self._windows.batch([self._windows.fit[index] for index in chosen])
         model = self._models[member]
-        with model.rounded(self._shares[member]):
-            pass_back(exact, model.tuned_results(batch), distributions=self._distributions)
+        with model.use_rounded(self._shares[member]):
+            pass_back(exact, model.tuning_results(batch), distributions=self._distributions)
 
     def _move(self, step: int) -> None:
         """Move all pieces: each in one thread, because the small arrays of a small model gain nothing from several."""
@@ -188,29 +188,31 @@ class Tuning:
         optimizer.zero_grad(set_to_none=False)
         piece.update()
 
-    def fixed(self) -> dict[str, Fixed]:
+    def to_fixed(self) -> dict[str, Fixed]:
         """Return the weights as they are now."""
         starts = {name: rounded.weight for name, rounded in self._start.items()}
-        return {name: tuned.fixed(starts[name].fitted, starts[name].grid) for name, tuned in self.weights.items()}
+        return {name: tuned.to_fixed(starts[name].fitted, starts[name].grid) for name, tuned in self.weights.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return all that another attempt needs to go on from here."""
-        floors = torch.tensor([group["eps"] for group, _ in self._moved()], dtype=torch.float64)
+        floors = torch.tensor([group["eps"] for group, _ in self._optimizer_groups()], dtype=torch.float64)
         return {"floors": floors} | {
-            f"{index}.{part}": kept for index, (_, arrays) in enumerate(self._moved()) for part, kept in arrays.items()
+            f"{index}.{part}": kept
+            for index, (_, arrays) in enumerate(self._optimizer_groups())
+            for part, kept in arrays.items()
         }
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state."""
-        for index, (group, arrays) in enumerate(self._moved()):
+        for index, (group, arrays) in enumerate(self._optimizer_groups()):
             group["eps"] = float(state["floors"][index])
             for part, kept in arrays.items():
                 kept.copy_(state[f"{index}.{part}"])
         self._crew.map(lambda _, piece: piece.update(), self._pieces)
 
-    def _moved(self) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-        """Yield the groups of all optimizers, each with what moves with the steps."""
+    def _optimizer_groups(self) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+        """Yield the groups of all optimizers, each with the arrays that steps change."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 (values,) = group["params"]
@@ -220,7 +222,9 @@ class Tuning:
 def embedding_moments(
     models: Sequence[StreamedModel], batches: Sequence[Batch], *, crew: Crew, seed: int, on_batch: Callable[[], None]
 ) -> Tensor:
-    """Return what is added to the second moments of the head's inputs at one position, so that they weigh the embedding's errors too. (K, K).
+    """Measure how rounding errors of a tied embedding change results.
+
+    Returns the matrix (K, K) to add to the second moments of the head's inputs at one position, so that they weigh the embedding's errors too.
 
     To second order, errors of weights add half of their Fisher information to the divergence. For an embedding that is the mean product of
     the gradients of its rows, for tokens drawn from the model's own results; for the head it is the mean product of its inputs times the variance
@@ -239,32 +243,32 @@ def embedding_moments(
         moments, variance = torch.zeros(width, width), 0.0
         for number in crew.share(member, range(len(batches))):
             on_batch()
-            found = _measure(models[member], batches[number], torch.Generator().manual_seed(seed + number))
-            moments += found[0]
-            variance += found[1]
+            sums = _measure(models[member], batches[number], torch.Generator().manual_seed(seed + number))
+            moments += sums[0]
+            variance += sums[1]
         return moments, variance
 
     for model in models:
         model.save_memory()
     try:
-        found = crew.run(measure)
+        parts = crew.run(measure)
     finally:
         for model in models:
             model.save_memory(on=False)
-    total = torch.stack([moments for moments, _ in found]).sum(0)
-    return total / max(sum(variance for _, variance in found), 1e-30)
+    total = torch.stack([moments for moments, _ in parts]).sum(0)
+    return total / max(sum(variance for _, variance in parts), 1e-30)
 
 
 def _measure(model: StreamedModel, batch: Batch, draw: torch.Generator) -> tuple[Tensor, float]:
     """Return the sums of a batch: of the products of the rows' gradients (K, K), and of the draws' variances."""
     rows: list[Tensor] = []
-    with model.looking_up(rows):
+    with model.record_rows(rows):
         results = model.outputs(batch)
     (table,) = rows
     variance = float((1 - results.detach().softmax(-1).square().sum(-1)).sum(dtype=torch.float64))
     if not math.isfinite(variance):  # the pass over the blocks says where it begins
         return torch.zeros(table.shape[1], table.shape[1]), 0.0
-    results.backward(drawn_gradients(results, distributions=True, draw=draw))
+    results.backward(draw_gradients(results, distributions=True, draw=draw))
     assert table.grad is not None
     columns = table.grad.T.contiguous()  # (K, rows)
     return multiply(columns, columns), variance

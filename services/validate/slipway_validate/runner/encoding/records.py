@@ -21,9 +21,9 @@ from slipway.model.families import (
 )
 from slipway.model.generation import generation_settings
 from slipway.proof.runtime import UnusableInput
-from slipway_validate.cases import family_named, longest_text
+from slipway_validate.cases import find_family, longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
-from slipway_validate.runner.encoding.sounds import opening, write_sounds
+from slipway_validate.runner.encoding.sounds import encode_opening, write_sounds
 from slipway_validate.runner.sampling.making import opening_token
 
 Encode = Callable[[Any, Mapping[str, Any], int], EncodedInput]
@@ -38,7 +38,7 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     """
     assert spec.records is not None
     records = read_json(spec.records, largest=LARGEST_LIST)
-    family, settings = family_named(spec.family), generation_settings(spec.model)
+    family, settings = find_family(spec.family), generation_settings(spec.model)
     longest = longest_text(ModelConfig.read(spec.model), family)
     if family == SPEECH:
         write_sounds(records, spec)
@@ -47,11 +47,11 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
         encoders: Mapping[str, Encode] = {
             **_ENCODERS,
             DECODER.name: partial(_prompt, templates=templates),
-            SPEECH.name: partial(opening, model=spec.model, settings=settings),
+            SPEECH.name: partial(encode_opening, model=spec.model, settings=settings),
         }
         encode = encoders[family.name]
         for number, record in enumerate(records, 1):
-            inputs.append(_encoded(encode, tokenizer, record, longest, number=number, family=family))
+            inputs.append(_encode_record(encode, tokenizer, record, longest, number=number, family=family))
     stops = _ids(settings.get("eos_token_id"))
     if family == SPEECH:
         never, first = (_ids(settings.get(name)) for name in ("suppress_tokens", "begin_suppress_tokens"))
@@ -67,18 +67,18 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     )
 
 
-def _encoded(
+def _encode_record(
     encode: Encode, tokenizer: Any, record: Mapping[str, Any], longest: int, *, number: int, family: Family
 ) -> EncodedInput:
     try:
-        found = encode(tokenizer, record, longest)
+        encoded = encode(tokenizer, record, longest)
     except Exception as error:  # a tokenizer's code may raise anything
         raise UnusableInput(f"test input {number} cannot be encoded: {error}") from error
-    if family != ENCODER_DECODER and len(found.ids) + found.most > longest:
+    if family != ENCODER_DECODER and len(encoded.ids) + encoded.most > longest:
         raise UnusableInput(
-            f"test input {number} has {len(found.ids)} tokens and up to {found.most} of its answer, the model takes {longest}"
+            f"test input {number} has {len(encoded.ids)} tokens and up to {encoded.most} of its answer, the model takes {longest}"
         )
-    return found
+    return encoded
 
 
 def _prompt(
@@ -105,7 +105,7 @@ def _source(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedI
 
 
 def _text(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
-    return EncodedInput(ids=_plain(tokenizer(record["text"], **_cut(longest))))
+    return EncodedInput(ids=_plain_ids(tokenizer(record["text"], **_cut(longest))))
 
 
 def _words(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
@@ -113,7 +113,7 @@ def _words(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedIn
     encoded = tokenizer(list(record["tokens"]), is_split_into_words=True, **_cut(longest))
     words = encoded.word_ids()
     first = [words.index(number) if number in words else -1 for number in range(len(record["tokens"]))]
-    return EncodedInput(ids=_plain(encoded), keep=tuple(first))
+    return EncodedInput(ids=_plain_ids(encoded), keep=tuple(first))
 
 
 def _question(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
@@ -122,11 +122,11 @@ def _question(tokenizer: Any, record: Mapping[str, Any], longest: int) -> Encode
     encoded = tokenizer(record["question"], record["context"], return_offsets_mapping=True, **cut)
     keep = [place for place, part in enumerate(encoded.sequence_ids()) if part == 1]
     offsets = tuple(tuple(encoded["offset_mapping"][place]) for place in keep)
-    return EncodedInput(ids=_plain(encoded), keep=tuple(keep), offsets=offsets)
+    return EncodedInput(ids=_plain_ids(encoded), keep=tuple(keep), offsets=offsets)
 
 
 def _pair(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
-    first, second = (_plain(tokenizer(record[name], **_cut(longest))) for name in ("sentence1", "sentence2"))
+    first, second = (_plain_ids(tokenizer(record[name], **_cut(longest))) for name in ("sentence1", "sentence2"))
     return EncodedInput(ids=first, second=second)
 
 
@@ -143,13 +143,13 @@ def _cut(longest: int) -> dict[str, Any]:
     return {"truncation": True, "max_length": longest} if longest < 1 << 30 else {}
 
 
-def _plain(encoded: Any) -> tuple[int, ...]:
-    """Return the ids; refuse types of tokens, which outputs do not take."""
+def _plain_ids(encoded: Any) -> tuple[int, ...]:
+    """Return the ids; refuse token types, which outputs do not take."""
     if any(encoded.get("token_type_ids", ())):
         raise ValueError("its tokenizer gives two texts different token types, which outputs do not take")
     return tuple(encoded["input_ids"])
 
 
 def _ids(value: object) -> tuple[int, ...]:
-    found = value if isinstance(value, list) else [value]
-    return tuple(token for token in found if isinstance(token, int) and not isinstance(token, bool))
+    values = value if isinstance(value, list) else [value]
+    return tuple(token for token in values if isinstance(token, int) and not isinstance(token, bool))

@@ -32,7 +32,7 @@ def write_sounds(records: Sequence[Mapping[str, Any]], spec: TokenizeSpec) -> No
         UnusableInput: A sound cannot be used.
     """
     assert spec.sounds is not None
-    extractor, found = SoundFeatures(spec.model), None
+    extractor, output = SoundFeatures(spec.model), None
     for number, record in enumerate(records):
         try:
             path = real_file(spec.sounds, record["audio"])
@@ -40,20 +40,20 @@ def write_sounds(records: Sequence[Mapping[str, Any]], spec: TokenizeSpec) -> No
         except (UnusableSoundError, ArtifactError, OSError) as error:
             raise UnusableInput(f"test input {number + 1}: the sound {quoted(record['audio'])}: {error}") from error
         features = extractor.features([sound])[0]
-        if found is None:
+        if output is None:
             shape = (len(records), *features.shape)
-            found = open_memmap(spec.samples / SOUNDS_FILE, mode="w+", dtype=np.float32, shape=shape)
-        if features.shape != found.shape[1:]:
+            output = open_memmap(spec.samples / SOUNDS_FILE, mode="w+", dtype=np.float32, shape=shape)
+        if features.shape != output.shape[1:]:
             raise UnusableInput(
-                f"test input {number + 1} has features of the shape {features.shape}, the first {found.shape[1:]}: "
+                f"test input {number + 1} has features of the shape {features.shape}, the first {output.shape[1:]}: "
                 "give sounds of one length"
             )
-        found[number] = features
-    if found is not None:
-        found.flush()
+        output[number] = features
+    if output is not None:
+        output.flush()
 
 
-def opening(
+def encode_opening(
     tokenizer: Any, record: Mapping[str, Any], longest: int, *, model: Path, settings: Mapping[str, Any]
 ) -> EncodedInput:
     """Return the decoder's first tokens as the model was trained with them, and the length of the answer.
@@ -98,14 +98,14 @@ def read_sound(path: Path, *, rate: int, longest: int) -> npt.NDArray[np.float32
         longest: Most samples.
 
     Raises:
-        UnusableSoundError: It is no such file, or its header says other than it holds.
+        UnusableSoundError: It is no such file, or its header does not agree with what it holds.
     """
     convert = _CONVERT.format(rate=rate)
     try:
         with wave.open(io.BytesIO(read_regular(path, largest=LARGEST_SOUND)), "rb") as file:
-            channels, width, found, count, *_ = file.getparams()
-            if not 0 < channels <= MOST_CHANNELS or not 0 < width <= 4 or found != rate:
-                said = f"{channels} channels of {8 * width} bits at {found} Hz"
+            channels, width, own_rate, count, *_ = file.getparams()
+            if not 0 < channels <= MOST_CHANNELS or not 0 < width <= 4 or own_rate != rate:
+                said = f"{channels} channels of {8 * width} bits at {own_rate} Hz"
                 raise UnusableSoundError(f"it has {said}, the model takes {rate} Hz; {convert}")
             if not 0 < count <= longest:
                 said = f"{count / rate:.1f} s, the model takes at most {longest / rate:.0f} s"
@@ -119,7 +119,7 @@ def read_sound(path: Path, *, rate: int, longest: int) -> npt.NDArray[np.float32
 
 
 def _numbers(data: bytes, width: int) -> npt.NDArray[np.float64]:
-    """Return whole numbers of a width in bytes as fractions of the largest; those of one byte have no sign."""
+    """Return integers of ``width`` bytes as fractions of the largest; those of one byte are unsigned."""
     if width == 1:
         return (np.frombuffer(data, dtype=np.uint8).astype(np.float64) - 128) / 128
     wide = np.zeros((len(data) // width, 4), dtype=np.uint8)

@@ -35,14 +35,14 @@ def answer_inputs(
     if family.generates and min(model.bounds.sequence, model.bounds.past + 1) < needed:
         return Answers(skipped=f"the engine accepts too few tokens: prompt and answer have up to {needed}")
     answer = _classes if family == SEQUENCE_CLASSIFIER else _ANSWERS[family.comparison]
-    found = []
+    answers = []
     for number, each in enumerate(inputs.inputs, 1):
         if sounds is None:
-            found.append(answer(model, each, inputs))
+            answers.append(answer(model, each, inputs))
         else:
-            found.append(_next_tokens(model, each, inputs, source=Source(sounds[number - 1 : number])))
+            answers.append(_next_tokens(model, each, inputs, source=Source(sounds[number - 1 : number])))
         report("answers", number, len(inputs.inputs))
-    return Answers(answers=tuple(found))
+    return Answers(answers=tuple(answers))
 
 
 def _next_tokens(
@@ -59,7 +59,7 @@ def _next_tokens(
     )
 
 
-def _decoded(model: LanguageModel, given: EncodedInput, inputs: EncodedInputs) -> Answer:
+def _target_tokens(model: LanguageModel, given: EncodedInput, inputs: EncodedInputs) -> Answer:
     ids = _row(given.ids)
     source = Source(ids, np.ones_like(ids))
     return generate(model, inputs.start, given.most, source=source, stops=inputs.stops, banned=inputs.banned)
@@ -102,8 +102,8 @@ def _vector(model: LanguageModel, ids: tuple[int, ...]) -> Logits:
 
 def _forward(model: LanguageModel, ids: tuple[int, ...]) -> Logits:
     results, _ = model.forward(_step(ids))
-    found: Logits = results[0]
-    return found
+    logits: Logits = results[0]
+    return logits
 
 
 def _step(ids: tuple[int, ...]) -> Step:
@@ -118,7 +118,7 @@ def _row(ids: tuple[int, ...]) -> Ints:
 
 _ANSWERS: Mapping[Comparison, Callable[[LanguageModel, EncodedInput, EncodedInputs], Answer]] = {
     Comparison.NEXT_TOKEN: _next_tokens,
-    Comparison.TEACHER_FORCED: _decoded,
+    Comparison.TEACHER_FORCED: _target_tokens,
     Comparison.CLASSES: _words,
     Comparison.SPANS: _span,
     Comparison.EMBEDDINGS: _similarity,

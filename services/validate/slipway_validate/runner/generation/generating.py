@@ -71,7 +71,7 @@ def continue_long(
 ) -> LongResult:
     """Continue each prompt through the cache; compute one plain pass over that text, and over the reference's continuation.
 
-    The logits at the tokens of the reference's continuation are written for the comparison; without a given one, of its own.
+    The logits at the tokens of the reference's continuation are written for the comparison; without one, those at the tokens of its own.
     """
     longest = max(map(len, spec.prompts)) + spec.new_tokens
     if not model.has_cache:
@@ -119,7 +119,7 @@ def _one_pass(model: LanguageModel, prompt: tuple[int, ...], text: tuple[int, ..
     """Return the logits that predict each token of a text after a prompt, without the cache as far as the runtime allows: (P, V)."""
     ids: Ints = np.array([[*prompt, *text[:-1]]], dtype=np.int64)
     segments = segments_within(ids.shape[1], model.bounds)
-    parts = [found[0] for _, found in run_segments(model, ids, np.ones_like(ids), segments, source=source)]
+    parts = [logits[0] for _, logits in run_segments(model, ids, np.ones_like(ids), segments, source=source)]
     return np.concatenate(parts)[len(prompt) - 1 :]
 
 
@@ -154,15 +154,15 @@ def continue_greedily(
         check: Called with all results and a description of their place.
     """
     size = min(len(prompts), model.bounds.batch)
-    found: list[Prompt] = []
+    continuations: list[Prompt] = []
     for start in range(0, len(prompts), size or 1):
         rows = list(range(start, min(start + size, len(prompts))))
         likely = [drafts[row] for row in rows] if drafts else []
         if likely and _writes(model, samples, rows, prompts, likely, check=check):
-            found += likely
+            continuations += likely
         else:
-            found += _continue_batch(model, samples, rows, prompts, new_tokens, check=check)
-    return tuple(found)
+            continuations += _continue_batch(model, samples, rows, prompts, new_tokens, check=check)
+    return tuple(continuations)
 
 
 def _writes(

@@ -32,21 +32,21 @@ class OnnxDecoder(GraphModel):
         columns = step.input_ids.shape[1]
         if not self._graph.promise.last_logits or step.last_only or columns == 1:
             return self._call(step)
-        before, past, found = step.attention_mask.shape[1] - columns, step.past, []
+        before, past, parts = step.attention_mask.shape[1] - columns, step.past, []
         for column in range(columns - 1):
             here = slice(column if self.has_cache else 0, column + 1)
             mask = step.attention_mask[:, : before + column + 1]
             logits, past = self._call(Step(step.input_ids[:, here], mask, step.position_ids[:, here], past))
-            found.append(logits)
+            parts.append(logits)
         logits, past = self._call(step)
-        return self._joined([*found, logits], step.attention_mask[:, before:]), past
+        return self._join([*parts, logits], step.attention_mask[:, before:]), past
 
     @staticmethod
-    def _joined(found: list[Logits], mask: np.ndarray) -> Logits:
+    def _join(parts: list[Logits], mask: np.ndarray) -> Logits:
         """Join the logits of all columns; the last call's are those of each row's last token. mask: (B, S)."""
-        joined: Logits = np.concatenate(found, axis=1)
+        joined: Logits = np.concatenate(parts, axis=1)
         ends = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
-        joined[np.arange(len(mask)), ends] = found[-1][:, 0]
+        joined[np.arange(len(mask)), ends] = parts[-1][:, 0]
         return joined
 
     def _call(self, step: Step) -> tuple[Logits, Past]:
@@ -56,9 +56,9 @@ class OnnxDecoder(GraphModel):
             feed |= self._graph.empty_past(self._past, batch=len(step.input_ids))
         else:
             feed |= {name: step.past[PRESENT_PREFIX + name.removeprefix(PAST_PREFIX)] for name in self._past}
-        found = self._graph.run(feed)
-        logits = found.pop("logits").numpy()
-        return logits.astype(np.float32, copy=False), found if self.has_cache else None
+        outputs = self._graph.run(feed)
+        logits = outputs.pop("logits").numpy()
+        return logits.astype(np.float32, copy=False), outputs if self.has_cache else None
 
     def _inputs(self, step: Step) -> dict[str, Value]:
         return {
@@ -84,15 +84,15 @@ class Buffers:
         self._held = graph.empty_past(names, batch=batch)
 
     def run(self, feed: dict[str, Value], *, tokens: int) -> Logits:
-        """Run the graph on rows that have so many tokens at its end; return logits."""
+        """Run the graph on rows that then have ``tokens`` tokens; return the logits."""
         if tokens > self._room:
             self._room = tokens + _SPARE
-            self._held = {name: self._grown(name, value.numpy()) for name, value in self._held.items()}
+            self._held = {name: self._grow(name, value.numpy()) for name, value in self._held.items()}
         presents = {PRESENT_PREFIX + name.removeprefix(PAST_PREFIX): value for name, value in self._held.items()}
         logits: Logits = self._graph.run_in_place(feed | self._held, presents)["logits"].numpy()
         return logits
 
-    def _grown(self, name: str, old: Logits) -> Value:
+    def _grow(self, name: str, old: Logits) -> Value:
         rows, heads, tokens, size = old.shape
         new = np.zeros((rows, heads, self._room, size), old.dtype)
         new[:, :, :tokens] = old

@@ -61,5 +61,5 @@ class OnnxText(TextReader, GraphModel):
             "attention_mask": step.attention_mask,
             "token_type_ids": np.zeros_like(step.input_ids),
         }
-        found = self._graph.run({name: self._graph.value(name, given[name]) for name in self._graph.inputs})
-        return [found[name].numpy().astype(np.float32, copy=False) for name in names]
+        outputs = self._graph.run({name: self._graph.value(name, given[name]) for name in self._graph.inputs})
+        return [outputs[name].numpy().astype(np.float32, copy=False) for name in names]

@@ -45,21 +45,21 @@ class OnnxPair(GraphModel):
         feed = {"input_ids": self._decoder.value("input_ids", step.input_ids), **past}
         if _MASK in self._decoder.inputs and mask is not None:
             feed[_MASK] = self._decoder.value(_MASK, mask)
-        found = self._decoder.run(feed)
-        logits = found["logits"].numpy()
+        outputs = self._decoder.run(feed)
+        logits = outputs["logits"].numpy()
         if not self.has_cache:
             return logits.astype(np.float32, copy=False), None
-        return logits.astype(np.float32, copy=False), past | {name: found[_present(name)] for name in self._own}
+        return logits.astype(np.float32, copy=False), past | {name: outputs[_present(name)] for name in self._own}
 
     def _encode(self, step: Step) -> dict[str, Value]:
         assert step.source is not None
         feed = {self._source: self._encoder.value(self._source, step.source.values)}
         if "attention_mask" in self._encoder.inputs and step.source.mask is not None:
             feed["attention_mask"] = self._encoder.value("attention_mask", step.source.mask)
-        found = self._encoder.run(feed)
+        outputs = self._encoder.run(feed)
         if not self.has_cache:
-            return {_ENCODED: found["last_hidden_state"]}
-        return {name: found[_present(name)] for name in self._cross}
+            return {_ENCODED: outputs["last_hidden_state"]}
+        return {name: outputs[_present(name)] for name in self._cross}
 
 
 def _present(name: str) -> str:

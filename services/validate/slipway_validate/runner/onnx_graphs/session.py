@@ -70,7 +70,7 @@ class Graph:
         threads: Threads that ONNX Runtime may use.
         per_token: Whether its results are one per token; those for places that a text leaves empty are then left out.
         padding: Token for such places.
-        alone: Whether it is all of a model; otherwise what runs its graphs in turn fits inputs to fixed shapes.
+        alone: Whether it is all of a model; otherwise the caller fits inputs to fixed shapes.
 
     Raises:
         Unusable: ONNX Runtime cannot load it, or an input has a type that is not known here.
@@ -84,7 +84,7 @@ class Graph:
             self._mapped = stored_dtype(path.parent) == "float32"
             options = session_options(threads, mapped=self._mapped)
             self._opened = open_session(path, options, provider=asked_provider(path.parent))
-            self._adapter, self._options = _with_adapter(path.with_suffix(".onnx_adapter"))
+            self._adapter, self._options = _load_adapter(path.with_suffix(".onnx_adapter"))
         except ORT_ERRORS as error:
             raise Unusable(f"ONNX Runtime cannot load {path.parent.name}/{path.name}: {error}") from error
         self._session, self._name = self._opened.session, path.name
@@ -137,10 +137,10 @@ class Graph:
         """
         if self._fixed is not None:
             try:
-                found = self._fixed.run({name: value.numpy() for name, value in feed.items()})
+                outputs = self._fixed.run({name: value.numpy() for name, value in feed.items()})
             except TooLongError as error:
                 raise NotRunnable(f"{self._name} has fixed shapes: {error}") from error
-            return {name: _Computed(value) for name, value in found.items()}
+            return {name: _Computed(value) for name, value in outputs.items()}
         return dict(
             zip(self.outputs, self._session.run_with_ort_values(self.outputs, dict(feed), self._options), strict=True)
         )
@@ -156,8 +156,8 @@ class Graph:
             else:
                 binding.bind_output(name)
         self._session.run_with_iobinding(binding)
-        found = zip(self.outputs, binding.get_outputs(), strict=True)
-        return {name: value for name, value in found if name not in places}
+        pairs = zip(self.outputs, binding.get_outputs(), strict=True)
+        return {name: value for name, value in pairs if name not in places}
 
     def _compute(self, feed: dict[str, Any]) -> dict[str, Any]:
         return dict(zip(self.outputs, self._session.run(self.outputs, feed, self._options), strict=True))
@@ -181,8 +181,8 @@ class Graph:
         )
 
 
-def _with_adapter(path: Path) -> tuple[Any, Any]:
-    """Return the adapter in a file, and options of a run that activate it but do not keep it alive; None without the file."""
+def _load_adapter(path: Path) -> tuple[Any, Any]:
+    """Load the adapter in a file; return it, and options of a run that activate it but do not keep it alive. None without the file."""
     if not path.is_file():
         return None, None
     adapter, options = ort.LoraAdapter(), ort.RunOptions()

@@ -60,10 +60,10 @@ class SoundFeatures:
         """Return the features of sounds, (sounds, F, frames)."""
         extractor = self._extractor
         try:
-            found = extractor(sounds, sampling_rate=self.rate, return_tensors="np")[extractor.model_input_names[0]]
+            features = extractor(sounds, sampling_rate=self.rate, return_tensors="np")[extractor.model_input_names[0]]
         except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
             raise Unusable(f"the feature extractor of {self._name!r} does not accept sound: {error}") from error
-        values: npt.NDArray[np.float32] = np.asarray(found, dtype=np.float32)
+        values: npt.NDArray[np.float32] = np.asarray(features, dtype=np.float32)
         return values
 
 

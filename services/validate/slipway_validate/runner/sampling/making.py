@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from slipway.documents.heldout import read_written, rendered
+from slipway.documents.heldout import read_written, render
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
 from slipway.model.generation import NO_FIRST_TOKEN, first_token, generation_settings
 from slipway.proof.numerics import Ints
 from slipway.proof.runtime import Unusable
 from slipway.proof.samples import Samples
-from slipway_validate.cases import family_named
+from slipway_validate.cases import find_family
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.sampling.windows import cut, tokens_around, trained_tokenizer
 
@@ -31,11 +31,11 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     Raises:
         Unusable: There is no tokenizer or feature extractor, or too little text.
     """
-    family = family_named(spec.family)
+    family = find_family(spec.family)
     if family == SPEECH:
         return _speech(spec)
     tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
-    windows = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
+    windows = cut(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
     if family == SEQUENCE_CLASSIFIER:
         windows = _end_windows(windows, ModelConfig.read(spec.model))
     make = _MAKERS.get(family.comparison, _plain)
@@ -60,7 +60,7 @@ def _next_tokens(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples: 
     return Samples(windows, labels=windows[:, 1:])
 
 
-def masked(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
+def mask_tokens(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
     """Mask random tokens of each window by the seed, but not those that the tokenizer puts around a text."""
     before, behind = tokens_around(tokenizer)
     columns = np.arange(len(before), windows.shape[1] - len(behind))
@@ -87,7 +87,7 @@ def _teacher_forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Sample
 
 _MAKERS: Mapping[Comparison, Callable[[Any, Ints, TokenizeSpec], Samples]] = {
     Comparison.NEXT_TOKEN: _next_tokens,
-    Comparison.MASKED_TOKENS: masked,
+    Comparison.MASKED_TOKENS: mask_tokens,
     Comparison.TEACHER_FORCED: _teacher_forced,
 }
 
@@ -99,7 +99,7 @@ def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
     said = "the sound is random and contains no speech"
     if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):
         tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
-        labels = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
+        labels = cut(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
     else:
         labels, said = _random_labels(spec), f"{said}; there is no tokenizer, so labels are random tokens"
     source = make_features(spec.model, count=len(labels), seed=spec.seed)

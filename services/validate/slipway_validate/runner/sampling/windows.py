@@ -31,7 +31,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def trained_tokenizer(folder: Path, base: Path) -> Any:
-    """Load the tokenizer of a training. If it has no chat template, it has the base's, as in the merged model.
+    """Load the tokenizer of a training. If it has no chat template, it gets the base's, as in the merged model.
 
     Raises:
         Unusable: As :func:`load_tokenizer`.

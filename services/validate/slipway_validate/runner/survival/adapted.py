@@ -1,6 +1,6 @@
 """The adapter's update of each weight, by peft's own merge of one layer at a time.
 
-The model is built without its values, and only the layer in hand gets them: memory is that of the largest adapted matrix, a few times.
+The model is built without its values, and only the layer in hand gets them: memory is a few times that of the largest adapted matrix.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.trained import trained_model
 from slipway.proof.stored_weights import Dense, Names, NotUnderstoodError
-from slipway_validate.runner.runtime_reference import adapted
+from slipway_validate.runner.runtime_reference import add_adapter
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.sums import Both
 
 _PREFIX = re.compile(r"^base_model\.model\.")
 _WITHIN = re.compile(r"\.(?:base_layer|modules_to_save|original_module)(?=\.)")
-"""Parts of the names of weights that peft puts a layer of its own around."""
+"""Parts of names that peft inserts where it wraps a weight's layer in one of its own."""
 _COMPARED = frozenset(
     {
         "ADALORA", "BEFT", "BOFT", "C3A", "DEFT", "DELORA", "FOURIERFT", "GLORA", "GRALORA", "HIRA", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR",
@@ -65,7 +65,7 @@ class AdaptedModule:
         return f"{self.name}.weight"
 
     @torch.no_grad()
-    def merged(self, weight: Tensor) -> Tensor:
+    def merge(self, weight: Tensor) -> Tensor:
         """Return W + Δ in float32 for a base's weight W; both as PyTorch stores them.
 
         Raises:
@@ -78,19 +78,19 @@ class AdaptedModule:
             base.bias = torch.nn.Parameter(torch.zeros(kept["bias"].shape), requires_grad=False)
         try:
             layer.merge()
-            found: Tensor = base.weight.data
+            merged: Tensor = base.weight.data
         except (RuntimeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
             raise NotUnderstoodError(f"peft does not merge it alone ({type(error).__name__}: {error})") from error
         finally:
             layer.merged_adapters.clear()
             base.weight, base.bias = kept["weight"], kept["bias"]
-        if found.is_meta or found.shape != weight.shape:
+        if merged.is_meta or merged.shape != weight.shape:
             raise NotUnderstoodError("the adapter has no values for it")
-        return found
+        return merged
 
 
 def adapted_modules(base: Path, adapter: Path) -> tuple[list[AdaptedModule], dict[str, str]]:
-    """Return the modules that the adapter updates, in the model's order, and those whose update is not of one weight, with the reason.
+    """Return the modules that the adapter updates, in the model's order, and those that are not compared, with the reason.
 
     Raises:
         Unusable: Base and adapter do not fit together.
@@ -109,9 +109,9 @@ def adapted_modules(base: Path, adapter: Path) -> tuple[list[AdaptedModule], dic
         raise NotUnderstoodError(
             f"the training began with a change of the base's weights (init_lora_weights is {began})"
         )
-    model, joined = adapted(_without_values(base, adapter), base, adapter)
+    model, joined = add_adapter(_build_without_values(base, adapter), base, adapter)
     ties = dict(getattr(model.get_base_model(), "all_tied_weights_keys", None) or {})
-    found = []
+    modules = []
     left_out = dict.fromkeys(
         joined.updated if joined else (), "transformers joins its weight with those of other modules"
     )
@@ -127,18 +127,18 @@ def adapted_modules(base: Path, adapter: Path) -> tuple[list[AdaptedModule], dic
         elif inner.weight.dim() != 2:
             left_out[name] = "its weight is no matrix"
         else:
-            found.append(AdaptedModule(name, ties.get(f"{name}.weight", ""), isinstance(inner, Conv1D), layer))
-    shared = {each.tied for each in found if each.tied} & {each.weight for each in found}
-    for each in [each for each in found if each.weight in shared or each.tied in shared]:
+            modules.append(AdaptedModule(name, ties.get(f"{name}.weight", ""), isinstance(inner, Conv1D), layer))
+    shared = {each.tied for each in modules if each.tied} & {each.weight for each in modules}
+    for each in [each for each in modules if each.weight in shared or each.tied in shared]:
         left_out[each.name] = "it shares its weight with another adapted module"
-        found.remove(each)
-    return found, left_out
+        modules.remove(each)
+    return modules, left_out
 
 
-def _without_values(base: Path, adapter: Path) -> Any:
-    """Build the base's model with one number as the values of each weight, apart from those that the adapter brings whole.
+def _build_without_values(base: Path, adapter: Path) -> Any:
+    """Build the base's model with one zero for all values of a weight, except for the weights that the adapter brings whole.
 
-    On ``meta`` peft would move the adapter there too, and lose it.
+    On ``meta``, peft would move the adapter there too, and lose it.
     """
     stored = ModelFolder.open(base)
     trained = trained_model(stored, adapter)
@@ -184,8 +184,8 @@ class Original:
         """Return whether the type of W cannot hold W + Δ."""
         return self.before.dtype not in (torch.float32, torch.float64)
 
-    def rounded(self, both: Both) -> Tensor:
-        """Return W + Δ as the type of W holds it, float32 (R, K)."""
+    def round_to_type(self, both: Both) -> Tensor:
+        """Round W + Δ to the type of W, float32 (R, K)."""
         return both.after.to(self.before.dtype).float()
 
     def rows(self, rows: slice) -> Both:
@@ -209,8 +209,8 @@ class BaseWeights:
         name = self._names.find(module.weight) or (self._names.find(module.tied) if module.tied else None)
         if name is None:
             raise NotUnderstoodError("the base has no weight of this name")
-        found = self._stored.weight(name, turned=module.turned)
-        return found.values if isinstance(found, Dense) else found.take(slice(None)).stored
+        weight = self._stored.weight(name, turned=module.turned)
+        return weight.values if isinstance(weight, Dense) else weight.take(slice(None)).stored
 
     def original(self, module: AdaptedModule) -> Original:
         """Return a module's weight without and with its update.
@@ -219,7 +219,7 @@ class BaseWeights:
             NotUnderstoodError: As :meth:`weight`.
         """
         before = self.weight(module)
-        merged = module.merged(before.T if module.turned else before)
+        merged = module.merge(before.T if module.turned else before)
         return Original(before, merged.T if module.turned else merged)
 
     def rows(self, weight: str) -> int:

@@ -35,61 +35,61 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self._tensors = read_weights(folder)
-        self.names = frozenset(found["weight"] for name in self._tensors if (found := _STORED.fullmatch(name)))
+        self.names = frozenset(match["weight"] for name in self._tensors if (match := _STORED.fullmatch(name)))
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:
         """As :meth:`slipway.proof.stored_weights.StoredModel.weight`."""
-        found = self._stored(name)
-        if len(found.shape) != 2:
-            raise NotUnderstoodError(f"its shape is {found.shape}")
-        return Turned(found) if turned else found
+        weight = self._read(name)
+        if len(weight.shape) != 2:
+            raise NotUnderstoodError(f"its shape is {weight.shape}")
+        return Turned(weight) if turned else weight
 
     def non_finite(self) -> dict[str, int]:
         """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`."""
-        return count_non_finite({name: mapped(info) for name, info in self._tensors.items() if info.dtype in FLOATS})
+        return count_non_finite({name: view_of(info) for name, info in self._tensors.items() if info.dtype in FLOATS})
 
-    def _stored(self, name: str) -> StoredWeight:
+    def _read(self, name: str) -> StoredWeight:
         dense = self._tensors.get(name)
         if dense is not None and dense.dtype in FLOATS:
-            return Dense(mapped(dense))
+            return Dense(view_of(dense))
         if dense is not None:
-            return self._scaled(name, dense)
-        return self._packed(name)
+            return self._read_scaled(name, dense)
+        return self._read_packed(name)
 
-    def _scaled(self, name: str, info: TensorInfo) -> StoredWeight:
+    def _read_scaled(self, name: str, info: TensorInfo) -> StoredWeight:
         scales = self._scales(name)
         zeros = f"{name}_zero_point" in self._tensors
         if info.dtype not in _SCALED or zeros or len(info.shape) != 2 or not _fits(scales, info.shape):
             raise NotUnderstoodError(f"it is stored as {info.dtype} in a form that is not known")
-        values = mapped(info)
+        values = view_of(info)
         if info.dtype != "I8":
             codes = torch.arange(_FLOAT8[info.dtype], dtype=torch.uint8)
-            levels = _signed(codes.view(torch_dtypes(info.dtype)[info.dtype]).float())
+            levels = _mirror(codes.view(torch_dtypes(info.dtype)[info.dtype]).float())
             return Coded(lambda rows: values[rows].float(), scales, None, (0, 0), tuple(info.shape), levels)
         return Coded(lambda rows: values[rows].int(), scales, None, (-128, 127), tuple(info.shape))
 
-    def _float4(self, name: str, packed: TensorInfo) -> StoredWeight:
-        """Return 4-bit floats, two in a byte, with scales that are powers of two or FP8."""
+    def _read_float4(self, name: str, packed: TensorInfo) -> StoredWeight:
+        """Read 4-bit floats, two in a byte, with scales that are powers of two or FP8."""
         scale, above = self._tensors.get(f"{name}_scale"), self._tensors.get(f"{name}_global_scale")
         known = scale is not None and len(packed.shape) == len(scale.shape) == 2 and packed.shape[0] == scale.shape[0]
         if scale is None or not known or 2 * packed.shape[1] % max(1, scale.shape[1]):
             raise NotUnderstoodError("it is packed as U8 in a form that is not known")
         if scale.dtype == "U8" and above is None:
-            scales = torch.exp2(mapped(scale).float() - 127)
+            scales = torch.exp2(view_of(scale).float() - 127)
         elif scale.dtype == "F8_E4M3" and above is not None and above.dtype == "F32" and above.numel == 1:
-            scales = mapped(scale).float() / mapped(above)
+            scales = view_of(scale).float() / view_of(above)
         else:
             raise NotUnderstoodError(f"its scales are {scale.dtype}, in a form that is not known")
-        shape, stored = (packed.shape[0], 2 * packed.shape[1]), mapped(packed)
-        return Coded(lambda rows: _float4(stored[rows]), scales, None, (0, 0), shape, _signed(_FLOAT4))
+        shape, stored = (packed.shape[0], 2 * packed.shape[1]), view_of(packed)
+        return Coded(lambda rows: _unpack_float4(stored[rows]), scales, None, (0, 0), shape, _mirror(_FLOAT4))
 
-    def _packed(self, name: str) -> StoredWeight:
+    def _read_packed(self, name: str) -> StoredWeight:
         packed, shape = self._tensors[f"{name}_packed"], self._tensors.get(f"{name}_shape")
         if packed.dtype == "U8" and shape is None:
-            return self._float4(name, packed)
+            return self._read_float4(name, packed)
         if packed.dtype != "I32" or len(packed.shape) != 2 or shape is None or f"{name}_g_idx" in self._tensors:
             raise NotUnderstoodError(f"it is packed as {packed.dtype} in a form that is not known")
-        sizes = mapped(shape).flatten().tolist()
+        sizes = view_of(shape).flatten().tolist()
         if len(sizes) != 2:
             raise NotUnderstoodError(f"its shape is stored as {len(sizes)} numbers")
         rows, columns = (int(size) for size in sizes)
@@ -100,10 +100,10 @@ class Checkpoint:
         zeros = self._tensors.get(f"{name}_zero_point")
         middle = 1 << (bits - 1)
         return Coded(
-            partial(_unpacked, mapped(packed), bits=bits),
+            partial(_unpack, view_of(packed), bits=bits),
             scales,
             # Zero points are packed along the rows.
-            None if zeros is None else _unpacked(mapped(zeros).T.contiguous(), slice(None), bits=bits).T[:rows].float(),
+            None if zeros is None else _unpack(view_of(zeros).T.contiguous(), slice(None), bits=bits).T[:rows].float(),
             (-middle, middle - 1),
             (rows, columns),
         )
@@ -112,7 +112,7 @@ class Checkpoint:
         info = self._tensors.get(f"{name}_scale")
         if info is None or info.dtype not in FLOATS:
             raise NotUnderstoodError("it has no scales of a known type")
-        scales = mapped(info)
+        scales = view_of(info)
         return scales.reshape(len(scales), -1) if scales.dim() else scales.reshape(1, 1)
 
 
@@ -122,8 +122,8 @@ def _fits(scales: Tensor, shape: Sequence[int]) -> bool:
     return rows in (1, shape[0]) and groups > 0 and shape[1] % groups == 0
 
 
-def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
-    """Return codes, int32 (R, K): little-endian words, offset by half of their range."""
+def _unpack(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
+    """Unpack codes from little-endian words that are offset by half of their range: int32 (R, K)."""
     bytes_ = packed[rows].contiguous().view(torch.uint8)
     if bits == 3:
         digits = torch.from_numpy(np.unpackbits(bytes_.numpy(), axis=1, bitorder="little"))
@@ -134,19 +134,19 @@ def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
     return bytes_.int() - (1 << (bits - 1))
 
 
-def _signed(levels: Tensor) -> Tensor:
+def _mirror(levels: Tensor) -> Tensor:
     """Return values from 0 up, with their negatives before them."""
     return torch.cat([-levels[1:].flip(0), levels])
 
 
-def _float4(packed: Tensor) -> Tensor:
-    """Return 4-bit floats, float32 (R, K): the first of two in the low half of a byte, its sign above its magnitude."""
+def _unpack_float4(packed: Tensor) -> Tensor:
+    """Unpack 4-bit floats, float32 (R, K): the first of two in the low half of a byte, its sign above its magnitude."""
     codes = torch.stack([packed & 15, packed >> 4], dim=-1).reshape(len(packed), -1)
     return _FLOAT4[(codes & 7).long()] * (1 - 2 * (codes >> 3).float())
 
 
-def mapped(info: TensorInfo) -> Tensor:
-    """Map a stored tensor into memory.
+def view_of(info: TensorInfo) -> Tensor:
+    """Return a stored tensor as a view of its mapped file.
 
     Raises:
         NotUnderstoodError: PyTorch has no such type.

@@ -85,11 +85,10 @@ class Graphs:
                 self._note_smoothing(node)
 
     def _note_smoothing(self, node: ir.Node) -> None:
-        """Remember by what the input features of a product of integers are divided; its weights are multiplied by it."""
-        codes = _before(_before(node.inputs[1], "DequantizeLinear"), "Transpose") or _before(
-            node.inputs[1], "DequantizeLinear"
-        )
-        divided = _before(_before(node.inputs[0], "DequantizeLinear"), "QuantizeLinear")
+        """Remember the factors that divide the input features of a product of integers; its weights are multiplied by them."""
+        weights = _producer_input(node.inputs[1], "DequantizeLinear")
+        codes = _producer_input(weights, "Transpose") or weights
+        divided = _producer_input(_producer_input(node.inputs[0], "DequantizeLinear"), "QuantizeLinear")
         producer = divided.producer() if divided is not None else None
         inverse = producer.inputs[1] if producer is not None and producer.op_type == "Mul" else None
         if codes is not None and inverse is not None and str(inverse.name).endswith(".smoothing"):
@@ -108,12 +107,10 @@ class Graphs:
         middle = 1 << (constant.bits - 1)
         zeros = None
         if constant.name in self._zeros:
-            codes = _unpacked(
-                self._values(self._zeros[constant.name]).reshape(rows, -1), slice(None), bits=constant.bits
-            )
+            codes = _unpack(self._values(self._zeros[constant.name]).reshape(rows, -1), slice(None), bits=constant.bits)
             zeros = codes[:, : scales.shape[1]].float() - middle
         return Coded(
-            lambda taken: _unpacked(packed, taken, bits=constant.bits) - middle,
+            lambda taken: _unpack(packed, taken, bits=constant.bits) - middle,
             scales,
             zeros,
             (-middle, middle - 1),
@@ -157,14 +154,14 @@ class Graphs:
         return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
-def _before(value: ir.Value | None, operator: str) -> ir.Value | None:
-    """Return the first input of the node that makes a value, if it is such a node."""
+def _producer_input(value: ir.Value | None, operator: str) -> ir.Value | None:
+    """Return the first input of the node that makes a value, if it is this operator; otherwise None."""
     producer = value.producer() if value is not None else None
     return producer.inputs[0] if producer is not None and producer.op_type == operator and producer.inputs else None
 
 
-def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
-    """Return unsigned codes, int32 (R, K), the first of two in the low half of a byte."""
+def _unpack(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
+    """Unpack unsigned codes, int32 (R, K), the first of two in the low half of a byte."""
     bytes_ = packed[rows].reshape(len(packed[rows]), -1)
     if bits == 4:
         bytes_ = torch.stack([bytes_ & 15, bytes_ >> 4], dim=-1).reshape(len(bytes_), -1)

@@ -81,25 +81,25 @@ def _measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[
         weights = BaseWeights(spec.base)
     except (NotUnderstoodError, Unusable, ModelExportError, OSError, ValueError, RuntimeError) as error:
         return {name: AdapterSurvival(not_run=f"{error}") for name in spec.outputs}
-    found: dict[str, AdapterSurvival] = {}
+    findings: dict[str, AdapterSurvival] = {}
     opened: dict[str, _Output] = {}
     for name, folder in spec.outputs.items():
         try:
             stored = open_stored(folder, spec.base, weights.rows, runtime_of_output(name))
             opened[name] = _Output(stored, spec.largest_errors.get(name, math.inf))
         except _FAULTS as error:
-            found[name] = AdapterSurvival(not_run=_said(error))
+            findings[name] = AdapterSurvival(not_run=_describe_error(error))
     chosen = modules[:: max(1, math.ceil(len(modules) / MOST_MODULES))]
     for number, module in enumerate(chosen):
         report(number, len(chosen))
         _compare(module, weights, opened, left_out)
     for name, output in opened.items():
         try:
-            found[name] = _survival(output, chosen, weights, left_out)
+            findings[name] = _survival(output, chosen, weights, left_out)
         except _FAULTS as error:
-            found[name] = AdapterSurvival(not_run=_said(error))
+            findings[name] = AdapterSurvival(not_run=_describe_error(error))
     report(len(chosen), len(chosen))
-    return found
+    return findings
 
 
 def _survival(
@@ -121,7 +121,7 @@ def _survival(
     )
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return (
         str(error) if isinstance(error, NotUnderstoodError | ModelExportError) else f"{type(error).__name__}: {error}"
     )
@@ -142,10 +142,10 @@ def open_stored(folder: Path, model: Path, rows: Callable[[str], int], runtime: 
     if runtime is not None and runtime.stored:
         module, _, name = runtime.stored.partition(":")
         try:
-            found: StoredModel = getattr(import_module(module), name)(folder, model, rows)
+            stored: StoredModel = getattr(import_module(module), name)(folder, model, rows)
         except ImportError as error:
             raise NotUnderstoodError(f"its weights cannot be read here: pip install {error.name}") from error
-        return found
+        return stored
     if any(folder.glob("*.onnx")) or (folder / "onnx-layered").is_dir():
         try:
             from slipway_validate.runner.survival.graphs import Graphs
@@ -166,21 +166,21 @@ def _compare(
     except NotUnderstoodError as error:
         left_out[module.name] = str(error)
         return
-    found = {name: _Found() for name in outputs}
+    readings = {name: _Reading() for name in outputs}
     expected = Sums()
     for rows in _pieces(own.shape, MOST_VALUES):
         both = own.rows(rows)
         if own.rounds:
-            expected += Sums.of(both, own.rounded(both))
+            expected += Sums.of(both, own.round_to_type(both))
         for name, output in outputs.items():
-            if name in found:
+            if name in readings:
                 try:
-                    found[name].add(both, found[name].weight or _stored(output, module, own.shape), rows)
+                    readings[name].add(both, readings[name].weight or _find_stored(output, module, own.shape), rows)
                 except _FAULTS as error:
-                    del found[name]
-                    output.left_out[module.name] = _said(error)
+                    del readings[name]
+                    output.left_out[module.name] = _describe_error(error)
     strength = expected.figures().strength
-    for name, each in found.items():
+    for name, each in readings.items():
         survival = ModuleSurvival(
             module=module.name,
             layer=_layer(module.name),
@@ -193,30 +193,30 @@ def _compare(
         try:
             nearest = _nearest(own, each.weight) if each.weight and is_off else {}
         except _FAULTS as error:
-            output.left_out[module.name] = _said(error)
+            output.left_out[module.name] = _describe_error(error)
         else:
             output.modules[module.name] = survival.model_copy(update=nearest)
 
 
-def _is_off(found: ModuleSurvival) -> bool:
+def _is_off(module: ModuleSurvival) -> bool:
     """Return whether a module's strength is further from what is expected than noise explains."""
-    if found.strength is None or found.noise is None:
+    if module.strength is None or module.noise is None:
         return False
-    return abs(found.expected - found.strength) > OFF + SURE * found.noise
+    return abs(module.expected - module.strength) > OFF + SURE * module.noise
 
 
 def _nearest(own: Original, weight: StoredWeight) -> dict[str, float | None]:
-    """Return what W + Δ rounded to the nearest on a stored weight's own grid holds of Δ, and the error of that."""
+    """Round W + Δ to the nearest on a stored weight's own grid; return what that holds of Δ, and its error."""
     sums = Sums()
     for rows in _pieces(own.shape, MOST_VALUES):
         both = own.rows(rows)
-        sums += Sums.of(both, weight.take(rows).nearest(own.rounded(both)))
+        sums += Sums.of(both, weight.take(rows).nearest(own.round_to_type(both)))
     figures = sums.figures()
     return {"nearest_strength": figures.strength, "nearest_error": figures.weight_error}
 
 
 @dataclass(slots=True)
-class _Found:
+class _Reading:
     """What an output stores of a module, as far as it is read.
 
     Attributes:
@@ -237,7 +237,7 @@ class _Found:
         self.changed += stored.changed_from(both.before)
 
 
-def _stored(output: _Output, module: AdaptedModule, shape: tuple[int, ...]) -> StoredWeight:
+def _find_stored(output: _Output, module: AdaptedModule, shape: tuple[int, ...]) -> StoredWeight:
     name = output.names.find(module.weight) or (output.names.find(module.tied) if module.tied else None)
     if name is None:
         raise NotUnderstoodError("the output has no weight of this name")
@@ -261,12 +261,12 @@ def _pieces(shape: tuple[int, ...], most: int) -> Iterator[slice]:
 
 
 def _layer(name: str) -> int | None:
-    found = _LAYER.search(name)
-    return int(found[1]) if found else None
+    match = _LAYER.search(name)
+    return int(match[1]) if match else None
 
 
 def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: BaseWeights) -> None:
-    """Find out which module's weight or update lies where a module's own does not."""
+    """Find the modules whose weight or update lies in the place of another's."""
     strange = {each.module for each in output.modules.values() if _is_strange(each)}
     kinds: dict[tuple[object, ...], list[AdaptedModule]] = {}
     for module in modules:
@@ -277,16 +277,16 @@ def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: Base
             _compare_with_others(output, suspects[: max(1, MOST_PAIRS // len(alike))], alike, weights)
 
 
-def _is_strange(found: ModuleSurvival) -> bool:
-    """Return whether something else may lie where a module's weight belongs. The base's own values are nothing else."""
-    if found.changed == 0:
+def _is_strange(module: ModuleSurvival) -> bool:
+    """Return whether something else may lie where a module's weight belongs; the base's own values do not count."""
+    if module.changed == 0:
         return False
-    other = found.weight_error is not None and found.weight_error > STRANGE_WEIGHT
-    return other or (found.strength is not None and found.off_by > PRESENT)
+    other = module.weight_error is not None and module.weight_error > STRANGE_WEIGHT
+    return other or (module.strength is not None and module.off_by > PRESENT)
 
 
 def _kind(name: str) -> tuple[object, ...]:
-    """Return what modules of different layers that do the same have in common."""
+    """Return a key that modules with the same task in different layers share."""
     return tuple("#" if part.isdigit() else part for part in name.split("."))
 
 
@@ -295,33 +295,33 @@ def _compare_with_others(
 ) -> None:
     own: dict[str, tuple[Both, Tensor]] = {}
     for module in suspects:
-        both, rows, shape = _some(module, weights)
-        own[module.name] = both, _stored(output, module, shape).take(rows).values
+        both, rows, shape = _sample_rows(module, weights)
+        own[module.name] = both, _find_stored(output, module, shape).take(rows).values
     for other in alike:
         try:
-            theirs = own[other.name][0] if other.name in own else _some(other, weights)[0]
+            theirs = own[other.name][0] if other.name in own else _sample_rows(other, weights)[0]
         except NotUnderstoodError:
             continue
         for name, (both, stored) in own.items():
             if name != other.name and stored.shape == theirs.after.shape:
-                found = _other_in(both, stored, theirs)
-                if found:
-                    output.modules[name] = output.modules[name].model_copy(update={found: other.name})
+                key = _find_other(both, stored, theirs)
+                if key:
+                    output.modules[name] = output.modules[name].model_copy(update={key: other.name})
 
 
-def _some(module: AdaptedModule, weights: BaseWeights) -> tuple[Both, slice, tuple[int, ...]]:
-    """Return the rows of a module that are compared with other modules', which rows they are, and the shape of all."""
+def _sample_rows(module: AdaptedModule, weights: BaseWeights) -> tuple[Both, slice, tuple[int, ...]]:
+    """Return the rows of a module that are compared with other modules', their slice, and the shape of the whole weight."""
     whole = weights.original(module)
     rows = slice(None, None, _step(whole.shape, MOST_COMPARED))
     return whole.rows(rows), rows, whole.shape
 
 
-def _other_in(own: Both, stored: Tensor, other: Both) -> str:
-    """Return the field that says what of another module is stored: its weight, or its update of one's own; empty for neither."""
+def _find_other(own: Both, stored: Tensor, other: Both) -> str:
+    """Return the field for what is stored of another module: its weight, or its update on the module's own weight; empty for neither."""
     error = Sums.of(other, stored).figures().weight_error
     if error is not None and error < PRESENT:
         return "weight_of"
-    moved = Sums.of(own.moved_to(other), stored).figures()
+    moved = Sums.of(own.with_update_of(other), stored).figures()
     strength, noise = moved.strength, moved.noise
     there = strength is not None and noise is not None and abs(strength - 1) < PRESENT - 4 * noise
     return "update_of" if there else ""

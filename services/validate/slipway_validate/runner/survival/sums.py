@@ -40,7 +40,7 @@ class Both:
         """Return |W + Δ|²."""
         return _dot(self.after, self.after)
 
-    def moved_to(self, other: Both) -> Both:
+    def with_update_of(self, other: Both) -> Both:
         """Return the same rows of W with another module's Δ."""
         return Both(self.before, self.before + other.update)
 

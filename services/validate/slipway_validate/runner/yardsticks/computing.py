@@ -1,4 +1,4 @@
-"""Compute the passes of a yardstick spec in one process: the reference's model is loaded once, and computes with one set of weights after another."""
+"""Compute the passes of a yardstick spec: load the reference's model once, and let it compute with one set of weights after another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compute_yardsticks(spec: Yardsticks, folder: Path, *, report: Report) -> Non
         folder: Where the results go.
         report: Called with the phase, the passes that are done, and all.
     """
-    found: dict[str, str] = {}
+    missing: dict[str, str] = {}
     try:
         if spec.adapter is not None and not is_plain_lora(spec.adapter):
             raise NotUnderstoodError("the adapter changes more than products by factors")
@@ -57,15 +57,15 @@ def compute_yardsticks(spec: Yardsticks, folder: Path, *, report: Report) -> Non
         model.prepare_comparison()
         bench = _Bench(spec, folder, model)
     except _FAULTS as error:
-        found = {each.name: str(error) or type(error).__name__ for each in spec.passes}
+        missing = {each.name: str(error) or type(error).__name__ for each in spec.passes}
     else:
         for number, each in enumerate(spec.passes):
             report("yardsticks", number, len(spec.passes))
             try:
                 bench.compute(each)
             except _FAULTS as error:
-                found[each.name] = str(error) or type(error).__name__
-    (folder / YARDSTICKS_FILE).write_text(json.dumps(found), encoding="utf-8")
+                missing[each.name] = str(error) or type(error).__name__
+    (folder / YARDSTICKS_FILE).write_text(json.dumps(missing), encoding="utf-8")
 
 
 class _Bench:
@@ -76,7 +76,7 @@ class _Bench:
         module = model.module
         self._plain = module.get_base_model() if hasattr(module, "get_base_model") else module
         self._products = Products(self._plain)
-        self._samples = _first(Samples.read(spec.run.samples), spec.windows)
+        self._samples = _take_first(Samples.read(spec.run.samples), spec.windows)
 
     def compute(self, asked: Pass) -> None:
         """Compute one pass and write its results."""
@@ -87,22 +87,22 @@ class _Bench:
             if asked.output is not None:
                 runtime = runtime_of_output(asked.name)
                 stored = open_stored(asked.output, self._spec.base, self._products.rows_of, runtime)
-                changed.enter_context(self._products.stored(stored))
+                changed.enter_context(self._products.use_stored(stored))
                 if read_json(asked.output / "onnx_export.json").get("gelu_approximation"):
-                    changed.enter_context(approximated_gelu(self._plain))
+                    changed.enter_context(approximate_gelu(self._plain))
             elif asked.weights:
                 rounding = weight_rounding(asked.weights)
                 others = weight_rounding(asked.outer or asked.weights)
-                changed.enter_context(self._products.rounded(self._plain, rounding, others))
+                changed.enter_context(self._products.use_rounded(self._plain, rounding, others))
             if asked.rounding.startswith(RESULTS):
                 changed.enter_context(RoundedResults(asked.rounding))
             elif asked.rounding:
-                changed.enter_context(self._products.rounded_inputs(input_rounding(asked.rounding)))
+                changed.enter_context(self._products.round_inputs(input_rounding(asked.rounding)))
             collector = Collector(self._model, self._spec.run, self._samples, self._folder, report=lambda *_: None)
             collector.windows(pass_file(asked.name))
 
 
-def _first(samples: Samples, count: int) -> Samples:
+def _take_first(samples: Samples, count: int) -> Samples:
     def cut(values: Any) -> Any:
         return None if values is None else np.asarray(values[:count])
 
@@ -110,7 +110,7 @@ def _first(samples: Samples, count: int) -> Samples:
 
 
 @contextmanager
-def approximated_gelu(model: nn.Module) -> Iterator[None]:
+def approximate_gelu(model: nn.Module) -> Iterator[None]:
     """Let the GELUs of a model compute what ``FastGelu`` does, within the block."""
     ours = [each for each in model.modules() if isinstance(each, GELUActivation)]
     plain = [each for each in model.modules() if isinstance(each, nn.GELU) and each.approximate == "none"]

@@ -49,9 +49,9 @@ def input_rounding(name: str) -> Rounding:
     Raises:
         LookupError: The name is unknown.
     """
-    if found := _BLOCKS.fullmatch(name):
-        size = int(found[1])
-        return lambda values: _in_groups(values, size, top=127)
+    if match := _BLOCKS.fullmatch(name):
+        size = int(match[1])
+        return lambda values: _round_groups(values, size, top=127)
     return _INPUTS[name]
 
 
@@ -61,9 +61,9 @@ def weight_rounding(name: str) -> Rounding:
     Raises:
         LookupError: The name is unknown.
     """
-    if found := _GROUPS.fullmatch(name):
-        top, size = (1 << (int(found["bits"]) - 1)) - 1, int(found["size"])
-        return lambda values: _in_groups(values, size, top=top)
+    if match := _GROUPS.fullmatch(name):
+        top, size = (1 << (int(match["bits"]) - 1)) - 1, int(match["size"])
+        return lambda values: _round_groups(values, size, top=top)
     return _FLOATS[name]
 
 
@@ -83,36 +83,36 @@ class RoundedResults(TorchDispatchMode):
         self._most = torch.finfo(getattr(torch, dtype)).max
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ not in _ROUNDED:
-            return found
-        first, *others = found if isinstance(found, tuple) else (found,)
+            return result
+        first, *others = result if isinstance(result, tuple) else (result,)
         # One value for a row is a sum within a norm.
         if isinstance(first, Tensor) and first.dtype == torch.float32 and first.dim() and first.shape[-1] > 1:
             first = self._round(first.clamp(-self._most, self._most))
-        return (first, *others) if isinstance(found, tuple) else first
+        return (first, *others) if isinstance(result, tuple) else first
 
 
-def _in_groups(values: Tensor, size: int, *, top: int) -> Tensor:
+def _round_groups(values: Tensor, size: int, *, top: int) -> Tensor:
     """Round to whole numbers of at most ``top`` that share a scale in groups of the last axis; the last group may be shorter."""
     columns = values.shape[-1]
     groups = torch.nn.functional.pad(values, (0, -columns % size)).unflatten(-1, (-1, size))
-    return _scaled(groups, top).flatten(-2)[..., :columns]
+    return _round_scaled(groups, top).flatten(-2)[..., :columns]
 
 
-def _scaled(values: Tensor, top: float) -> Tensor:
+def _round_scaled(values: Tensor, top: float) -> Tensor:
     scale = values.abs().amax(dim=-1, keepdim=True).clamp_min(_TINY) / top
     return torch.round(values / scale) * scale
 
 
-def _whole(values: Tensor) -> Tensor:
+def _round_whole(values: Tensor) -> Tensor:
     """Round all values to 256 steps between the smallest and the largest, of which one is zero."""
     low, high = values.amin().clamp_max(0), values.amax().clamp_min(0)
     scale = (high - low).clamp_min(_TINY) / 255
     return torch.round(values / scale) * scale
 
 
-def _float8(values: Tensor) -> Tensor:
+def _round_float8(values: Tensor) -> Tensor:
     scale = values.abs().amax(dim=-1, keepdim=True).clamp_min(_TINY) / _LARGEST_FLOAT8
     return (values / scale).to(torch.float8_e4m3fn).float() * scale
 
@@ -124,7 +124,7 @@ _FLOATS: dict[str, Rounding] = {
 }
 _INPUTS: dict[str, Rounding] = {
     **_FLOATS,
-    "int8/row": lambda values: _scaled(values, 127),
-    "int8/tensor": _whole,
-    "float8/row": _float8,
+    "int8/row": lambda values: _round_scaled(values, 127),
+    "int8/tensor": _round_whole,
+    "float8/row": _round_float8,
 }

@@ -59,7 +59,7 @@ class Products:
         return _shape(layer)[0] if layer is not None else 0
 
     @contextmanager
-    def stored(self, model: StoredModel) -> Iterator[None]:
+    def use_stored(self, model: StoredModel) -> Iterator[None]:
         """Compute with the weights that an output stores.
 
         Raises:
@@ -68,37 +68,37 @@ class Products:
         names = Names(model.names)
         weights: dict[str, Rows] = {}
         for name, layer in self.layers.items():
-            found = names.find(name) or next(filter(None, map(names.find, self._tied.get(name, ()))), None)
-            if found is None:
+            key = names.find(name) or next(filter(None, map(names.find, self._tied.get(name, ()))), None)
+            if key is None:
                 raise NotUnderstoodError(f"it has no weight {name}")
-            weight = model.weight(found, turned=isinstance(layer, Conv1D))
+            weight = model.weight(key, turned=isinstance(layer, Conv1D))
             if tuple(weight.shape) != _shape(layer):
                 raise NotUnderstoodError(f"{name} has the shape {tuple(weight.shape)} instead of {_shape(layer)}")
             weights[name] = _reader(weight)
-        with self._replaced(weights):
+        with self._replace_weights(weights):
             yield
 
     @contextmanager
-    def rounded(self, model: nn.Module, rounding: Rounding, others: Rounding) -> Iterator[None]:
-        """Compute with the merged weights rounded to the nearest: those of products, and with ``others`` those of embedding and head."""
+    def use_rounded(self, model: nn.Module, rounding: Rounding, others: Rounding) -> Iterator[None]:
+        """Compute with the merged weights rounded to the nearest: those of products by ``rounding``, those of embedding and head by ``others``."""
         updates = {
             f"{_WRAPPERS.sub('', _PREFIX.sub('', path))}.weight": each
             for path, each in model.named_modules()
             if isinstance(each, LoraLayer)
         }
-        # An encoder has no head that makes tokens, and most layers no adapter: None is neither.
+        # An encoder has no head that makes tokens, and most layers have no adapter: None is left out.
         ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
         outer = {id(each) for each in ends if each is not None}
         weights = {
-            name: _merged(layer, updates.get(name), others if _is_outer(layer, outer, updates.get(name)) else rounding)
+            name: _merge(layer, updates.get(name), others if _is_outer(layer, outer, updates.get(name)) else rounding)
             for name, layer in self.layers.items()
         }
-        with self._replaced(weights):
+        with self._replace_weights(weights):
             yield
 
     @contextmanager
-    def rounded_inputs(self, rounding: Rounding) -> Iterator[None]:
-        """Round what goes into each product."""
+    def round_inputs(self, rounding: Rounding) -> Iterator[None]:
+        """Round the inputs of each product."""
         products = [layer for layer in self.layers.values() if not isinstance(layer, nn.Embedding)]
         hooks = [
             layer.register_forward_pre_hook(lambda _, given: (rounding(given[0]), *given[1:])) for layer in products
@@ -110,14 +110,14 @@ class Products:
                 hook.remove()
 
     @contextmanager
-    def _replaced(self, weights: dict[str, Rows]) -> Iterator[None]:
+    def _replace_weights(self, weights: dict[str, Rows]) -> Iterator[None]:
         tables = {name: layer for name, layer in self.layers.items() if _looks_up_otherwise(layer)}
         others = {name: layer for name, layer in self.layers.items() if name not in tables}
         kept = {name: layer.__dict__.get("forward") for name, layer in others.items()}
         own = {name: layer.weight for name, layer in tables.items()}
         try:
             for name, layer in others.items():
-                layer.__dict__["forward"] = _forward(layer, weights[name])
+                layer.__dict__["forward"] = _make_forward(layer, weights[name])
             for name, layer in tables.items():
                 layer.weight = nn.Parameter(weights[name](slice(None)), requires_grad=False)
             yield
@@ -139,9 +139,9 @@ def _is_outer(layer: Any, outer: set[int], wrapper: Any) -> bool:
 
 
 def _looks_up_otherwise(layer: Any) -> bool:
-    """Return whether a table is asked for something else than its rows: those of positions for the tokens' shape, and how many came before.
+    """Return whether a table takes something else than numbers of rows: tables of positions take the tokens' shape, and how many came before.
 
-    Its code stays, and its weight is replaced: such tables are small. A table that only scales its rows is none of these.
+    Such a table keeps its code, and its weight is replaced, because it is small. A table that only scales its rows is not one of them.
     """
     return isinstance(layer, nn.Embedding) and type(layer) not in _PLAIN_TABLES and not hasattr(layer, "embed_scale")
 
@@ -159,52 +159,52 @@ def _tied_names(layers: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return for each weight the names of those that are the same tensor."""
     alike: dict[int, list[str]] = {}
     for name, layer in layers.items():
-        alike.setdefault(_own(layer).data_ptr(), []).append(name)
+        alike.setdefault(_own_weight(layer).data_ptr(), []).append(name)
     return {name: tuple(other for other in names if other != name) for names in alike.values() for name in names}
 
 
-def _own(layer: Any) -> Tensor:
+def _own_weight(layer: Any) -> Tensor:
     """Return a layer's weight as it is kept, (N, K) but for a Conv1D."""
     stored = layer.__dict__.get("stored")
     weight: Tensor = stored if stored is not None else layer.weight
     return weight
 
 
-def _merged(layer: Any, adapted: Any, rounding: Rounding) -> Rows:
-    """Return W + Δ rounded, computed once for all calls of a pass."""
-    weight = _own(layer).detach().float()
+def _merge(layer: Any, adapted: Any, rounding: Rounding) -> Rows:
+    """Compute W + Δ, rounded, once for all calls of a pass."""
+    weight = _own_weight(layer).detach().float()
     weight = weight.T if isinstance(layer, Conv1D) else weight
     if adapted is not None:
         for name in adapted.active_adapters:
             if name in adapted.lora_A or name in getattr(adapted, "lora_embedding_A", {}):
                 update = adapted.get_delta_weight(name).detach().float()
                 weight = weight + (update.T if isinstance(layer, Conv1D) else update)
-    found = rounding(weight)
-    return lambda rows: found[rows]
+    values = rounding(weight)
+    return lambda rows: values[rows]
 
 
-def _forward(layer: Any, rows: Rows) -> Callable[[Tensor], Tensor]:
+def _make_forward(layer: Any, rows: Rows) -> Callable[[Tensor], Tensor]:
     count, columns = _shape(layer)
     step = max(1, _PIECE_VALUES // columns)
 
     @torch.no_grad()
     def product(given: Tensor) -> Tensor:
         flat = given.reshape(-1, columns).float()
-        found = torch.cat([flat @ rows(slice(at, min(at + step, count))).T for at in range(0, count, step)], dim=1)
+        result = torch.cat([flat @ rows(slice(at, min(at + step, count))).T for at in range(0, count, step)], dim=1)
         if layer.bias is not None:
-            found = found + layer.bias.float()
-        return found.view(*given.shape[:-1], count)
+            result = result + layer.bias.float()
+        return result.view(*given.shape[:-1], count)
 
     @torch.no_grad()
     def lookup(given: Tensor) -> Tensor:
         ids = given.reshape(-1)
-        found = torch.empty(len(ids), columns)
+        vectors = torch.empty(len(ids), columns)
         for at in range(0, count, step):
             inside = (ids >= at) & (ids < at + step)
             if bool(inside.any()):
-                found[inside] = rows(slice(at, min(at + step, count)))[ids[inside] - at]
-        found = found.view(*given.shape, columns)
-        scale = getattr(layer, "embed_scale", None)  # of transformers' own embeddings that multiply what they look up
-        return found if scale is None else found * scale
+                vectors[inside] = rows(slice(at, min(at + step, count)))[ids[inside] - at]
+        vectors = vectors.view(*given.shape, columns)
+        scale = getattr(layer, "embed_scale", None)  # some of transformers' own embeddings multiply what they look up
+        return vectors if scale is None else vectors * scale
 
     return lookup if isinstance(layer, nn.Embedding) else product

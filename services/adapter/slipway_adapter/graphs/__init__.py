@@ -1,1 +1,0 @@
-"""Graphs of the base that take an adapter's factors as inputs."""
