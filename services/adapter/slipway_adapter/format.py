@@ -39,7 +39,7 @@ class AdapterConfiguration(FormatSettings):
 
     @field_validator("targets")
     @classmethod
-    def _at_least_one(cls, value: tuple[Target, ...]) -> tuple[Target, ...]:
+    def _check_targets(cls, value: tuple[Target, ...]) -> tuple[Target, ...]:
         if not value:
             raise wrong_value([], "names no target", "use some of [peft, onnx, gguf]")
         return tuple(dict.fromkeys(value))

@@ -36,7 +36,7 @@ class MergeParams(StageParams):
     )
 
     @model_validator(mode="after")
-    def _combinations(self) -> Self:
+    def _check_combination(self) -> Self:
         """Refuse a check of files that are not written."""
         if self.weights == "deferred" and self.verify == "full":
             raise ValueError("verify full loads the written model: set weights to stored, or verify to spot")

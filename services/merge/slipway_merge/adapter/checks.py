@@ -132,7 +132,7 @@ def check_complete(
     config = adapter.config
     _check_tokens(adapter)
     modules = [*adapter.pairs, *adapter.rows, *adapter.formed_modules()]
-    taken = {names.stored(name) for name in [*(f"{module}.weight" for module in modules), *adapter.whole]}
+    taken = {names.stored_name(name) for name in [*(f"{module}.weight" for module in modules), *adapter.whole]}
     modelled = {name: names.model_name(name).rpartition(".") for name in base}
     check_patterns(config.raw, (module for module, _, _ in modelled.values()))
     for name, info in base.items():

@@ -39,7 +39,7 @@ class Naming:
     def names(self) -> NameMap:
         """Map of the adapter's names to those in the base's files."""
         names = fit_names(self._wanted, self._base)
-        unknown = [name for name in self._wanted if names.stored(name) is None]
+        unknown = [name for name in self._wanted if names.stored_name(name) is None]
         if not unknown:
             return names
         renamed, current = self._conversions().renamed, self._conversions().current
@@ -48,7 +48,7 @@ class Naming:
 
     def output(self, name: str) -> str:
         """Return the output name of a weight, given the adapter's name."""
-        stored = self.names.stored(name)
+        stored = self.names.stored_name(name)
         if stored is not None:
             return stored
         current = self._conversions().current(name)  # a tied weight has no stored tensor of its own
@@ -123,7 +123,7 @@ class NameMap:
     add: str = ""
     renamed: dict[str, str] = field(default_factory=dict, hash=False)
 
-    def stored(self, name: str) -> str | None:
+    def stored_name(self, name: str) -> str | None:
         """Return the base tensor for a name of the trained model, or None."""
         if name in self.names:
             return name
@@ -167,7 +167,7 @@ def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
     if len(candidates) > _MOST_PREFIXES:
         raise _ambiguity_error(unresolved[0], candidates[:3])
     counts = {
-        (strip, add): sum(NameMap(names, strip, add).stored(name) is not None for name in unresolved)
+        (strip, add): sum(NameMap(names, strip, add).stored_name(name) is not None for name in unresolved)
         for strip, add in candidates
     }
     if not counts:
