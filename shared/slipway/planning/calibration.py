@@ -12,6 +12,7 @@ from slipway.configuration.calibration import (
     calibrated_levels,
     depends_on_text,
     may_read_text,
+    reads_text,
     reserve_levels,
     with_method,
 )
@@ -61,47 +62,82 @@ def same_text_error(name: str) -> QuantizationError:
     )
 
 
-def is_symmetric(configuration: ExportConfiguration, each: Format) -> bool:
-    """Return whether the calibrated integers of a format have no zero points."""
-    optimization = configuration.optimization
-    mixed = bool(optimization.size_budget or optimization.wide_share)
-    return optimization.symmetric or (mixed and not each.zero_points)
+class Calibrations:
+    """The tasks that choose integers by text, and what each format gets of them.
 
-
-def calibrations(
-    configuration: ExportConfiguration, source_names: Collection[str], *, model: str, symmetric: bool
-) -> dict[str, PlannedTask]:
-    """Return the task that calibrates each level that needs it, now or in reserve, by level.
-
-    Args:
-        configuration: The configuration.
-        source_names: Names of the sources.
-        model: Reference to the merged model.
-        symmetric: Whether the integers have no zero points.
+    Attributes:
+        text: The task that chooses the text, which calibrations and some levels read.
+        reads_text: Whether the export reads text to make its levels.
+        in_reserve: Whether calibrations run only for outputs that fail validation.
     """
-    levels = calibrated_levels(configuration) or reserve_levels(configuration)
-    if not levels:
-        return {}
-    stage, optimization = stage_of(Role.CALIBRATION), configuration.optimization
-    data = text(configuration, source_names, model=model).reference
-    return {
-        level: PlannedTask(
-            id=f"{stage.name}-{level}{_suffix(symmetric, optimization.symmetric, bits)}",
-            stage=stage.name,
-            params={
-                "bits": bits,
-                "group_size": optimization.group_size,
-                "method": AUTO if optimization.method == WITHOUT_DATA else optimization.method,
-                "symmetric": symmetric or bits >= WIDEST,
-                "time_budget_seconds": optimization.time_budget,
-                **_widths(configuration, level),
-            },
-            inputs={"model": model, "data": data},
-            output=stage.main_output,
-            fallback=_FALLBACK,
-        )
-        for level, bits in levels.items()
-    }
+
+    def __init__(self, configuration: ExportConfiguration, source_names: Collection[str], *, model: str) -> None:
+        """Plan them for the formats of a configuration.
+
+        Args:
+            configuration: The configuration, with its method decided.
+            source_names: Names of the sources.
+            model: Reference to the merged model.
+        """
+        reserve = reserve_levels(configuration)
+        self._configuration = configuration
+        self._levels = calibrated_levels(configuration) or reserve
+        self.text = _plan_text(configuration, source_names, model=model)
+        self.reads_text = reads_text(configuration)
+        self.in_reserve = bool(reserve)
+        asked = [each for each, _ in configuration.formats.enabled() if each.calibrated]
+        self._tasks = {
+            symmetric: self._plan(model, symmetric=symmetric)
+            for symmetric in dict.fromkeys(self._is_symmetric(each) for each in asked)
+        }
+
+    @property
+    def ids(self) -> set[str]:
+        """Return the ids of all calibrations."""
+        return {task.id for by_level in self._tasks.values() for task in by_level.values()}
+
+    def references(self, each: Format) -> dict[str, str]:
+        """Return the reference to the calibration of each level of a format that has one."""
+        own = self._tasks.get(self._is_symmetric(each), {}) if each.calibrated else {}
+        return {level: task.reference for level, task in own.items()}
+
+    def used(self, tasks: Iterable[PlannedTask]) -> list[PlannedTask]:
+        """Return the calibrations that any of the tasks uses, behind the task that chooses the text of some.
+
+        A format of another distribution may make its levels in its own way.
+        """
+        references = {reference for task in tasks for reference in (*task.inputs.values(), *task.reserve.values())}
+        planned = {task.id: task for by_level in self._tasks.values() for task in by_level.values()}
+        used = [task for task in planned.values() if task.reference in references]
+        return [self.text, *used] if used or self.text.reference in references else []
+
+    def _is_symmetric(self, each: Format) -> bool:
+        """Return whether the calibrated integers of a format have no zero points."""
+        optimization = self._configuration.optimization
+        mixed = bool(optimization.size_budget or optimization.wide_share)
+        return optimization.symmetric or (mixed and not each.zero_points)
+
+    def _plan(self, model: str, *, symmetric: bool) -> dict[str, PlannedTask]:
+        """Return the task that calibrates each level that needs it, now or in reserve, by level."""
+        stage, optimization = stage_of(Role.CALIBRATION), self._configuration.optimization
+        return {
+            level: PlannedTask(
+                id=f"{stage.name}-{level}{_suffix(symmetric, optimization.symmetric, bits)}",
+                stage=stage.name,
+                params={
+                    "bits": bits,
+                    "group_size": optimization.group_size,
+                    "method": AUTO if optimization.method == WITHOUT_DATA else optimization.method,
+                    "symmetric": symmetric or bits >= WIDEST,
+                    "time_budget_seconds": optimization.time_budget,
+                    **_widths(self._configuration, level),
+                },
+                inputs={"model": model, "data": self.text.reference},
+                output=stage.main_output,
+                fallback=_FALLBACK,
+            )
+            for level, bits in self._levels.items()
+        }
 
 
 def _suffix(symmetric: bool, usual: bool, bits: int) -> str:
@@ -117,20 +153,8 @@ def _widths(configuration: ExportConfiguration, level: str) -> dict[str, Any]:
     return head | ({"sensitivity": True} if optimization.size_budget else {"wide_share": optimization.wide_share})
 
 
-def used_calibrations(
-    planned: Collection[PlannedTask], data: PlannedTask, tasks: Iterable[PlannedTask]
-) -> list[PlannedTask]:
-    """Return the planned calibrations that any of the tasks uses, behind the task that chooses the text of some.
-
-    A format of another distribution may make its levels in its own way.
-    """
-    references = {reference for task in tasks for reference in (*task.inputs.values(), *task.reserve.values())}
-    used = [task for task in planned if task.reference in references]
-    return [data, *used] if used or data.reference in references else []
-
-
-def text(configuration: ExportConfiguration, source_names: Collection[str], *, model: str) -> PlannedTask:
-    """Return the task that chooses the text, which calibrations and some levels read; arguments as :func:`calibrations`."""
+def _plan_text(configuration: ExportConfiguration, source_names: Collection[str], *, model: str) -> PlannedTask:
+    """Return the task that chooses the text."""
     stage, validation = stage_of(Role.CALIBRATION_DATA), configuration.validation
     named = bool(configuration.optimization.calibration)
     sources = (SOURCE, *(["heldout"] if validation.enabled else []))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import may_read_text, reads_text, reserve_levels, with_method
+from slipway.configuration.calibration import may_read_text, with_method
 from slipway.configuration.naming import model_name, repository_name
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
@@ -17,8 +17,7 @@ from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.model.base_format import METHODS, is_base_format
 from slipway.planning.calibration import SOURCE as CALIBRATION
-from slipway.planning.calibration import calibrations, is_symmetric, names_calibration, used_calibrations
-from slipway.planning.calibration import text as text_task
+from slipway.planning.calibration import Calibrations, names_calibration
 from slipway.planning.deferral import defer_weights
 from slipway.planning.references import VALIDATION, by_source_name
 from slipway.registry import stage_of
@@ -70,17 +69,10 @@ def plan(
         adapter = _plan_adapter(trunk, configuration, more)
         base = _plan_base(trunk, configuration, source_formats.get("base", ""))
         merged = _plan_merge(configuration, base=base, adapter=adapter)
-    asked = [each for each, _ in configuration.formats.enabled() if each.calibrated]
-    calibrated = {
-        symmetric: calibrations(configuration, source_names, model=merged.reference, symmetric=symmetric)
-        for symmetric in dict.fromkeys(is_symmetric(configuration, each) for each in asked)
-    }
-    all_calibrations = {task.id: task for by_level in calibrated.values() for task in by_level.values()}
-    data = text_task(configuration, source_names, model=merged.reference)
+    calibrations = Calibrations(configuration, source_names, model=merged.reference)
     of_formats: list[PlannedTask] = []
     for each, section in configuration.formats.enabled():
-        taken = {task.id for task in (*trunk, merged, *all_calibrations.values(), *of_formats)}
-        own = calibrated.get(is_symmetric(configuration, each), {})
+        taken = {task.id for task in (*trunk, merged, *of_formats)} | calibrations.ids
         of_formats += format_tasks(
             each,
             section,
@@ -89,11 +81,9 @@ def plan(
             base=base,
             adapter=adapter,
             taken=taken,
-            calibrated={level: task.reference for level, task in own.items()},
-            text=data.reference,
+            calibrations=calibrations,
         )
-    used = used_calibrations(all_calibrations.values(), data, of_formats)
-    others = [*used, *of_formats]
+    others = [*calibrations.used(of_formats), *of_formats]
     tasks = [*trunk, *([merged] if merged.format or _is_read(merged, others) else []), *others]
     if configuration.validation.enabled and configuration.validation.compare_outputs:
         # Otherwise the comparison within the export to ONNX, which needs the weights, is the only proof of a graph.
@@ -238,8 +228,7 @@ def format_tasks(
     base: str = "",
     adapter: str = "",
     taken: Collection[str] = (),
-    calibrated: Mapping[str, str] = MappingProxyType({}),
-    text: str = "",
+    calibrations: Calibrations | None = None,
 ) -> Sequence[PlannedTask]:
     """Plan and check the tasks of one format.
 
@@ -251,13 +240,14 @@ def format_tasks(
         base: Reference to the base model.
         adapter: Reference to the adapter; empty without one.
         taken: Ids of the tasks planned before.
-        calibrated: Reference to the calibration of each level that has one.
-        text: Reference to the text for levels that need it.
+        calibrations: The calibrations of the export; None without any.
 
     Raises:
         ConfigurationError: ``FORMAT_INVALID``: the format plans tasks that cannot run.
     """
-    in_reserve = bool(reserve_levels(configuration))
+    calibrated = calibrations.references(each) if calibrations else {}
+    text = calibrations.text.reference if calibrations else ""
+    in_reserve = calibrations is not None and calibrations.in_reserve
     request = FormatRequest(
         name=each.name,
         settings=section,
@@ -269,9 +259,9 @@ def format_tasks(
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
         widths=configuration.optimization.width_params,
-        calibrations=calibrated if each.calibrated and not in_reserve else {},
-        reserves=calibrated if each.calibrated and in_reserve else {},
-        text=text if reads_text(configuration) else "",
+        calibrations={} if in_reserve else calibrated,
+        reserves=calibrated if in_reserve else {},
+        text=text if calibrations and calibrations.reads_text else "",
         model_name=model_name(configuration.checkpoint.path, configuration.base_model.name),
         base_model=repository_name(configuration.base_model.name),
     )
