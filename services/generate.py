@@ -152,10 +152,6 @@ def _mypy(services: list[Service]) -> str:
     return f'mypy_path = "{places}"\npackages = [{_packages(services, first="slipway")}]'
 
 
-def _untyped(services: list[Service]) -> str:
-    return f"module = [{_quoted(f'{package}.*' for package in ['slipway', *(each.package for each in services)])}]"
-
-
 def _images(services: list[Service]) -> str:
     lines = ["declare -A IMAGES=("]
     lines += [f'    [{each.kebab}]="cpu {",".join([each.kebab, *_REST])}"' for each in services]
@@ -310,7 +306,6 @@ BLOCKS = (
     Block("pyproject.toml", "formats", lambda services: _entry_points(services, "formats")),
     Block("pyproject.toml", "places", lambda services: "\n".join(f'    "services/{each.name}",' for each in services)),
     Block("pyproject.toml", "types", _mypy),
-    Block("pyproject.toml", "untyped", _untyped),
     Block("pyproject.toml", "roots", lambda services: f"root_packages = [{_packages(services, first='slipway')}]"),
     Block("pyproject.toml", "circles", lambda services: f"ancestors = [{_packages(services, first='slipway')}]"),
     Block("pyproject.toml", "independence", lambda services: f"modules = [{_packages(services)}]"),

@@ -22,7 +22,7 @@ from slipway.errors import Failure, ServiceError
 from slipway.observability import metrics
 from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
-from slipway.rpc.serving import abort, add_health_and_reflection
+from slipway.rpc.serving import Context, abort, add_health_and_reflection
 from slipway.security.flags import with_flags
 from slipway.security.server import ServerSecurity, coordinator_security
 from slipway.service_flags import run_service
@@ -226,7 +226,7 @@ async def _be_active(
 _OURS = "/slipway.v1."
 
 
-class Gate(grpc.aio.ServerInterceptor):
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # only its stubs are generic
     """Refuses Slipway's own calls while it is closed; health checks and reflection always pass."""
 
     def __init__(self) -> None:
@@ -234,9 +234,9 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the handler of the call, or one that refuses it."""
         handler = await continuation(handler_call_details)
         if self.is_open or handler is None or not str(handler_call_details.method).startswith(_OURS):
@@ -246,11 +246,11 @@ class Gate(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(_refuse, handler.request_deserializer)
 
 
-async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
+async def _refuse(_request: Any, context: Context) -> None:
     await abort(context, _starting_failure())
 
 
-async def _refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+async def _refuse_stream(_request: Any, context: Context) -> AsyncIterator[None]:
     yield await abort(context, _starting_failure())
 
 

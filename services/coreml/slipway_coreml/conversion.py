@@ -87,13 +87,13 @@ PLACES = "cache_position"
 _LENGTH_AXIS = 2
 
 
-@register_torch_op
+@register_torch_op  # type: ignore[untyped-decorator]
 def alias(context: Any, node: Any) -> None:
     """Give a value another name."""
     context.add(Builder.identity(x=_get_inputs(context, node)[0], name=node.name))
 
 
-@register_torch_op(torch_alias=["where.scalarother"])
+@register_torch_op(torch_alias=["where.scalarother"])  # type: ignore[untyped-decorator]
 def where_number(context: Any, node: Any) -> None:
     """Choose between values and a number."""
     chosen, values, number = _get_inputs(context, node, expected=3)
@@ -101,7 +101,7 @@ def where_number(context: Any, node: Any) -> None:
     context.add(Builder.select(cond=chosen, a=values, b=number, name=node.name))
 
 
-@register_torch_op
+@register_torch_op  # type: ignore[untyped-decorator]
 def index_copy(context: Any, node: Any) -> None:
     """Write the tokens of a call into the cache as one slice: their positions are consecutive.
 
@@ -124,7 +124,7 @@ def index_copy(context: Any, node: Any) -> None:
     context.add(written)
 
 
-@register_torch_op
+@register_torch_op  # type: ignore[untyped-decorator]
 def new_ones(context: Any, node: Any) -> None:
     """Convert the ``True`` with which transformers combines masks.
 

@@ -25,7 +25,7 @@ def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
         trt.ILogger.Severity.VERBOSE: logging.DEBUG,
     }
 
-    class BuildLogger(trt.ILogger):
+    class BuildLogger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self._told: set[str] = set()
@@ -52,7 +52,7 @@ def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
 def make_monitor(trt: Any, ctx: Context, *, label: str) -> Any:
     """Return a progress monitor that reports the outermost phases and stops the build when the attempt is cancelled."""
 
-    class BuildMonitor(trt.IProgressMonitor):
+    class BuildMonitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self._steps: dict[str, int] = {}

@@ -96,7 +96,7 @@ class Calibrations:
         """Return the ids of all calibrations."""
         return {task.id for by_level in self._tasks.values() for task in by_level.values()}
 
-    def references(self, each: Format) -> dict[str, str]:
+    def references(self, each: Format[Any]) -> dict[str, str]:
         """Return the reference to the calibration of each level of a format that has one."""
         own = self._tasks.get(self._is_symmetric(each), {}) if each.calibrated else {}
         return {level: task.reference for level, task in own.items()}
@@ -111,7 +111,7 @@ class Calibrations:
         used = [task for task in planned.values() if task.reference in references]
         return [self.text, *used] if used or self.text.reference in references else []
 
-    def _is_symmetric(self, each: Format) -> bool:
+    def _is_symmetric(self, each: Format[Any]) -> bool:
         """Return whether the calibrated integers of a format have no zero points."""
         optimization = self._configuration.optimization
         mixed = bool(optimization.size_budget or optimization.wide_share)

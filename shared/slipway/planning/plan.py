@@ -220,7 +220,7 @@ def _plan_merge(configuration: ExportConfiguration, *, base: str, adapter: str) 
 
 
 def format_tasks(
-    each: Format,
+    each: Format[Any],
     section: FormatSettings,
     configuration: ExportConfiguration,
     *,

@@ -43,15 +43,16 @@ S = TypeVar("S")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
-Unary = Callable[[S, Request, grpc.aio.ServicerContext], Awaitable[Response]]
-Stream = Callable[[S, Request, grpc.aio.ServicerContext], AsyncIterator[Response]]
+Context = grpc.aio.ServicerContext[Any, Any]
+Unary = Callable[[S, Request, Context], Awaitable[Response]]
+Stream = Callable[[S, Request, Context], AsyncIterator[Response]]
 
 
 def unary(method: Unary[S, Request, Response]) -> Unary[S, Request, Response]:
     """Decorate a method that may raise :class:`ModelExportError`; the caller gets it as a status."""
 
     @functools.wraps(method)
-    async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> Response:
+    async def call(self: S, request: Request, context: Context) -> Response:
         try:
             return await method(self, request, context)
         except ModelExportError as error:
@@ -66,7 +67,7 @@ def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]
     """Decorate a streaming method in the same way as :func:`unary`."""
 
     @functools.wraps(method)
-    async def call(self: S, request: Request, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
+    async def call(self: S, request: Request, context: Context) -> AsyncIterator[Response]:
         try:
             answers: Any = method(self, request, context)
             async with contextlib.aclosing(answers):  # a caller that stops reading ends the method at once
@@ -80,7 +81,7 @@ def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]
     return call
 
 
-async def abort(context: grpc.aio.ServicerContext, failure: Failure) -> NoReturn:
+async def abort(context: Context, failure: Failure) -> NoReturn:
     """End a call with a failure."""
     code, details, status = call_status(failure)
     await context.abort(code, details, trailing_metadata=((STATUS_KEY, status),))
@@ -138,13 +139,12 @@ def listen_error(address: str, why: str) -> ServiceError:
     )
 
 
-Context = grpc.aio.ServicerContext
 State = Any  # the number of a ServingStatus, whose stubs have no type for it
 
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class HealthService(health_pb2_grpc.HealthServicer):
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """Keeps the states of services by name; the empty name stands for the whole server."""
 
     def __init__(self) -> None:

@@ -95,7 +95,7 @@ def _arguments(folder: Path, *, recipe: AdapterRecipe, seed: int) -> TrainingArg
 def _step_reporter(on_step: Callable[[int], None]) -> TrainerCallback:
     from transformers import TrainerCallback
 
-    class StepReporter(TrainerCallback):
+    class StepReporter(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
             on_step(state.global_step)
 

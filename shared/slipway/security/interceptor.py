@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
 from slipway.observability import metrics
 from slipway.rpc.call_ends import STATUS_KEY, call_status
+from slipway.rpc.serving import Context
 from slipway.security.access.audit import AUDITED, Attempt, audit_attempt
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.access.principals import OWNER, WORKERS, Principal
@@ -27,11 +28,10 @@ log = logging.getLogger("slipway.security")
 current_principal: ContextVar[Principal] = ContextVar("slipway_principal", default=OWNER)
 """The caller of the call being served."""
 
-Context = grpc.aio.ServicerContext
 Parse = Callable[[bytes], Any]
 
 
-class AccessInterceptor(grpc.aio.ServerInterceptor):
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # only its stubs are generic
     """Identifies, authorizes and limits every call of a server.
 
     Args:
@@ -60,13 +60,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler[Any, Any]:
         """Put the checks before a method's handler."""
         handler: Any = await continuation(handler_call_details)
         if handler is None:
-            return cast("grpc.RpcMethodHandler", None)  # UNIMPLEMENTED
+            return cast("grpc.RpcMethodHandler[Any, Any]", None)  # UNIMPLEMENTED
         # To gRPC every method is one of streams, so it receives only the messages that the checks request. So the server keeps and
         # parses nothing of unknown callers.
         if handler.response_streaming:

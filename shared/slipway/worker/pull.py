@@ -278,7 +278,9 @@ class Worker:
             await asyncio.gather(*stuck, return_exceptions=True)
 
 
-async def _answer(call: grpc.aio.UnaryUnaryCall) -> worker_pb2.SynchronizeResponse:
+async def _answer(
+    call: grpc.aio.UnaryUnaryCall[worker_pb2.SynchronizeRequest, worker_pb2.SynchronizeResponse],
+) -> worker_pb2.SynchronizeResponse:
     return await call
 
 

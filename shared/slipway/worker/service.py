@@ -6,13 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-import grpc
 from google.protobuf import struct_pb2
 
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.execution.runner import TaskResult
 from slipway.registry import IMPORT, load_stage
-from slipway.rpc.serving import stream, unary
+from slipway.rpc.serving import Context, stream, unary
 from slipway.rpc.stage_messages import call_of, log_line, progress_message
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of
@@ -21,8 +20,6 @@ from slipway.stage_call import StageCall
 from slipway.worker.leased import output_message
 from slipway.worker.pull import Worker
 from slipway_protos.v1 import stage_pb2, stage_pb2_grpc
-
-Context = grpc.aio.ServicerContext
 
 _MOST_EVENTS = 1000
 """Most events kept for a slow reader of a direct call; the oldest are dropped."""

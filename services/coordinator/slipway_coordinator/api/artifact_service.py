@@ -11,14 +11,12 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, TypeVar
 
-import grpc
-
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.blobs import Blobs, BlobWriter
 from slipway.artifacts.digests import is_digest
 from slipway.errors import ServiceError
 from slipway.observability import metrics
-from slipway.rpc.serving import stream, unary
+from slipway.rpc.serving import Context, stream, unary
 from slipway.rpc.structs import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact_error
 from slipway.security.limits import limit_error
@@ -35,8 +33,6 @@ _NAME = re.compile(rf"projects/({ID})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MEDIA_TYPE_BYTES = 256
 _FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
-
-Context = grpc.aio.ServicerContext
 
 
 async def require_artifacts(coordinator: Coordinator, project: str, digests: Collection[str]) -> None:

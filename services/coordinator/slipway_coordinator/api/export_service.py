@@ -10,8 +10,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 
-import grpc
-
 from slipway.artifacts.digests import is_digest
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
@@ -20,7 +18,7 @@ from slipway.observability.telemetry import is_traceparent, new_trace
 from slipway.planning.calibration import check_texts_apart
 from slipway.planning.plan import plan
 from slipway.rpc.configuration_messages import configuration_of
-from slipway.rpc.serving import stream, unary
+from slipway.rpc.serving import Context, stream, unary
 from slipway.rpc.statuses import RETRY_AFTER
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
@@ -46,8 +44,6 @@ _MAX_PRIORITY = 100
 _LABEL_LENGTH, _LABEL_BYTES = 100, 2048  # as wide as the table, and as much as PostgreSQL takes into an index
 _RETRY_SECONDS = 5
 _CANCEL_WAIT_SECONDS = 2.0
-
-Context = grpc.aio.ServicerContext
 
 
 class ExportService(export_pb2_grpc.ExportServiceServicer):

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
-import grpc
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -16,7 +15,7 @@ from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.execution.memory_curve import MOST_SAMPLES, MemoryOverTime
 from slipway.planning.attempt_keys import AttemptKey
-from slipway.rpc.serving import LONGEST_POLL_SECONDS, unary
+from slipway.rpc.serving import LONGEST_POLL_SECONDS, Context, unary
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
 from slipway.security.access.principals import OWNER
@@ -44,7 +43,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     @unary
     async def Synchronize(
-        self, request: worker_pb2.SynchronizeRequest, context: grpc.aio.ServicerContext
+        self, request: worker_pb2.SynchronizeRequest, context: Context
     ) -> worker_pb2.SynchronizeResponse:
         """Take a worker's report; return leases and cancellations."""
         report = worker_report(_worker(request.worker_id), request)
@@ -61,7 +60,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     @unary
     async def CompleteTask(
-        self, request: worker_pb2.CompleteTaskRequest, context: grpc.aio.ServicerContext
+        self, request: worker_pb2.CompleteTaskRequest, context: Context
     ) -> worker_pb2.CompleteTaskResponse:
         """Take a task's result. An invalid result ends the attempt too: the worker has no other."""
         worker, key = _worker(request.worker_id), AttemptKey.parse(request.task)

@@ -15,12 +15,10 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import grpc
-
 from slipway.errors import ServiceError
 from slipway.registry import IMPORT, stage_names
 from slipway.requirements import NO_GPU
-from slipway.rpc.serving import stream, unary
+from slipway.rpc.serving import Context, stream, unary
 from slipway.texts import quoted
 from slipway_coordinator.broker.board import Board
 from slipway_protos.externalscaler import externalscaler_pb2, externalscaler_pb2_grpc
@@ -57,14 +55,14 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     @unary
     async def IsActive(
-        self, request: externalscaler_pb2.ScaledObjectRef, context: grpc.aio.ServicerContext
+        self, request: externalscaler_pb2.ScaledObjectRef, context: Context
     ) -> externalscaler_pb2.IsActiveResponse:
         """Return whether there is work."""
         return externalscaler_pb2.IsActiveResponse(result=self._demand(self._trigger(request)) > 0)
 
     @stream
     async def StreamIsActive(
-        self, request: externalscaler_pb2.ScaledObjectRef, context: grpc.aio.ServicerContext
+        self, request: externalscaler_pb2.ScaledObjectRef, context: Context
     ) -> AsyncIterator[externalscaler_pb2.IsActiveResponse]:
         """Stream whether there is work, now and whenever that changes."""
         trigger = self._trigger(request)
@@ -78,7 +76,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     @unary
     async def GetMetricSpec(
-        self, request: externalscaler_pb2.ScaledObjectRef, context: grpc.aio.ServicerContext
+        self, request: externalscaler_pb2.ScaledObjectRef, context: Context
     ) -> externalscaler_pb2.GetMetricSpecResponse:
         """Target one task per replica."""
         name = self._trigger(request).metric_name
@@ -87,7 +85,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     @unary
     async def GetMetrics(
-        self, request: externalscaler_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
+        self, request: externalscaler_pb2.GetMetricsRequest, context: Context
     ) -> externalscaler_pb2.GetMetricsResponse:
         """Return how many replicas there should be."""
         trigger = self._trigger(request.scaledObjectRef)

@@ -140,7 +140,7 @@ _errors: deque[str] = deque(maxlen=_MOST_ERRORS)
 """llama.cpp's messages of errors since the last call of :meth:`Llama.errors`."""
 
 
-@_LOG
+@_LOG  # type: ignore[untyped-decorator]
 def _note(level: int, text: bytes, _: Any) -> None:
     """Keep an error. llama.cpp holds this function until the process ends, so it must not belong to an object that may end before."""
     if level == LOG_ERROR:

@@ -40,7 +40,7 @@ class Bounded(TorchDispatchMode):
     """
 
     def __init__(self, most: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._most = most
         self._taken = 0
 

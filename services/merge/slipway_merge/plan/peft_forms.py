@@ -270,7 +270,7 @@ def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
     tuner: Any = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
     modules: list[str] = []
 
-    class Matching(tuner):
+    class Matching(tuner):  # type: ignore[misc]
         """The tuner, changed to record the modules instead of replacing them."""
 
         def _pre_injection_hook(self, *args: Any, **kwargs: Any) -> None: ...

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 KEYS, VALUES = "keys_", "values_"
 
 
-class Slots(CacheLayerMixin):
+class Slots(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, (1, heads, length, width), written in place.
 
     All places are kept, also of a layer with a sliding window: its mask leaves the old ones out.

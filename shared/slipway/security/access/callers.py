@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import grpc
-
 from slipway.errors import ServiceError
+from slipway.rpc.serving import Context
 from slipway.security.access.access_file import unauthenticated_error
 from slipway.security.access.principals import Principal
 
@@ -17,7 +16,6 @@ _NAMES = "x509_subject_alternative_name"
 
 ANONYMOUS = Principal("anonymous", frozenset())
 
-Context = grpc.aio.ServicerContext
 Metadata = Sequence[tuple[str, str | bytes]]
 
 

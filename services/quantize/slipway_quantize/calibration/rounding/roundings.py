@@ -149,7 +149,7 @@ class Share:
 
     def _values(self, index: int, rows: slice | Tensor) -> Tensor:
         piece = self._pieces[index]
-        made: Tensor = _Values.apply(self._anchor, piece.values, piece.gradients[self._member], rows)
+        made: Tensor = _Values.apply(self._anchor, piece.values, piece.gradients[self._member], rows)  # type: ignore[no-untyped-call]
         return made
 
 

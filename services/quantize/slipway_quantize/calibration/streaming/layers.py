@@ -155,7 +155,7 @@ def product(inputs: Tensor, weight: Tensor) -> Tensor:
 
     Gradients are computed in bfloat16 where the processor multiplies it: they only say where to go.
     """
-    made: Tensor = _Product.apply(inputs, weight)
+    made: Tensor = _Product.apply(inputs, weight)  # type: ignore[no-untyped-call]
     return made
 
 

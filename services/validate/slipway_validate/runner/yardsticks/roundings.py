@@ -77,7 +77,7 @@ class RoundedResults(TorchDispatchMode):
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         dtype = name.removeprefix(RESULTS)
         self._round = _FLOATS[dtype]
         self._most = torch.finfo(getattr(torch, dtype)).max
