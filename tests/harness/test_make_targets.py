@@ -19,6 +19,11 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 def pytest_calls(*words: str) -> list[str]:
     """Return the pytest commands that make would run."""
+    return [line.partition(" -m pytest ")[2] for line in dry_run(*words) if " -m pytest " in line]
+
+
+def dry_run(*words: str) -> list[str]:
+    """Return the commands that make would run."""
     # These tests may be run by make themselves, with a seed of their own.
     plain = {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "SEED", "WORKERS")
@@ -26,7 +31,7 @@ def pytest_calls(*words: str) -> list[str]:
     done = subprocess.run(
         ["make", "--dry-run", *words], cwd=ROOT, env=plain, capture_output=True, text=True, check=True
     )
-    return [line.partition(" -m pytest ")[2] for line in done.stdout.splitlines() if " -m pytest " in line]
+    return done.stdout.splitlines()
 
 
 def test_the_tests_are_shuffled_anew_unless_a_seed_is_given() -> None:
@@ -62,11 +67,8 @@ def test_the_check_of_a_change_pins_the_order() -> None:
 
 
 def test_a_commit_is_checked_by_what_make_lint_runs() -> None:
-    done = subprocess.run(
-        ["make", "--dry-run", "--always-make", "lint"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    lint = done.stdout.splitlines()[-len(hooks) :]
+    lint = dry_run("--always-make", "lint")[-len(hooks) :]
     assert [hook["entry"] for hook in hooks] == [line.removesuffix(" .") for line in lint]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnx_ir as ir
 
@@ -14,43 +12,7 @@ from slipway.model.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.params import Attention, Optimization, Runtime
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """The nodes of some graphs.
-
-    Attributes:
-        nodes: Their number, those of subgraphs included.
-        nbytes: Their size in a file, without weights.
-        operators: How often each operator occurs, by name; operators outside of ONNX with their domain.
-    """
-
-    nodes: int = 0
-    nbytes: int = 0
-    operators: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, models: Iterable[ir.Model]) -> Statistics:
-        """Count the nodes of some graphs."""
-        nodes = [node for model in models for node in model.graph.all_nodes()]
-        return cls(
-            nodes=len(nodes),
-            nbytes=sum(ir.serde.serialize_node(node).ByteSize() for node in nodes),
-            operators=dict(sorted(Counter(map(_operator, nodes)).items())),
-        )
-
-    def __add__(self, other: Statistics) -> Statistics:
-        operators = Counter(self.operators) + Counter(other.operators)
-        return Statistics(self.nodes + other.nodes, self.nbytes + other.nbytes, dict(sorted(operators.items())))
-
-    def record(self) -> dict[str, Any]:
-        """Return it for ``onnx_export.json``."""
-        return {"nodes": self.nodes, "size_bytes": self.nbytes, "operators": dict(self.operators)}
-
-
-def _operator(node: ir.Node) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+from slipway_onnx_export.statistics import Statistics
 
 
 @dataclass(frozen=True, slots=True)

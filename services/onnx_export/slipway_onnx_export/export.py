@@ -25,7 +25,7 @@ from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.timing import NotMeasuredError, time_optimization
 from slipway_onnx_export.checks.written import WrittenFolder
 from slipway_onnx_export.components import warn_of_unknown_pooling
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest, Statistics
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.interface import Component
@@ -34,6 +34,7 @@ from slipway_onnx_export.params import PARITY_OVERHEAD, OnnxExportParams, can_le
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.serving.variant import approximate_gelu, check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
+from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.writing.graph import axes_of, declare_interface, normalize_graph
 from slipway_onnx_export.writing.left_out import WeightsNeededError, leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of

@@ -17,3 +17,5 @@ ENCODED = "encoder_hidden_states"
 HIDDEN, BRANCH = "last_hidden_state", "use_cache_branch"
 CACHE, PRESENT = "past_key_values.", "present."
 """Prefixes of the cache's inputs and of its outputs."""
+INLINE_BYTES = 1024
+"""Larger constants of the graph (rotary tables) go to the data file too, so that model.onnx stays small."""

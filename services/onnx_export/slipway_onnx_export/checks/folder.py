@@ -17,9 +17,8 @@ from onnx.reference import ReferenceEvaluator
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.checks.written import FaultError, GraphLike, NotRunError, WrittenFolder
-from slipway_onnx_export.names import PAST, PRESENT
+from slipway_onnx_export.names import INLINE_BYTES, PAST, PRESENT
 from slipway_onnx_export.parity.ort_errors import translate_ort_errors
-from slipway_onnx_export.writing.weights import INLINE_BYTES
 
 _TOLERANCE = 1e-3
 NOT_TINY = "the graphs are too large or lack their weights"

@@ -12,7 +12,7 @@ import torch
 from slipway_onnx_export.activations.interface import add_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.constants import add_constant
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest, Statistics
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import OPTIMIZATION, translate_capture_error, translate_engine_errors
 from slipway_onnx_export.engines.lowering import MASKED
 from slipway_onnx_export.engines.optimizing import optimize_graph, quiet_libraries
@@ -21,6 +21,7 @@ from slipway_onnx_export.layered.blocks import split
 from slipway_onnx_export.layered.stamping import stamp_layers
 from slipway_onnx_export.loading.weightless import build_weightless, tied_weights
 from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.statistics import Statistics
 
 # FlatModule has the transformers model in this attribute.
 PREFIX = "model."

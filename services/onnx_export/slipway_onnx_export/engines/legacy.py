@@ -16,7 +16,7 @@ from slipway.errors import TracerWarningError
 from slipway.model.graphs.branches import Branch, harmful_branches
 from slipway_onnx_export.activations.interface import add_activations
 from slipway_onnx_export.components import components_of
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest, Statistics
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import OPTIMIZATION, translate_engine_errors, translate_tracer_error
 from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.interface import Component
@@ -24,6 +24,7 @@ from slipway_onnx_export.layered.blocks import split
 from slipway_onnx_export.layered.stamping import stamp_layers
 from slipway_onnx_export.loading.weightless import build_weightless, tied_weights
 from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.statistics import Statistics
 
 # FlatModule has the transformers model in this attribute.
 PREFIX = "model."

@@ -18,10 +18,11 @@ from slipway.model.config.lengths import GROWING, rope_types
 from slipway.model.families import DECODER
 from slipway.sizes import format_size
 from slipway_onnx_export.components import untraced_decoder
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest, Statistics
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.lowering import lower
 from slipway_onnx_export.serving.shared_buffer import share_buffers
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
+from slipway_onnx_export.statistics import Statistics
 
 _ROOT_SCALED = ("gemma", "gemma3_text")
 """Model types that multiply embeddings by the root of their width."""

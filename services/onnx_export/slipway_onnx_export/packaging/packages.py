@@ -17,13 +17,13 @@ from slipway.model.sentences import drop_language_head
 from slipway.stage import Context
 from slipway_onnx_export.checks.packaged import check_package
 from slipway_onnx_export.checks.written import FaultError
-from slipway_onnx_export.engine_graph import Statistics
 from slipway_onnx_export.packaging.genai import write_genai
 from slipway_onnx_export.packaging.kinds import ENTRIES, NotPackagedError, Packaged
 from slipway_onnx_export.packaging.optimum import write_optimum
 from slipway_onnx_export.packaging.transformers_js import write_transformers_js
 from slipway_onnx_export.packaging.triton import write_kserve, write_triton
 from slipway_onnx_export.params import PackageKind
+from slipway_onnx_export.statistics import Statistics
 
 RECORD = "onnx_export.json"
 CHECKS = "package_checks"

@@ -12,8 +12,8 @@ import torch
 from slipway.model.weights.left_out import LeftOut
 from slipway.model.weights.reading import Weights, row_pieces
 from slipway_onnx_export.loading.conversion import Stack, Weight
+from slipway_onnx_export.names import INLINE_BYTES
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.writing.weights import INLINE_BYTES
 
 Graph = tuple[str, ir.Model, dict[str, Weight]]
 

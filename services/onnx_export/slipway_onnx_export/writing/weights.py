@@ -18,6 +18,7 @@ import torch
 from slipway.errors import ONNXExportError
 from slipway.model.graphs.inline import take_weights_in
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
+from slipway_onnx_export.names import INLINE_BYTES
 
 DATA_SUFFIX = ".data"
 
@@ -250,7 +251,3 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
-
-
-INLINE_BYTES = 1024
-"""Larger constants of the graph (rotary tables) go to the data file too, so that model.onnx stays small."""
