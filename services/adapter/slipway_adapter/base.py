@@ -1,4 +1,4 @@
-"""Find an adapter's modules in its base, and refuse those that no server wraps."""
+"""Find an adapter's modules in its base, whatever prefixes it was saved under, and refuse those that no server wraps."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from slipway.texts import quoted
 from slipway_adapter.factors import find_differing
 from slipway_adapter.params import Target
 from slipway_adapter.rules import LLAMA, refusal_error
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +138,6 @@ def _targets(adapted: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
     if {module for module in known if module.rpartition(".")[2] in ends} == chosen:
         return tuple(ends)
     return tuple(sorted(chosen))
-
-
-Shape = tuple[int, ...]
 
 
 class Modules:

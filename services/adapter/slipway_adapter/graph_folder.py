@@ -1,4 +1,10 @@
-"""Write the base's graph with branches, and the adapter's factors in a file of ONNX Runtime's own format."""
+"""Write the base's graph with branches, and the adapter's factors in a file of ONNX Runtime's own format.
+
+The branch of ``x @ W`` is ``x @ A @ B`` with two optional inputs, whose defaults have rank 0: without an adapter it adds zero.
+So the graph depends on the base alone, and all its fine-tunes share it.
+
+Axes: d_in and d_out = features of the layer, r = rank, which the adapter chooses for each layer.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +34,9 @@ from slipway_adapter.rules import check_rules, refusal_error
 SUFFIX = ".onnx_adapter"
 _OWN_FILES = ("example.py",)
 """Files of the base's export that describe only the base."""
+
+_WEIGHT = ".weight.T"
+"""End of the names of weights that onnx_export stores as (d_in, d_out); the beginning is the module's name."""
 
 
 def write_graph_folder(saved: Saved, inputs: Mapping[str, Path], output: Path, ctx: Context) -> None:
@@ -121,10 +130,6 @@ def _write_factors(taken: list[tuple[Branch, Pair]], target: Path, ctx: Context)
     file.set_model_version(1)
     file.set_parameters(factors)
     file.export_adapter(str(target.absolute()))
-
-
-_WEIGHT = ".weight.T"
-"""End of the names of weights that onnx_export stores as (d_in, d_out); the beginning is the module's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Write an adapter as a folder for peft, vLLM, SGLang and KServe, or for the stage that writes it for llama.cpp, module by module."""
+"""Write an adapter, module by module, with its tokenizer: for peft, vLLM, SGLang and KServe, or for the stage that writes it for llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The coordinator on the network: one gRPC server over one :class:`Coordinator`."""
+"""The coordinator's process and gRPC server over one :class:`Coordinator`, and the migration of a state's tables.
+
+Until a starting coordinator has resumed the stored exports, every call is refused as unavailable. ``slipway coordinator
+migrate`` brings a state's tables, its own and the workflow engine's, up to date before a rollout.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +56,8 @@ from slipway_protos.v1 import artifact_pb2_grpc, export_pb2_grpc, worker_pb2_grp
 log = logging.getLogger("slipway.coordinator")
 
 SERVICES = ("slipway.v1.ExportService", "slipway.v1.ArtifactService", "slipway.v1.WorkerService", SCALER)
+
+_OURS = "/slipway.v1."
 
 
 class CoordinatorServer:
@@ -221,9 +227,6 @@ async def _be_active(
         await server.activate()
     health.report(serving=True)
     log.info("active")
-
-
-_OURS = "/slipway.v1."
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # only its stubs are generic

@@ -1,4 +1,4 @@
-"""The coordinator's entry points for commands and the embedded mode. Its libraries are imported where they are used."""
+"""The coordinator's command line, and its entry points for commands and the embedded mode. Libraries are imported where used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers of content through the coordinator: their limits, their speed, and their blocking work in threads."""
+"""Transfers of content through the coordinator: limits, speed, blocking work in threads, and interrupted uploads to resume."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ Item = TypeVar("Item")
 
 _RETRY_SECONDS = "1"
 _ITEMS_OF_A_LOOK = 64
+
+Key = tuple[str, str, str]
+"""Principal, project and digest, so that nobody can continue, or learn of, another principal's upload."""
+
+_SECONDS = 300.0
+_MOST, _EACH = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +229,6 @@ def count_refusals(direction: str) -> Iterator[None]:
     except ModelExportError as error:
         metrics.CLIENT_REFUSALS.add(direction=direction, reason=error.reason)
         raise
-
-
-Key = tuple[str, str, str]
-"""Principal, project and digest, so that nobody can continue, or learn of, another principal's upload."""
-
-_SECONDS = 300.0
-_MOST, _EACH = 16, 4
 
 
 class InterruptedUploads:

@@ -1,4 +1,4 @@
-"""Read a written package back; compare its interface and every weight with the traced program.
+"""Read a written package back; compare its interface and every weight with the traced program and the constants it implies.
 
 Core ML runs on Apple's systems only, so the package itself is not run.
 """
@@ -30,6 +30,12 @@ _TINY, _LEAST = 2.0**-25, 2.0**-149
 _MARGIN = 1.001
 _SHIFTED = "constexpr_blockwise_shift_scale"
 Array = np.ndarray[Any, Any]
+
+_LARGEST = 1 << 16
+"""Most elements of a value that is computed here: only norms and tables are computed from weights alone."""
+
+_CHECKS = (torch.ops.aten._assert_tensor_metadata.default,)
+"""Operations without a result."""
 
 
 @dataclass(frozen=True)
@@ -224,13 +230,6 @@ def _invalid_error(fault: str) -> CoreMLExportError:
         reason="COREML_INVALID",
         remedy="leave the Core ML format out for this model, or use another version of coremltools",
     )
-
-
-_LARGEST = 1 << 16
-"""Most elements of a value that is computed here: only norms and tables are computed from weights alone."""
-
-_CHECKS = (torch.ops.aten._assert_tensor_metadata.default,)
-"""Operations without a result."""
 
 
 class TracedConstants:

@@ -1,4 +1,10 @@
-"""Trace a module, and convert the trace to a Core ML program."""
+"""Trace a module and convert the trace to a Core ML program, with attention and operators in the forms that Core ML has.
+
+Attention is Core ML's own operator, with a mask that is added and fits in half precision. Operators of PyTorch that coremltools
+lacks are registered by an import of this module, in the process of a stage alone.
+
+Axes: H = heads of queries, G = heads of keys and values, S = tokens of this call, L = places of keys, D = width of a head.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +43,25 @@ _WIDE = (
 )
 """Operators that are computed in float32 too if they lead to a steep one."""
 _STEPS = 8
+
+PLACES = "cache_position"
+"""The input with the positions at which keys and values are written; they are consecutive."""
+_LENGTH_AXIS = 2
+
+NAME = "slipway_coreml"
+LOWEST = -3e4
+"""Score that hides a key: the key's weight is zero, and the sum with another score stays within half precision."""
+_HARMLESS = (
+    "is_causal",
+    "sliding_window",
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "output_attentions",
+    "deterministic",
+    "token_type_ids",
+)
+"""Arguments that are already in the mask or the cache, or that no attention reads."""
 
 
 def trace(module: torch.nn.Module, sample: tuple[torch.Tensor, ...], most: int) -> Any:
@@ -80,11 +105,6 @@ def _leads_to_steep(operation: Any, steps: int) -> bool:
         return False
     uses = [use for output in operation.outputs for use in output.child_ops]
     return bool(uses) and all(_leads_to_steep(use, steps - 1) for use in uses)
-
-
-PLACES = "cache_position"
-"""The input with the positions at which keys and values are written; they are consecutive."""
-_LENGTH_AXIS = 2
 
 
 @register_torch_op  # type: ignore[untyped-decorator]
@@ -135,22 +155,6 @@ def new_ones(context: Any, node: Any) -> None:
     if tuple(node.inputs[1]) or not dtype or NUM_TO_TORCH_DTYPE[dtype[0]] != torch.bool:
         raise ValueError("it makes a tensor of ones in its code")
     context.add(Builder.const(val=True, name=node.name))
-
-
-NAME = "slipway_coreml"
-LOWEST = -3e4
-"""Score that hides a key: the key's weight is zero, and the sum with another score stays within half precision."""
-_HARMLESS = (
-    "is_causal",
-    "sliding_window",
-    "position_ids",
-    "cache_position",
-    "use_cache",
-    "output_attentions",
-    "deterministic",
-    "token_type_ids",
-)
-"""Arguments that are already in the mask or the cache, or that no attention reads."""
 
 
 def use_core_attention(model: Any) -> None:

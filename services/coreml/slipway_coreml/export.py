@@ -1,4 +1,7 @@
-"""The work of the stage: load, trace, prove, convert, round, write, and read back what was written."""
+"""The work of the stage: load, trace, prove, convert, round, write a package with the same bytes each time, and read it back.
+
+Weights are rounded by coremltools' own passes.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,16 @@ PACKAGE, DESCRIPTION = "model.mlpackage", "coreml.json"
 LIBRARIES = ("coremltools", "torch", "transformers")
 _SAMPLE = 3
 _STEPS = ("loading", "tracing", "comparing", "converting", "writing", "checking")
+
+MATRICES = ("linear", "matmul", "gather")
+"""Operations whose constants are rounded: products and token lookups."""
+SMALLEST = 2048
+"""Weights with fewer values are not rounded."""
+
+MANIFEST, SPEC = "Manifest.json", Path("Data", "com.apple.CoreML", "model.mlmodel")
+_HANDLES = "executorch_debug_handle_mapping.json"
+"""A debugging file that coremltools writes outside the manifest."""
+_DATE = "com.github.apple.coremltools.conversion_date"
 
 
 def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context) -> None:
@@ -125,12 +138,6 @@ def _module(
     return TextReader(source.model, source.family, pooling), sample, facts
 
 
-MATRICES = ("linear", "matmul", "gather")
-"""Operations whose constants are rounded: products and token lookups."""
-SMALLEST = 2048
-"""Weights with fewer values are not rounded."""
-
-
 def round_weights(model: Any, level: Level, group_size: int) -> Any:
     """Round a model's matrices to integers: 8 bits with a scale for each row, or 4 bits with a scale for each group in a row."""
     rows = compression.OpLinearQuantizerConfig(
@@ -143,12 +150,6 @@ def round_weights(model: Any, level: Level, group_size: int) -> Any:
         model,
         compression.OptimizationConfig(op_type_configs=dict.fromkeys(MATRICES, rows if level == "int8" else groups)),
     )
-
-
-MANIFEST, SPEC = "Manifest.json", Path("Data", "com.apple.CoreML", "model.mlmodel")
-_HANDLES = "executorch_debug_handle_mapping.json"
-"""A debugging file that coremltools writes outside the manifest."""
-_DATE = "com.github.apple.coremltools.conversion_date"
 
 
 def write_package(model: Any, package: Path) -> None:

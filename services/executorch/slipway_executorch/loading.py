@@ -1,4 +1,9 @@
-"""Load a merged model in float32, in the form that is traced."""
+"""Load a merged model in float32, in the form that is traced: with attention and layers that XNNPACK can compute.
+
+Attention is matrix products of keys and values as they are stored, and a mask that is added.
+
+Axes: H = heads of queries, G = heads of keys and values, S = tokens of this call, L = places of keys, D = width of a head.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,10 @@ from slipway.errors import ExecutorchExportError
 from slipway.model.pytorch.text_model import TextModel, open_text_model, use_linear_layers
 from slipway_executorch.params import PRODUCT
 
+NAME = "slipway_grouped"
+_HARMLESS = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
+"""Arguments that are already in the mask or the cache."""
+
 
 def open_source(folder: Path) -> TextModel:
     """Load the model of a folder, with attention and layers that XNNPACK can compute.
@@ -28,11 +37,6 @@ def open_source(folder: Path) -> TextModel:
     use_grouped_attention(source.model)
     replace_layers(source.model)
     return source
-
-
-NAME = "slipway_grouped"
-_HARMLESS = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
-"""Arguments that are already in the mask or the cache."""
 
 
 def use_grouped_attention(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Parameters of the executorch stage."""
+"""Parameters of the executorch stage, and the names of its files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ LEVEL = "8da4w"
 """8-bit activations, rounded at run time, and 4-bit weights."""
 GROUP_SIZES = (32, 64, 128, 256)
 """Numbers of weights that may share a scale: XNNPACK's kernels take multiples of 32."""
+
+PROGRAM, DESCRIPTION = "model.pte", "executorch.json"
 
 
 class ExecutorchParams(StageParams):
@@ -43,6 +45,3 @@ class ExecutorchParams(StageParams):
         if self.level == LEVEL and self.group_size not in GROUP_SIZES:
             raise ValueError(f"group_size {self.group_size} is not one of {', '.join(map(str, GROUP_SIZES))}")
         return self
-
-
-PROGRAM, DESCRIPTION = "model.pte", "executorch.json"

@@ -15,6 +15,16 @@ from slipway.model.decoders.classes import CLASSES, DecoderClass
 from slipway.model.decoders.decoder import FULL, LOCAL, settings_of
 from slipway.texts import quoted
 
+_SILU: Mapping[str, tuple[Any, ...]] = {"hidden_act": ("silu", "swish")}
+_QWEN_MOE: Mapping[str, tuple[Any, ...]] = {**_SILU, "decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+_GEMMA: Mapping[str, tuple[Any, ...]] = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "use_bidirectional_attention": (False,),
+}
+_GREATER = {"gemma2": 46, "gemma3": 62}
+"""Number of layers of the largest model, in which llama.cpp scales attention by a head's share of the hidden size."""
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -43,14 +53,6 @@ class Architecture:
         """The class of transformers."""
         return CLASSES[self.class_name]
 
-
-_SILU: Mapping[str, tuple[Any, ...]] = {"hidden_act": ("silu", "swish")}
-_QWEN_MOE: Mapping[str, tuple[Any, ...]] = {**_SILU, "decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
-_GEMMA: Mapping[str, tuple[Any, ...]] = {
-    "hidden_activation": ("gelu_pytorch_tanh",),
-    "attention_bias": (False,),
-    "use_bidirectional_attention": (False,),
-}
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("llama", "LlamaForCausalLM", assumes=_SILU, rope=("linear", "yarn", "llama3"), paired=True),
@@ -94,8 +96,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 """In the order in which they are named to users."""
 
 KNOWN = ", ".join(each.class_name for each in ARCHITECTURES)
-_GREATER = {"gemma2": 46, "gemma3": 62}
-"""Number of layers of the largest model, in which llama.cpp scales attention by a head's share of the hidden size."""
 
 
 def architecture_of(config: ModelConfig) -> Architecture | None:

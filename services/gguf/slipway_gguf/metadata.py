@@ -1,4 +1,7 @@
-"""One key of a GGUF file's metadata."""
+"""One key of a GGUF file's metadata, and our own key for the kinds of text that llama.cpp is known to read otherwise.
+
+Validation tells these kinds of text from a fault.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import gguf
+
+DIFFERS = "slipway.tokenizer.differs"
+BETWEEN = "; "
+"""Separator between kinds of text (``slipway.validation.texts.TextKind``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +30,3 @@ class Field:
     value: Any
     kind: gguf.GGUFValueType
     item: gguf.GGUFValueType | None = None
-
-
-DIFFERS = "slipway.tokenizer.differs"
-BETWEEN = "; "
-"""Separator between kinds of text (``slipway.validation.texts.TextKind``)."""

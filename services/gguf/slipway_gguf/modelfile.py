@@ -24,6 +24,25 @@ _MANY = 1 << 30
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 _OLLAMA = {"repetition_penalty": "repeat_penalty"}
 
+_RENDER, _BOUNDS = "slipway_gguf.template_trial:render", Bounds()
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+Message = Mapping[str, str]
+_SYSTEM: Message = {"role": "system", "content": "Be Brief,  and\n\nkind."}
+_USER: Message = {"role": "user", "content": "What is in\n  Ågren's {{ box }}?"}
+_ASSISTANT: Message = {"role": "assistant", "content": "<think>\nA box.\n</think>\n\nNothing."}
+_CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
+    (_USER,),
+    (_SYSTEM, _USER),
+    (_USER, _ASSISTANT, {"role": "user", "content": "sure?"}),
+    (_SYSTEM, _USER, _ASSISTANT, {"role": "user", "content": "Why"}, _ASSISTANT, {"role": "user", "content": "ok"}),
+)
+_TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
+}
+"""Tools for a comparison: a template that describes them to the model equals none that is known here."""
+
 
 def write(folder: Path, file_name: str, model: Path) -> None:
     """Write the ``Modelfile`` for a GGUF file in the same folder.
@@ -95,12 +114,6 @@ def _plain_number(value: float) -> str:
     return f"{value:d}" if isinstance(value, int) else np.format_float_positional(value, trim="-")
 
 
-_RENDER, _BOUNDS = "slipway_gguf.template_trial:render", Bounds()
-_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-Message = Mapping[str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class Turns:
     """A simple template: every message is written alike, then the beginning of an answer.
@@ -149,20 +162,6 @@ KNOWN: Mapping[str, Turns] = {
     ),
     "phi3": Turns(("<|user|>", "<|end|>", "<|assistant|>"), "<|ROLE|>\nCONTENT<|end|>\n", "<|assistant|>\n"),
 }
-_SYSTEM: Message = {"role": "system", "content": "Be Brief,  and\n\nkind."}
-_USER: Message = {"role": "user", "content": "What is in\n  Ågren's {{ box }}?"}
-_ASSISTANT: Message = {"role": "assistant", "content": "<think>\nA box.\n</think>\n\nNothing."}
-_CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
-    (_USER,),
-    (_SYSTEM, _USER),
-    (_USER, _ASSISTANT, {"role": "user", "content": "sure?"}),
-    (_SYSTEM, _USER, _ASSISTANT, {"role": "user", "content": "Why"}, _ASSISTANT, {"role": "user", "content": "ok"}),
-)
-_TOOL = {
-    "type": "function",
-    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
-}
-"""Tools for a comparison: a template that describes them to the model equals none that is known here."""
 
 
 def ollama_template(template: str, files: TokenizerFiles) -> str:

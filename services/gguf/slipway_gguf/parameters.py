@@ -1,4 +1,7 @@
-"""Turn a model's numbers into the metadata keys that llama.cpp reads."""
+"""Turn a model's numbers and its rotary embedding into the metadata keys and tensors that llama.cpp reads.
+
+Nothing has checked the settings of a ``config.json`` before, so they are checked here.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,9 @@ _NUMBERS = {
     "logit_scale": "logits_scaling",
 }
 """Settings by key, each written if the model has it."""
+
+VALUES = ConfigValues(GGUFExportError)
+whole, optional_number, positive = VALUES.whole, VALUES.optional_number, VALUES.positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +114,6 @@ def _window_keys(architecture: Architecture, settings: Mapping[str, Any]) -> dic
         return {}
     window = settings.get("sliding_window")
     return {"attention.sliding_window": 0 if window is None else whole(settings, "sliding_window")}
-
-
-VALUES = ConfigValues(GGUFExportError)
-whole, optional_number, positive = VALUES.whole, VALUES.optional_number, VALUES.positive
 
 
 def unsupported_error(key: str, value: object, found: Architecture) -> GGUFExportError:

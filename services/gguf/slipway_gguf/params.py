@@ -1,4 +1,4 @@
-"""Parameters of the gguf stage."""
+"""Parameters of the stages gguf and gguf_adapter, and the levels: the types in which llama.cpp stores weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from pydantic import Field, field_validator
 from slipway.settings.problems import did_you_mean
 from slipway.stage import StageParams
 from slipway.texts import file_name
+
+UNQUANTIZED = "f16"
+"""Level of the unquantized output."""
+
+_BLOCKS = {"F32": "", "F16": "float16", "BF16": "bfloat16", "Q8_0": "int8/32", "Q4_0": "int8/32"}
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+MODEL = "model"
+"""Name of a model that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +51,6 @@ class Level:
         return self.name.upper()
 
 
-UNQUANTIZED = "f16"
-"""Level of the unquantized output."""
-
 LEVELS: Mapping[str, Level] = {
     each.name: each
     for each in (
@@ -60,19 +66,12 @@ LEVELS: Mapping[str, Level] = {
     )
 }
 """Levels by name, the widest first. The format delivers all but ``f32``, which takes twice the bytes that the values need."""
-
-_BLOCKS = {"F32": "", "F16": "float16", "BF16": "bfloat16", "Q8_0": "int8/32", "Q4_0": "int8/32"}
 INPUT_ROUNDINGS: Mapping[str, str] = {
     "": _BLOCKS["F16"],
     **{name: _BLOCKS.get(level.type, "int8/256") for name, level in LEVELS.items()},
 }
 """How llama.cpp rounds the inputs of a product on the CPU: to the type that ``type_traits_cpu`` of ggml names for each type of weights
 (``vec_dot_type``: F16, BF16, Q8_0 in blocks of 32, Q8_K in blocks of 256)."""
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-MODEL = "model"
-"""Name of a model that has none."""
 
 
 class NamedParams(StageParams):

@@ -1,4 +1,4 @@
-"""The work of the stage: load, convert, prove, round, and write the program with its description."""
+"""The work of the stage: load, convert to a program of fixed shapes, prove, round, and write it with its description."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _STEPS = 4
 _CANNOT, _REASON = "cannot be converted for LiteRT", "LITERT_CONVERSION_FAILED"
 _MOST_BYTES = (1 << 31) - (1 << 24)
 """Largest file of this format, whose offsets have 31 bits."""
+
+Sample = Mapping[str, torch.Tensor]
 
 
 def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context) -> None:
@@ -108,9 +110,6 @@ def _write_int8(
         raise source.step_error(_CANNOT, _REASON, ValueError("the quantizer rounded no weight"))
     plain.unlink()
     return largest_difference(source, module, program, threads=ctx.threads)
-
-
-Sample = Mapping[str, torch.Tensor]
 
 
 def convert(module: torch.nn.Module, samples: Mapping[str, Sample], target: Path) -> None:

@@ -1,4 +1,9 @@
-"""Load a merged model in float32, in the form that is traced."""
+"""Load a merged model in float32, in the form that is traced: with attention in few products of fixed shapes.
+
+Keys and values are not copied for each head of queries that shares them.
+
+Axes: H = heads of queries, G = heads of keys and values, S = tokens of this call, L = places of keys, D = width of a head.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,10 @@ from slipway.errors import LiteRtExportError
 from slipway.model.generation import token_of
 from slipway.model.pytorch.text_model import TextModel, open_text_model
 from slipway_litert.params import PRODUCT
+
+NAME = "slipway_litert"
+_ANSWERED = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
+"""Arguments that are already in the mask or the cache."""
 
 
 def open_source(folder: Path) -> TextModel:
@@ -31,11 +40,6 @@ def open_source(folder: Path) -> TextModel:
 def padding_of(source: TextModel) -> int:
     """Return the padding token; 0 if the model has none."""
     return token_of(source.model.config, "pad_token_id") or 0
-
-
-NAME = "slipway_litert"
-_ANSWERED = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
-"""Arguments that are already in the mask or the cache."""
 
 
 def use_grouped_attention(model: Any) -> None:

@@ -1,4 +1,9 @@
-"""The modules that become programs: a decoder that takes and returns its KV cache, and models that read a whole text in one call."""
+"""The modules that become programs: a decoder that takes and returns its KV cache, and models that read a whole text in one call.
+
+A LiteRT program keeps nothing between two calls, so a decoder's cache of fixed size is passed in and out.
+
+Axes: S = tokens of a call, L = places of the cache, H = heads, D = width of a head.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of the litert stage."""
+"""Parameters of the litert stage, and the names that it writes and the runtime reads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ PRODUCT = "LiteRT program"
 
 LEVEL = "int8"
 """Integers of 8 bits for weights, a scale for each row; inputs of products are rounded while the program runs."""
+
+PROGRAM, DESCRIPTION = "model.tflite", "litert.json"
+PREFILL, DECODE = "prefill", "decode"
+"""Signatures of a decoder: several tokens in a call, and one."""
+TOKENS, PLACES, LOGITS = "tokens", "input_pos", "logits"
+KEYS, VALUES = "kv_cache_k_", "kv_cache_v_"
+"""Inputs and outputs of a decoder; a layer's number follows the last two. LiteRT's own language models use these names."""
+TEXT = "text_"
+"""Prefix of the signatures of a model that reads a whole text; the number of positions follows."""
+_SHORTEST, _FACTOR = 32, 4
 
 
 class LitertParams(StageParams):
@@ -31,17 +41,6 @@ class LitertParams(StageParams):
     call_length: int = Field(
         default=128, ge=2, le=1 << 20, description="tokens that a decoder's prefill takes in one call"
     )
-
-
-PROGRAM, DESCRIPTION = "model.tflite", "litert.json"
-PREFILL, DECODE = "prefill", "decode"
-"""Signatures of a decoder: several tokens in a call, and one."""
-TOKENS, PLACES, LOGITS = "tokens", "input_pos", "logits"
-KEYS, VALUES = "kv_cache_k_", "kv_cache_v_"
-"""Inputs and outputs of a decoder; a layer's number follows the last two. LiteRT's own language models use these names."""
-TEXT = "text_"
-"""Prefix of the signatures of a model that reads a whole text; the number of positions follows."""
-_SHORTEST, _FACTOR = 32, 4
 
 
 def text_lengths(longest: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Parameters of the merge stage."""
+"""Parameters of the stages merge and combine."""
 
 from __future__ import annotations
 

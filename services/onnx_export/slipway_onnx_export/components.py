@@ -1,4 +1,7 @@
-"""Choose the graphs of a model by its family, and find the shapes of its cache without computing anything."""
+"""Choose a model's graphs by its family, find the shapes of its cache without computing, and a sentence encoder's pooling.
+
+A sentence encoder's graph returns the text's vector only if its pooling is known.
+"""
 
 from __future__ import annotations
 

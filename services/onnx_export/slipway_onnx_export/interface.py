@@ -18,6 +18,9 @@ from slipway_onnx_export.names import BATCH, MASK, PAST, POSITIONS, SEQUENCE, SO
 SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7}
 """Sizes in the traced sample: different, and above 1, so that a tracer neither confuses axes nor fixes one as a constant."""
 
+Call = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+"""Function that runs a transformers model on tensors by input name, and returns tensors by output name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Port:
@@ -48,10 +51,6 @@ class Port:
         mask = torch.ones(sizes, dtype=self.dtype)
         mask[0, : min(2, sizes[1] - 1)] = 0
         return mask
-
-
-Call = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
-"""Function that runs a transformers model on tensors by input name, and returns tensors by output name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Names of the inputs, outputs and axes of graphs."""
+"""Names of the inputs, outputs and axes of graphs, and the size up to which constants stay in a graph's file."""
 
 from __future__ import annotations
 

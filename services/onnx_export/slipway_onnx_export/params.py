@@ -1,4 +1,7 @@
-"""Parameters of the onnx_export stage."""
+"""Parameters of the onnx_export stage, and what is known from them and ``config.json`` alone: families, opsets, weights left out.
+
+Opsets are known without loading an engine, so that a plan can announce the result.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,21 @@ PackageKind = Literal["genai", "transformers_js", "optimum", "triton", "kserve"]
 
 PARITY_OVERHEAD = 1.2
 """Peak memory of the comparison divided by the float32 size of the weights, where PyTorch's are not mapped: measured 1.17 at 0.6B."""
+
+ENGINE_OPSETS: Mapping[str, range] = {"mobius": range(14, 25), "dynamo": range(18, 24), "legacy": range(14, 18)}
+"""Engines in the order in which an export tries them, with the opsets they write."""
+
+BEST_OPSET = 23
+"""Opset that mobius and dynamo write for ONNX Runtime by default: it gives the smallest graphs."""
+
+_NEEDED: Mapping[str, Any] = {
+    "runtime": "onnxruntime",
+    "tracer_warnings": "refuse",
+    "external_data": True,
+    "layered": False,
+    "optimization_times": False,
+}
+"""Values of parameters with which nothing in this stage needs the weights."""
 
 
 class OnnxExportParams(StageParams):
@@ -157,13 +175,6 @@ def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
-ENGINE_OPSETS: Mapping[str, range] = {"mobius": range(14, 25), "dynamo": range(18, 24), "legacy": range(14, 18)}
-"""Engines in the order in which an export tries them, with the opsets they write."""
-
-BEST_OPSET = 23
-"""Opset that mobius and dynamo write for ONNX Runtime by default: it gives the smallest graphs."""
-
-
 def describe_replaced_opset(opset: int) -> str:
     """Describe the opset that is written instead if no engine writes the requested one; empty if one does, or for 0.
 
@@ -184,16 +195,6 @@ def opset_advice(params: Mapping[str, Any]) -> tuple[str, str, str] | None:
     """Return the parameter, message and remedy if a task's opset will be replaced by another; None otherwise."""
     message = describe_replaced_opset(params.get("opset") or 0)
     return ("opset", message, "set formats.onnx.opset_version to 0 for the engine's best") if message else None
-
-
-_NEEDED: Mapping[str, Any] = {
-    "runtime": "onnxruntime",
-    "tracer_warnings": "refuse",
-    "external_data": True,
-    "layered": False,
-    "optimization_times": False,
-}
-"""Values of parameters with which nothing in this stage needs the weights."""
 
 
 def can_leave_out(params: Mapping[str, Any]) -> bool:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sys
 
+__all__ = ["apply_make_stateful_transformation", "error_summary", "ops", "ov"]
+_LONGEST_MESSAGE = 600
+
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None refuses an import
 
 import openvino as ov  # noqa: E402
@@ -14,9 +17,6 @@ from openvino import opset13 as ops  # noqa: E402
 from openvino._offline_transformations import apply_make_stateful_transformation  # noqa: E402
 
 from slipway.texts import one_line, shortened  # noqa: E402
-
-__all__ = ["apply_make_stateful_transformation", "error_summary", "ops", "ov"]
-_LONGEST_MESSAGE = 600
 
 
 def error_summary(error: Exception) -> str:

@@ -1,4 +1,7 @@
-"""Parameters of the openvino stage."""
+"""Parameters of the openvino stage, the families that become an IR, and the names of its files.
+
+Written models have the names that OpenVINO's own tools know.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,6 @@ from slipway.stage import StageParams
 
 Level = Literal["", "fp16", "int8", "int4"]
 
-
-class OpenVinoParams(StageParams):
-    """Parameters of the openvino stage."""
-
-    level: Level = Field(
-        default="",
-        description="fp16 stores weights in half precision; int8 and int4 say that the graph's weights are integers already",
-    )
-    tokenizer: bool = Field(default=True, description="also convert the tokenizer, for openvino-genai")
-
-
 PAIRS = (ENCODER_DECODER, SPEECH)
 """Families that become two models: an encoder and a decoder."""
 FAMILIES = (
@@ -44,6 +36,20 @@ FAMILIES = (
     FEATURE_EXTRACTION,
 )
 
+GRAPH, ENCODER_GRAPH, DECODER_GRAPH = "model.onnx", "encoder_model.onnx", "decoder_model.onnx"
+MODEL = "openvino_model.xml"
+ENCODER_MODEL, DECODER_MODEL = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
+
+
+class OpenVinoParams(StageParams):
+    """Parameters of the openvino stage."""
+
+    level: Level = Field(
+        default="",
+        description="fp16 stores weights in half precision; int8 and int4 say that the graph's weights are integers already",
+    )
+    tokenizer: bool = Field(default=True, description="also convert the tokenizer, for openvino-genai")
+
 
 def refusal_reason(config: ModelConfig) -> str:
     """Return why a model does not become an IR; empty if it does."""
@@ -51,8 +57,3 @@ def refusal_reason(config: ModelConfig) -> str:
         return ""
     known = ", ".join(family.name for family in FAMILIES)
     return f"the model is not one of the families that become an IR ({known}), but {config.description}"
-
-
-GRAPH, ENCODER_GRAPH, DECODER_GRAPH = "model.onnx", "encoder_model.onnx", "decoder_model.onnx"
-MODEL = "openvino_model.xml"
-ENCODER_MODEL, DECODER_MODEL = "openvino_encoder_model.xml", "openvino_decoder_model.xml"

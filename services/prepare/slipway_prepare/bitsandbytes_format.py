@@ -1,4 +1,4 @@
-"""Weights as bitsandbytes stores them: 4 bit (NF4, FP4, with or without double quantization) and LLM.int8().
+"""Weights as bitsandbytes stores them: 4 bit (NF4, FP4, with or without double quantization), LLM.int8(), and a round trip in NF4.
 
 Source: bitsandbytes 0.50, ``functional.py`` (``QuantState.as_dict``, ``quantize_4bit``, ``dequantize_4bit``, ``create_dynamic_map``),
 ``backends/default/ops.py``, ``nn/modules.py`` (``Linear8bitLt``); transformers 5, ``quantizers/quantizer_bnb_4bit.py``.
@@ -6,6 +6,13 @@ Source: bitsandbytes 0.50, ``functional.py`` (``QuantState.as_dict``, ``quantize
 4 bit, of a weight with n elements in blocks of 64: ``weight`` (n/2 bytes, the first element in the high half of each),
 ``weight.absmax`` (one per block), ``weight.quant_map`` (the 16 values), ``weight.quant_state.bitsandbytes__nf4`` (JSON as bytes).
 With double quantization ``absmax`` is one byte per block: ``nested_quant_map[byte] * nested_absmax[block / 256] + nested_offset``.
+
+The round trip is a 16- or 32-bit weight as training with ``load_in_4bit`` used it, as
+``functional.quantize_4bit(compress_statistics=True, quant_type="nf4", blocksize=64)`` computes it on a CPU. Each element is
+divided by the largest absolute value (absmax) of its block and rounded to the nearest of 16 values. The mean of all absmax is
+subtracted from them, and the differences are rounded to 8-bit dynamic values in blocks of 256. A GPU sums that mean in another
+order and divides approximately, so there an absmax can differ in its last bit, and an element halfway between two values can be
+rounded to the other.
 """
 
 from __future__ import annotations
@@ -35,6 +42,10 @@ _FLOATS = tuple(_DTYPES.values())
 #: Number of elements computed at once, a multiple of every block size.
 _CHUNK = 1 << 20
 _LARGEST_STATE = 1 << 16
+
+BLOCK = 64
+NESTED_BLOCK = 256
+_TINY = 1e-38  # bitsandbytes' guard for blocks of zeros
 
 
 def read_bitsandbytes(base: Base) -> Dequantized:
@@ -185,11 +196,6 @@ def _int8(base: Base, module: str) -> Recipe:
         return values
 
     return Recipe(weight.name, dtype, weight.shape, (weight.name, scale.name), build)
-
-
-BLOCK = 64
-NESTED_BLOCK = 256
-_TINY = 1e-38  # bitsandbytes' guard for blocks of zeros
 
 
 def nf4_round_trip(weight: Tensor) -> Tensor:

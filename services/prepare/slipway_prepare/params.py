@@ -1,4 +1,4 @@
-"""Parameters of the prepare stage."""
+"""Parameters of the stages prepare and convert."""
 
 from __future__ import annotations
 

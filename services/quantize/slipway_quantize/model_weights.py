@@ -37,6 +37,9 @@ from slipway_quantize.levels import unknown_family_reason
 DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+_WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
+"""Families whose result comes from a head of a few rows: quantizing it saves almost nothing and costs accuracy."""
+
 
 def read_tensors(weights: Weights) -> dict[str, TensorInfo]:
     """Return the tensors of a folder by name, file by file and sorted within each; no weight is read.
@@ -103,10 +106,6 @@ def cast_to_half(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
             about={"tensor": name, "largest": largest, "dtype": str(dtype).removeprefix("torch.")},
         )
     return cast
-
-
-_WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
-"""Families whose result comes from a head of a few rows: quantizing it saves almost nothing and costs accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,24 +178,6 @@ def require_family(folder: Path) -> Family:
     return config.family
 
 
-def _meta_model(config: Any, family: Family) -> Any:
-    """Build the model of ``config`` without storage: names, types and shapes only."""
-    try:
-        with torch.device("meta"):
-            return auto_model(family).from_config(config, trust_remote_code=False)
-    except Exception as error:  # as above
-        raise QuantizationError(
-            f"transformers cannot build the {family.name} of model type {config.model_type!r} ({_first_line(error)})",
-            reason="BASE_MODEL_INVALID",
-            remedy="give a folder written by save_pretrained; level fp16 or bf16 does not need to build the model",
-            about={"model_type": config.model_type},
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
 def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Structure:
     """Find the linear layers of ``config``'s model whose weights are in ``tensors``, directly or through a tie.
 
@@ -228,6 +209,24 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
         unpacked=transposed or mixed or family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS),
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )
+
+
+def _meta_model(config: Any, family: Family) -> Any:
+    """Build the model of ``config`` without storage: names, types and shapes only."""
+    try:
+        with torch.device("meta"):
+            return auto_model(family).from_config(config, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise QuantizationError(
+            f"transformers cannot build the {family.name} of model type {config.model_type!r} ({_first_line(error)})",
+            reason="BASE_MODEL_INVALID",
+            remedy="give a folder written by save_pretrained; level fp16 or bf16 does not need to build the model",
+            about={"model_type": config.model_type},
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _is_kept(module: str, family: Family, model: Any, *, tied: bool, transposed: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Work on the pieces of weights in threads."""
+"""Work on the pieces of weights in threads, and write every byte of a piece."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from slipway_quantize.report import Outcome
 
 Squares = tuple[float, float]
 """Sums of squares of a piece: of its rounding error, and of its weights."""
+
+PIECE_WEIGHTS = 1 << 20
+"""Weights that are worked on at once, 4 MiB in float32: small beside any real tensor, large beside the cost of a call."""
 
 
 class Pieces:
@@ -55,10 +58,6 @@ class Pieces:
         error, energy = self._waiting.popleft().result()
         self._outcome.error_energy += error
         self._outcome.weight_energy += energy
-
-
-PIECE_WEIGHTS = 1 << 20
-"""Weights that are worked on at once, 4 MiB in float32: small beside any real tensor, large beside the cost of a call."""
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:

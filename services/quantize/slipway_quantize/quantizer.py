@@ -1,4 +1,4 @@
-"""Load the quantizer that a format names, and define its interface."""
+"""Load the quantizer that a format names, and define its interface and the request to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The choice of a builder: TensorRT, which needs the GPU it builds for, or TensorRT-RTX, which builds ahead of time."""
+"""Find the GPUs, and choose TensorRT, which needs the GPU that it builds for, or TensorRT-RTX, which builds ahead of time.
+
+GPUs are read through the driver's own library, without CUDA or a subprocess.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,13 @@ from slipway.stage import Provider
 
 if TYPE_CHECKING:
     from slipway_tensorrt_build.params import TensorRTBuildParams
+
+
+# The targets of TensorRT-RTX 1.7; it has no names for the data-centre architectures sm90, sm100 and sm103.
+RTX_TARGETS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
+
+_INSTALL_RTX = f"{install_command('tensorrt_build')} brings tensorrt-rtx, which builds without a GPU"
+_INSTALL_TENSORRT = f"{install_command('tensorrt')} on a machine with an NVIDIA GPU and its driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +61,6 @@ def _describe(nvml: ctypes.CDLL, index: int) -> Gpu | None:
     if nvml.nvmlDeviceGetName(device, name, ctypes.c_uint(len(name))) != 0:
         return None
     return Gpu(name=name.value.decode(errors="replace"), target=f"sm{major.value}{minor.value}")
-
-
-# The targets of TensorRT-RTX 1.7; it has no names for the data-centre architectures sm90, sm100 and sm103.
-RTX_TARGETS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
-
-_INSTALL_RTX = f"{install_command('tensorrt_build')} brings tensorrt-rtx, which builds without a GPU"
-_INSTALL_TENSORRT = f"{install_command('tensorrt')} on a machine with an NVIDIA GPU and its driver"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Parameters of the tensorrt_build stage."""
+"""Parameters of the tensorrt_build stage, the levels of engines, and the GPU architectures that compute in their types."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from slipway.stage import StageParams
 
 TARGET = re.compile(r"sm[1-9][0-9]{1,2}")
 """Name of a GPU architecture: its compute capability without the dot."""
+
+LEVELS = ("fp16", "bf16", "int8_static", "fp8_static")
+"""TensorRT takes all types from the graph, which the quantize stage writes at these levels."""
+
+LEAST_ARCHITECTURES: Mapping[str, int] = {"bf16": 80, "fp8_static": 89}
+"""The first compute capability, without the dot, whose GPUs have the type of a level."""
+
+FITTED_TO_TEXT = ("int8_static", "fp8_static")
+"""Levels whose graphs hold ranges of activations, which belong to one merge."""
 
 
 class Range(BaseModel):
@@ -73,17 +82,6 @@ class TensorRTBuildParams(StageParams):
         if value.min < 1:
             raise ValueError("batch and sequence need at least one element: set min to 1 or more")
         return value
-
-
-LEVELS = ("fp16", "bf16", "int8_static", "fp8_static")
-"""TensorRT takes all types from the graph, which the quantize stage writes at these levels."""
-
-LEAST_ARCHITECTURES: Mapping[str, int] = {"bf16": 80, "fp8_static": 89}
-"""The first compute capability, without the dot, whose GPUs have the type of a level."""
-
-
-FITTED_TO_TEXT = ("int8_static", "fp8_static")
-"""Levels whose graphs hold ranges of activations, which belong to one merge."""
 
 
 def find_unable(level: str, targets: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The interfaces of graphs: modules whose inputs and outputs are tensors only, and inputs for them.
+"""Load a merged model in the type of its graph, and define interfaces: modules whose inputs and outputs are tensors only, and inputs.
 
 Axes: B = batch, S = tokens of this call, P = tokens before it, H = heads, D = width of a head.
 """
@@ -33,6 +33,9 @@ Tensors = tuple[Any, ...]
 """Inputs of a call: tensors, and for a decoder a list of keys and values last."""
 PER_TOKEN = (TOKEN_CLASSIFIER, QUESTION_ANSWERING, MASKED_LANGUAGE_MODEL, FEATURE_EXTRACTION)
 """Families whose outputs are per token, except the sentence embedding."""
+
+LONGEST_PROOF = 512
+"""Longest text in the comparison with PyTorch."""
 
 
 class CachedDecoder(torch.nn.Module):
@@ -187,10 +190,6 @@ def _cache(model: Any) -> tuple[tuple[int, int], ...]:
 
 def _strange(model: Any, what: str) -> Exception:
     return unsupported(f"{type(model).__name__} {what}", architecture=type(model).__name__)
-
-
-LONGEST_PROOF = 512
-"""Longest text in the comparison with PyTorch."""
 
 
 def open_source(folder: Path, *, title: str, dtype: torch.dtype, attention: str) -> TextModel:

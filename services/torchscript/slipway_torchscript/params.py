@@ -1,4 +1,4 @@
-"""Parameters of the stages torchscript and torch_export."""
+"""Parameters of the stages torchscript and torch_export, the names of their files, and the models that become no graph."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ LEVELS = {"fp16": "float16", "bf16": "bfloat16"}
 
 PRODUCT = "PyTorch graph"
 """What the formats make, in messages."""
+
+SCRIPT, PROGRAM, COMPILED = "model.pt", "model.pt2", "model.aoti.pt2"
+DESCRIPTIONS = {SCRIPT: "torchscript.json", PROGRAM: "torch_export.json"}
+"""File beside a graph that describes its inputs and outputs."""
 
 
 class _GraphParams(StageParams):
@@ -42,11 +46,6 @@ class TorchExportParams(_GraphParams):
     """Parameters of the torch_export stage."""
 
     aot: bool = Field(default=False, description="also compile the program for this machine's CPU by AOTInductor")
-
-
-SCRIPT, PROGRAM, COMPILED = "model.pt", "model.pt2", "model.aoti.pt2"
-DESCRIPTIONS = {SCRIPT: "torchscript.json", PROGRAM: "torch_export.json"}
-"""File beside a graph that describes its inputs and outputs."""
 
 
 def refusal_reason(config: ModelConfig) -> str:

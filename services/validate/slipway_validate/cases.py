@@ -1,4 +1,4 @@
-"""Choose the shapes in which the same inputs are computed again.
+"""Choose the shapes in which the same inputs are computed again, as long as the model's configuration allows.
 
 These shapes find an attention mask or position ids that the graph ignores, a graph specialised to the batch, sequence or past
 of its trace, and a KV cache that is written or read wrongly.
@@ -25,6 +25,9 @@ DECODE = "decode"
 """Name of the case that goes through the cache token by token."""
 DECODE_STEPS = 6
 DEFAULT_VOCABULARY = 1 << 18
+
+LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
+"""Settings with the largest number of tokens that a model accepts."""
 
 
 def find_family(name: str) -> Family:
@@ -98,10 +101,6 @@ def _encoder_decoder_cases(family: Family, padded: tuple[CaseRow, ...], *, full:
         Case(name="single_token", rows=padded[:1], segments=(1,), padding="right", plain="row"),
         Case(name=f"decode_{batch}", rows=padded, segments=decoded, padding="right", plain="rows"),
     )
-
-
-LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
-"""Settings with the largest number of tokens that a model accepts."""
 
 
 def longest_text(model: ModelConfig, family: Family) -> int:

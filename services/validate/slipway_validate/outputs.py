@@ -1,4 +1,11 @@
-"""Run and time one output after the other, each in its own process; the next one imports its libraries meanwhile."""
+"""Run and time one output after the other, each in its own process, and tell which ones run the reference's code.
+
+The next output imports its libraries meanwhile.
+
+Which shapes a model gives wrong results in depends on how its code pads, masks, counts positions and keeps a cache, as its
+configuration says, so an output that runs the reference's code skips the shape cases. Its weights are compared by the windows.
+Where activations are rounded too, a row may depend on its neighbours, so nothing is known then.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +37,13 @@ OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
 """Failures of an output that a process beside it may have caused: the output is run again alone."""
 LIBRARIES = 1 << 30
 """Most memory that libraries take in the two processes beside the one of an output."""
+
+REFERENCE_CODE = "slipway.proof.transformers_runtime:load"
+SAME_CODE = "the reference runs the same code with the same configuration, and was compared with itself in this shape"
+_ABOUT_WEIGHTS = frozenset(
+    {"_name_or_path", "dtype", "quantization_config", "tie_word_embeddings", "torch_dtype", "transformers_version"}
+)
+"""Settings that say only how weights are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +213,6 @@ class OutputRuns:
         timeout = self._params.output_timeout_seconds
         spec = one.spec.model_copy(update={"held": held})
         return start_runner(Spec(run=spec), one.folder, self._ctx, label=one.label, timeout_seconds=timeout)
-
-
-REFERENCE_CODE = "slipway.proof.transformers_runtime:load"
-SAME_CODE = "the reference runs the same code with the same configuration, and was compared with itself in this shape"
-_ABOUT_WEIGHTS = frozenset(
-    {"_name_or_path", "dtype", "quantization_config", "tie_word_embeddings", "torch_dtype", "transformers_version"}
-)
-"""Settings that say only how weights are stored."""
 
 
 def explain_shape_reuse(runtime: Runtime | None, model: Path, settings: Path) -> str:

@@ -1,4 +1,4 @@
-"""Parameters of the stages reference and validate."""
+"""Parameters of the stages reference and validate, and what each effort of a validation computes."""
 
 from __future__ import annotations
 

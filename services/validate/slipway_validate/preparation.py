@@ -34,6 +34,11 @@ LOGIT_FILES = 4
 PROMPT_TOKENS = 16
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
+LEAST_TOKENS = 16
+"""Fewest tokens of a long continuation; the greedy continuations cover shorter ones."""
+_FILES = 2
+"""Files of results that lie on the disk at once: the reference's and an output's."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -267,12 +272,6 @@ def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tu
     tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
     return max(1, min(params.windows, tokens // length)), length
-
-
-LEAST_TOKENS = 16
-"""Fewest tokens of a long continuation; the greedy continuations cover shorter ones."""
-_FILES = 2
-"""Files of results that lie on the disk at once: the reference's and an output's."""
 
 
 def long_spec(

@@ -1,4 +1,4 @@
-"""Choose formats and levels for a target from what the installed formats say about it."""
+"""Choose formats and levels for a target from what the installed formats say about it, and write the choice as YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Judge a base model by files, before anything runs: it is the adapter's, it is another one, or files cannot tell."""
+"""Judge a base model by files, before anything runs: it is the adapter's, it is another one, or files cannot tell.
+
+A checkpoint is compared by the shapes of plain LoRA factors, the library's class and the tokenizer. Only known forms are
+judged; the merge checks every tensor exactly.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,15 @@ _REMEDY = (
     "is the right one, set base_model.trust: true"
 )
 _WORST = (BaseMatchStatus.CONFIRMED, BaseMatchStatus.UNPROVEN, BaseMatchStatus.TRUSTED)
+
+_PREFIX = "base_model.model."
+_LIBRARY = re.compile(r"transformers\.models\.(\w+)\.modeling_\w+")
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_WHOLE = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.default)?)?\.weight")
+_LAYER = re.compile(r"(?P<prefix>(?:[^.\d][^.]*\.)+)(?P<number>\d{1,6})\.")
+_NOT_PLAIN = ("layer_replication", "target_parameters", "use_qalora", "use_bdlora", "megatron_config")
+"""LoRA options that give the factors other shapes than those of their layer."""
+_OTHER_TOKENIZER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +163,6 @@ def _refusal_error(
         remedy=_REMEDY,
         about={"base_model": base.folder, "checkpoint": checkpoint, "recorded": recorded.name[:1000]},
     )
-
-
-_PREFIX = "base_model.model."
-_LIBRARY = re.compile(r"transformers\.models\.(\w+)\.modeling_\w+")
-_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
-_WHOLE = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.default)?)?\.weight")
-_LAYER = re.compile(r"(?P<prefix>(?:[^.\d][^.]*\.)+)(?P<number>\d{1,6})\.")
-_NOT_PLAIN = ("layer_replication", "target_parameters", "use_qalora", "use_bdlora", "megatron_config")
-"""LoRA options that give the factors other shapes than those of their layer."""
-_OTHER_TOKENIZER = 0.5
 
 
 def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:

@@ -1,4 +1,10 @@
-"""The verdict on a base model: a status with its reason, passed on from the command to the report."""
+"""The verdict on a base model, passed on from the command to the report; without evidence in files, validation's figures decide it.
+
+An adapter helps the model it was trained on, and hardly any other. Measured on the sample (10 windows of 128 tokens): the right
+base gains 0.80 ± 0.08 nats per token on held-out text and 1.09 ± 0.20 on the built-in text; 11 models of equal shapes with
+other weights gain between -0.03 and 0.10 with a standard error of about the same size, and none more than 1.8 standard errors.
+A close relative of the right base gains nearly as much, so only files can tell them apart.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,22 @@ STATUS_LABEL, REASON_LABEL = "base_match", "base_match_reason"
 """Labels of an export that carry the verdict of the files."""
 
 _REASON_BYTES = 1500  # a coordinator accepts labels of up to 2,048 bytes
+
+LEAST_GAIN = 0.02
+"""Nats per token that the adapter must gain on held-out text, however small the error: 2 % of the perplexity."""
+LEAST_GAIN_ELSEWHERE = 0.1
+"""The same on other text: the built-in text, which any model may have seen and no adapter was trained for, and text of the training,
+whose form adapters learn first."""
+LEAST_WINDOWS = 3
+LEAST_LABELS = 10
+
+_STUDENT_T = (6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764)
+"""99 % quantiles of Student's t (one-sided) with 2, 3, … degrees of freedom; the last one also serves for more."""
+_NORMAL = 2.326
+"""99 % quantile of the normal distribution (one-sided)."""
+_GIVE = "put a sample of the training data beside the run (train.jsonl), or set validation.heldout"
+_LABEL = "put labelled examples beside the run (train.jsonl), or set validation.test_input_samples"
+_LABELLED = "classifier"
 
 
 class BaseMatchStatus(StrEnum):
@@ -81,23 +103,6 @@ class BaseMatch(BaseModel):
             status = BaseMatchStatus.UNPROVEN
         reason = labels.get(REASON_LABEL) or "the base model was not compared with the one the adapter names"
         return cls(status=status, reason=reason)
-
-
-LEAST_GAIN = 0.02
-"""Nats per token that the adapter must gain on held-out text, however small the error: 2 % of the perplexity."""
-LEAST_GAIN_ELSEWHERE = 0.1
-"""The same on other text: the built-in text, which any model may have seen and no adapter was trained for, and text of the training,
-whose form adapters learn first."""
-LEAST_WINDOWS = 3
-LEAST_LABELS = 10
-
-_STUDENT_T = (6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764)
-"""99 % quantiles of Student's t (one-sided) with 2, 3, … degrees of freedom; the last one also serves for more."""
-_NORMAL = 2.326
-"""99 % quantile of the normal distribution (one-sided)."""
-_GIVE = "put a sample of the training data beside the run (train.jsonl), or set validation.heldout"
-_LABEL = "put labelled examples beside the run (train.jsonl), or set validation.test_input_samples"
-_LABELLED = "classifier"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``slipway coordinator`` and ``slipway worker``: start the services, whose own parsers read the options."""
+"""``slipway coordinator`` and ``slipway worker``: start the services, whose own parsers read the options; ``slipway token``: make a token."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from slipway.security.access.principals import Role
 
 _OWN = {"ignore_unknown_options": True, "help_option_names": []}
 """Pass all words to the service's parser, even ``--help``."""
+
+TOKEN_EXAMPLES = examples(
+    "slipway token --name ci --role submitter --project research --token-file ci.token",
+    "slipway token --name workers --role worker --token-file workers.token",
+)
 
 
 def _complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -57,6 +62,26 @@ def worker(words: Words = None) -> None:
     raise typer.Exit(_run(main, arguments))
 
 
+def token(  # noqa: PLR0917 - typer calls it by name
+    name: Annotated[str, typer.Option("--name", help="Name of the principal, for logs.")],
+    role: Annotated[Role, typer.Option("--role", help="What it may do.")],
+    token_file: Annotated[
+        Path, typer.Option("--token-file", metavar="FILE", help="New file that receives the token (mode 0600).")
+    ],
+    project: Annotated[
+        list[str] | None, typer.Option("--project", help="May be given several times; '*' for all.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Make a token, and print its entry for the access file of a coordinator or worker."""
+    from slipway.cli.terminal.console import print_answer
+    from slipway.security.access.access_file import as_yaml, issue_token
+
+    entry = issue_token(token_file, name=name, role=role.value, projects=project or [])
+    print_answer(entry, as_yaml(entry), as_json=as_json)
+
+
 COMMANDS = {"coordinator": coordinator, "worker": worker}
 SETTINGS: dict[str, Any] = {"cls": ServiceCommand, "context_settings": _OWN}
 
@@ -78,29 +103,3 @@ def _run(main: Any, arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return int(main(arguments))
-
-
-TOKEN_EXAMPLES = examples(
-    "slipway token --name ci --role submitter --project research --token-file ci.token",
-    "slipway token --name workers --role worker --token-file workers.token",
-)
-
-
-def token(  # noqa: PLR0917 - typer calls it by name
-    name: Annotated[str, typer.Option("--name", help="Name of the principal, for logs.")],
-    role: Annotated[Role, typer.Option("--role", help="What it may do.")],
-    token_file: Annotated[
-        Path, typer.Option("--token-file", metavar="FILE", help="New file that receives the token (mode 0600).")
-    ],
-    project: Annotated[
-        list[str] | None, typer.Option("--project", help="May be given several times; '*' for all.")
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - read by the boundary
-) -> None:
-    """Make a token, and print its entry for the access file of a coordinator or worker."""
-    from slipway.cli.terminal.console import print_answer
-    from slipway.security.access.access_file import as_yaml, issue_token
-
-    entry = issue_token(token_file, name=name, role=role.value, projects=project or [])
-    print_answer(entry, as_yaml(entry), as_json=as_json)

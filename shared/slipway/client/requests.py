@@ -1,4 +1,4 @@
-"""Names and requests, the same for both clients."""
+"""Names and requests, the same for both clients, and the state of a watch that is resumed after disconnects."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ DEFAULT_PROJECT = "default"
 TIMEOUT_SECONDS = 30.0
 
 Metadata = tuple[tuple[str, str], ...]
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
 
 
 def export_name(export: str, *, project: str = DEFAULT_PROJECT) -> str:
@@ -78,10 +81,6 @@ def with_trace(metadata: Metadata) -> Metadata:
     """Return a call's metadata with the trace it belongs to."""
     traceparent = current_traceparent()
     return (*metadata, ("traceparent", traceparent)) if traceparent else metadata
-
-
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Resumption:

@@ -1,4 +1,4 @@
-"""Read settings from command-line flags."""
+"""Read settings from command-line flags, and the formats to make from ``-f FORMAT[:OPTION[+OPTION…]],…``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ FLAGS: Mapping[str, str] = {
     **{flag: f"formats.{name}.{key}" for name, each in formats().items() for flag, key in each.flags.items()},
 }
 """Setting of each flag; formats bring the flags of their own settings."""
+
+FLAG = "-f"
+NONE = "none"
+"""Option that names the unquantized output."""
+COMMON = "optimization.quantization"
+_OWN = ("enabled", "quantization", "unquantized")
+"""Settings that the format's name and its levels give."""
 
 
 def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str], *, requested: Sequence[str] = ()) -> Layer:
@@ -58,14 +65,6 @@ def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str], *, r
             read_text(layer, FLAGS[flag], given, flag)
     read_requested(requested, layer)
     return layer
-
-
-FLAG = "-f"
-NONE = "none"
-"""Option that names the unquantized output."""
-COMMON = "optimization.quantization"
-_OWN = ("enabled", "quantization", "unquantized")
-"""Settings that the format's name and its levels give."""
 
 
 @dataclass

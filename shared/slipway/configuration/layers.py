@@ -1,4 +1,4 @@
-"""The settings of one source: values by dotted key with their origin, and the problems found in the source."""
+"""The settings of one source, by dotted key with their origin, and its problems; the ``EXPORT_*`` variables, one per setting."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ from slipway.formats.registry import formats, refused_format, refused_formats
 from slipway.settings.export_variables import EXPORT_VARIABLES
 from slipway.settings.problems import Problem
 from slipway.texts import MalformedText
+
+MOST_PROBLEMS = 100
+"""Stop reading a source after this many problems: it is probably not a configuration."""
+
+PREFIX = "EXPORT_"
+
+ENVIRONMENT: Mapping[str, str] = {
+    **EXPORT_VARIABLES,
+    **{
+        each.variable(setting): f"formats.{name}.{setting}"
+        for name, each in formats().items()
+        for setting in each.settings.model_fields
+    },
+}
+"""Setting of each variable. Commas separate the items of a list; an empty variable counts as not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +56,6 @@ def _merge_tables(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
     return {**before, **after, **both}
 
 
-MOST_PROBLEMS = 100
-"""Stop reading a source after this many problems: it is probably not a configuration."""
-
-
 @dataclass
 class Layer:
     """The settings of one source.
@@ -67,19 +78,6 @@ class Layer:
     def is_full(self) -> bool:
         """Return whether there are so many problems that the rest is not read."""
         return len(self.problems) >= MOST_PROBLEMS
-
-
-PREFIX = "EXPORT_"
-
-ENVIRONMENT: Mapping[str, str] = {
-    **EXPORT_VARIABLES,
-    **{
-        each.variable(setting): f"formats.{name}.{setting}"
-        for name, each in formats().items()
-        for setting in each.settings.model_fields
-    },
-}
-"""Setting of each variable. Commas separate the items of a list; an empty variable counts as not set."""
 
 
 def read_environment(environment: Mapping[str, str]) -> Layer:

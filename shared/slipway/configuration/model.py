@@ -1,4 +1,4 @@
-"""The configuration of an export."""
+"""The configuration of an export, and checks for settings that contradict each other or need a warning."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Look up what is installed: the entry points of a group, and the versions of distributions.
+"""Look up what is installed: a group's entry points, versions, and the distribution and command that install Slipway.
 
 The standard library reads the metadata of every distribution at each call, which takes tens of milliseconds. Here each answer
 is kept until a folder of the import path changes, as it does when something is installed or removed.
+
+The import name and the command are ``slipway``. The distribution has another name, because the package index has a ``slipway``
+of other authors.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ _OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu",)}
 """Distributions with the same module for other machines, by name."""
 
 _Folders = tuple[tuple[str, int], ...]
+
+DISTRIBUTION = "slipway-ml"
 
 
 def installed_entry_points(group: str) -> metadata.EntryPoints:
@@ -55,9 +60,6 @@ def _version(distribution: str, _path: _Folders) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
-
-
-DISTRIBUTION = "slipway-ml"
 
 
 def install_command(*extras: str, options: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Write documents in the form in which a model reads them."""
+"""Write documents in the form in which a model reads them, and cut them into passages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any, Protocol, Self
 from slipway.documents.purposes import Purpose, invalid_text_error
 from slipway.documents.reader import Document
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
+
+LENGTH = 4000
+"""Characters of a passage of plain text: more than a window has, so that most windows begin within one."""
+_LONGEST_CONVERSATION = 32_000
+_SHORTEST = 16
 
 
 class Writer(Protocol):
@@ -85,12 +90,6 @@ class Renderer:
 
     def _error(self, what: str, remedy: str, where: str) -> Exception:
         return invalid_text_error(self._purpose, what, remedy, file=where)
-
-
-LENGTH = 4000
-"""Characters of a passage of plain text: more than a window has, so that most windows begin within one."""
-_LONGEST_CONVERSATION = 32_000
-_SHORTEST = 16
 
 
 def passages(documents: Iterable[Document], writer: Writer) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Keep text for calibration apart from held-out text."""
+"""Keep text for calibration apart from held-out text: measure how much of one is also in the other, by the bytes of both."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ MOST_NAMED = 5
 """Most documents that a message names."""
 _MOST_OF_PASSAGE = 0.02
 """Share of a passage that may be in the held-out text: phrases are in many texts."""
+
+LENGTH = 64
+"""Bytes of a shingle, a piece of text that two texts share: some ten English words, or twenty Chinese characters."""
+_SAMPLED_BITS = 3
+"""One shingle in eight is compared, chosen by its hash alone, so that the same ones are chosen in both texts."""
+_SHARING, _FEWEST_SHARING, _FEWEST_TEXTS = 0.05, 3, 8
+"""A shingle belongs to the frame if at least this share and this number of the texts have it. Fewer texts than the last number have no frame."""
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
+_PIECE = 1 << 20
+
+Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +96,6 @@ def too_little_left_error(left_out: int, tokens: str) -> QuantizationError:
         remedy="give more text for calibration, or hold other text out",
         about={"left_out": left_out, "tokens": tokens},
     )
-
-
-LENGTH = 64
-"""Bytes of a shingle, a piece of text that two texts share: some ten English words, or twenty Chinese characters."""
-_SAMPLED_BITS = 3
-"""One shingle in eight is compared, chosen by its hash alone, so that the same ones are chosen in both texts."""
-_SHARING, _FEWEST_SHARING, _FEWEST_TEXTS = 0.05, 3, 8
-"""A shingle belongs to the frame if at least this share and this number of the texts have it. Fewer texts than the last number have no frame."""
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-_INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
-_PIECE = 1 << 20
-
-Hashes = NDArray[np.uint64]
 
 
 def shingles(text: str) -> Hashes:

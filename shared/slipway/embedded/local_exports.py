@@ -1,4 +1,4 @@
-"""Read the embedded exports of this machine from their state files, without changing them."""
+"""Read the embedded exports of this machine from their state files without changing them; find the artifacts unfinished ones use."""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 The child reads the execution from standard input as one line of JSON. Standard input then stays open: when it closes, the parent is
 gone, and the child and everything it started end too. The child writes events to the file descriptor named on the command line, one
 JSON object a line: ``progress``, ``log``, ``span``, ``peak``, ``result`` or ``failure``. Standard output and error are left to libraries.
+
+Spans are recorded without a tracing library: one for the process and one per phase that the stage reports. Each is sent when it
+ends, so the phases of a crashed child are known up to its last one. The parent exports them under the ids given here.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from slipway.stage_call import StageCall
 _PROGRESS_INTERVAL_SECONDS = 0.1
 _OBJECTS_BETWEEN_COLLECTIONS = 5_000
 """With Python's 700, a stage that imports torch and builds a graph spends a fifth of its time on collections."""
+
+Send = Callable[..., None]
 
 
 class Events:
@@ -165,9 +170,6 @@ def _yield_memory_first() -> None:
     """Make the kernel kill this process first if memory runs out, and not the worker that started it (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-
-
-Send = Callable[..., None]
 
 
 class Spans:

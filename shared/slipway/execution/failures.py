@@ -1,4 +1,8 @@
-"""Turn an exception or exit code that ended a stage into a typed failure."""
+"""Turn an exception or exit code that ended a stage into a typed failure, with the files and surroundings that explain it.
+
+Files are named by input, as the user knows them: a task's scratch folder is gone by then. Free memory and disk space at the
+moment of a failure often explain it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ from slipway.sizes import format_size
 
 _DISK = re.compile(r"no space left on device|disk quota exceeded|StorageFull", re.IGNORECASE)
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
+
+PREFIX = "machine_"
 
 
 def failure_of(error: BaseException, *, stage: str) -> Failure:
@@ -114,9 +120,6 @@ def with_named_places(failure: Failure, *, inputs: Mapping[str, Path], workdir: 
         remedy=replace_paths(failure.remedy),
         about={key: replace_paths(value) for key, value in failure.about.items()},
     )
-
-
-PREFIX = "machine_"
 
 
 def surroundings(**folders: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""List the sources that a configuration names, and those that workers can import themselves."""
+"""List the sources that a configuration names, and those that workers can import themselves; title an export by its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the text files that the user names for calibration or as held-out text, or the sample of training data beside a run."""
+"""Find text for calibration and held-out text, named by the user or beside a run, and tell before anything runs if they overlap."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ _REMEDIES = {
     HELDOUT_KEY: "name a file or folder with some text that the model was not trained on, or leave the setting out to use the "
     "built-in text",
 }
+
+LARGEST = 64 << 20
+"""Largest file, bytes: only a few passages of it are read, but all of it is stored."""
+_STEMS = ("train", "training", "train_data", "training_data", "dataset", "data")
+_FOLDERS = ("", "data", "dataset")
 
 
 def check_texts(path: Path, key: str) -> Path:
@@ -72,12 +77,6 @@ def sample_of_run(checkpoint: Path) -> tuple[Path | None, tuple[str, ...]]:
     return None, (
         f"{sample} is not used for calibration: it has {allowed}; name a smaller sample in {CALIBRATION_KEY}",
     )
-
-
-LARGEST = 64 << 20
-"""Largest file, bytes: only a few passages of it are read, but all of it is stored."""
-_STEMS = ("train", "training", "train_data", "training_data", "dataset", "data")
-_FOLDERS = ("", "data", "dataset")
 
 
 def find_own_text(

@@ -1,4 +1,4 @@
-"""Tell local folders from addresses of buckets and servers, which are possible file names too."""
+"""Tell local folders from addresses of buckets and servers, which are possible file names too, and expand ``~`` and ``~name``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open files of others only if they are regular files, and read them only up to a limit.
+"""Open files of others only if they are regular files, read them only up to a limit, and count the bytes of distinct ones.
 
 Opening a pipe waits for a writer, and reading a device may never end. A link may lead to either.
 """

@@ -1,4 +1,12 @@
-"""Folders of work: those that end with their process, and those that outlast an attempt."""
+"""Folders of work: those that end with their process, and those that outlast an attempt.
+
+A result is put together in a folder that ends with its process, and renamed to its target: the target appears complete or not
+at all.
+
+A kept folder lies beside the work folders and is named by action key, so its content belongs to the same inputs, parameters and
+versions: the next attempt reuses what an interrupted one finished. A stage that remembers has one for all of its actions. A
+kept folder is removed with the action's result, or after a few days without use.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +27,8 @@ MEMORY = "memory"
 """Stands for the action key in the name of the folder of a stage that remembers."""
 
 _KEPT = ".slipway-kept-"
+
+_UNFINISHED = ".slipway-partial-"
 
 
 @contextlib.contextmanager
@@ -66,9 +76,6 @@ def _own_bytes(folder: Path) -> int:
     """Return the bytes that removing a folder frees: those of files without another hard link."""
     stats = [path.lstat() for path in folder.rglob("*") if not path.is_dir()]
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
-
-
-_UNFINISHED = ".slipway-partial-"
 
 
 @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""Find the files of sentence-transformers beside a model, and read from them how it makes one vector of a text."""
+"""Find the files of sentence-transformers beside a model, read from them how it makes one vector of a text, and make it.
+
+Axes: B = batch, S = tokens, H = width of a token's vector.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,9 @@ _SWITCHES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Modes by their settings before version 5.5, in the order in which their vectors are joined."""
+
+SENTENCE_EMBEDDING = "sentence_embedding"
+"""Name of the vector in sentence-transformers, and of the output of a graph."""
 
 
 class UnknownPoolingError(Exception):
@@ -172,10 +178,6 @@ def _modes(settings: dict[str, Any]) -> tuple[str, ...]:
     if settings.get("include_prompt", True) is not True:
         raise UnknownPoolingError("the pooling leaves the tokens of a prompt out, which a graph cannot know")
     return tuple(modes)
-
-
-SENTENCE_EMBEDDING = "sentence_embedding"
-"""Name of the vector in sentence-transformers, and of the output of a graph."""
 
 
 @dataclass(frozen=True, slots=True)

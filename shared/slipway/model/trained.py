@@ -1,4 +1,4 @@
-"""Tell which class an adapter was trained on, if the base lacks the head that the training added, or has a head that it did not use.
+"""Tell which class an adapter was trained on, and its labels, if the base lacks the trained head or has one that was not used.
 
 A causal model that is loaded as a sequence classifier gets a new head, and peft saves that head with the adapter. The base's folder
 stays as it is, so the class follows from the adapter's ``task_type`` and the base's
@@ -39,6 +39,8 @@ _WRAPPERS = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.
 _SAVED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
 _SOURCE = ("auto_map", "num_labels")
 """Settings of the base that say nothing about the trained class."""
+
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +184,6 @@ def _no_class_error(family: Family, config: ModelConfig, why: str) -> ModelMerge
         remedy="name the base that the adapter was trained on, saved with its head",
         about={"model_type": config.get("model_type"), "family": family.name},
     )
-
-
-PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 
 def with_labels(

@@ -1,4 +1,7 @@
-"""Run a Hugging Face model folder of any family with transformers on the CPU."""
+"""Run a Hugging Face model folder of any family with transformers on the CPU, and return the results to compare.
+
+Axes as in :mod:`slipway.proof.runtime`.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,9 @@ LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
 """Settings with the largest number of tokens; the decoder's, if the encoder has its own."""
 _COMPUTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Types that are computed with."""
+
+Call = Callable[[Any, Step], tuple[torch.Tensor, Past]]
+"""Function from the module and one step to the results and the cache for the next step."""
 
 
 class TransformersModel:
@@ -153,8 +159,11 @@ def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = 
     return module, family
 
 
-Call = Callable[[Any, Step], tuple[torch.Tensor, Past]]
-"""Function from the module and one step to the results and the cache for the next step."""
+def choose_call(comparison: Comparison, module: Any) -> Call:
+    """Choose the call for a kind of comparison; a decoder gets positions if its forward accepts them."""
+    if comparison is Comparison.NEXT_TOKEN:
+        return partial(_next_tokens, positions="position_ids" in inspect.signature(module.forward).parameters)
+    return _CALLS[comparison]
 
 
 def _next_tokens(module: Any, step: Step, *, positions: bool) -> tuple[torch.Tensor, Past]:
@@ -211,13 +220,6 @@ _CALLS: Mapping[Comparison, Call] = {
     Comparison.MASKED_TOKENS: _masked_tokens,
     Comparison.EMBEDDINGS: _embeddings,
 }
-
-
-def choose_call(comparison: Comparison, module: Any) -> Call:
-    """Choose the call for a kind of comparison; a decoder gets positions if its forward accepts them."""
-    if comparison is Comparison.NEXT_TOKEN:
-        return partial(_next_tokens, positions="position_ids" in inspect.signature(module.forward).parameters)
-    return _CALLS[comparison]
 
 
 def _text(step: Step) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The result of an export: its formats, their places and quality, and the attempts that made them."""
+"""The result of an export: formats, places, quality, the attempts that made them, and outputs that validation had made again."""
 
 from __future__ import annotations
 

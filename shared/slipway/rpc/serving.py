@@ -1,4 +1,8 @@
-"""Common parts of all gRPC servers: options, health, reflection, and the translation of errors to statuses."""
+"""Common parts of all gRPC servers: options, health, reflection, and the translation of errors to statuses.
+
+The health service is our own because the asyncio servicer of ``grpcio-health-checking`` has no ``List``, and sends to its
+watchers while it holds a lock: one watcher that does not read would block all others and the server's shutdown.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +50,10 @@ Response = TypeVar("Response")
 Context = grpc.aio.ServicerContext[Any, Any]
 Unary = Callable[[S, Request, Context], Awaitable[Response]]
 Stream = Callable[[S, Request, Context], AsyncIterator[Response]]
+
+State = Any  # the number of a ServingStatus, whose stubs have no type for it
+
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 def unary(method: Unary[S, Request, Response]) -> Unary[S, Request, Response]:
@@ -137,11 +145,6 @@ def listen_error(address: str, why: str) -> ServiceError:
         remedy="choose a free port, or end the program that uses it",
         about={"address": address},
     )
-
-
-State = Any  # the number of a ServingStatus, whose stubs have no type for it
-
-_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

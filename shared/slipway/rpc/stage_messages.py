@@ -9,6 +9,8 @@ from slipway.stage import Progress
 from slipway.stage_call import Limits, StageCall
 from slipway_protos.v1 import export_pb2, stage_pb2, worker_pb2
 
+_LINE_START, _LINE_END = 1000, 3000  # the end of a traceback matters most
+
 
 def put_call(lease: worker_pb2.TaskLease, call: StageCall) -> None:
     """Write a call into a lease."""
@@ -27,9 +29,6 @@ def call_of(message: worker_pb2.TaskLease | stage_pb2.RunRequest) -> StageCall:
         seconds = message.timeout.ToTimedelta().total_seconds()
         limits = Limits(seconds, message.max_memory_bytes, message.threads)
     return StageCall(message.stage, dict_of(message.params), dict(message.inputs), limits)
-
-
-_LINE_START, _LINE_END = 1000, 3000  # the end of a traceback matters most
 
 
 def log_line(level: str, message: str) -> export_pb2.LogLine:

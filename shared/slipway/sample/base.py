@@ -1,4 +1,4 @@
-"""Train the base model from random weights."""
+"""Train the sample's base model from random weights, and its tokenizer: byte-level BPE, Qwen's special tokens and chat markup."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ _WARMUP_STEPS = 15
 # Initial standard deviation of the embedding, which is tied to the output layer. Qwen's 0.02 suits thousands of steps, not hundreds.
 _EMBEDDING_STD = 0.03
 _CLIP_NORM = 1.0
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+
+# How Qwen splits text before BPE: contractions, words with the space before them, single digits, punctuation, white space.
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 
 def train_base(
@@ -137,23 +153,6 @@ def _windows(tokens: Tensor, *, recipe: Recipe, generator: Generator) -> Tensor:
 def _warm_linear(step: int, steps: int) -> float:
     warm = min(1.0, (step + 1) / _WARMUP_STEPS)
     return warm * (1 - step / steps)
-
-
-END_OF_TEXT = "<|endoftext|>"
-TURN_START = "<|im_start|>"
-TURN_END = "<|im_end|>"
-
-# How Qwen splits text before BPE: contractions, words with the space before them, single digits, punctuation, white space.
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:

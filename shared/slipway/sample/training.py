@@ -1,4 +1,4 @@
-"""Run both trainings in order, repeatably and without network access."""
+"""Run both trainings in order, repeatably and without network access: threads, kernels, progress bars and the model hub are set."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ RUN = "qwen3-finetuned"
 
 # Perplexity is measured on this many windows spread over the text; the whole text would take too long.
 _MEASURED_WINDOWS = 64
+
+# Two threads on any machine with two cores: the order of summation, and with it the weights, depend on their number.
+_THREADS = 2
 
 
 class Measured(BaseModel):
@@ -113,10 +116,6 @@ def _samples(stream: Sequence[int], *, sequence: int) -> list[dict[str, list[int
     starts = range(0, len(stream) - sequence + 1, sequence)
     windows = (list(stream[start : start + sequence]) for start in starts)
     return [{"input_ids": ids, "labels": ids, "attention_mask": [1] * sequence} for ids in windows]
-
-
-# Two threads on any machine with two cores: the order of summation, and with it the weights, depend on their number.
-_THREADS = 2
 
 
 def training_threads(asked: int | None) -> int:

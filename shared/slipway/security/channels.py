@@ -1,4 +1,4 @@
-"""Client channels with the configured certificates and token, renewed when their files change."""
+"""Client channels with Slipway's options and the configured certificates and token, renewed when their files change."""
 
 from __future__ import annotations
 
@@ -28,6 +28,23 @@ _ADDRESS = re.compile(r"(?:(?:dns|ipv4|ipv6):(?:///)?)?(?:[^\s/:\[\]]+|\[[0-9A-F
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest response that a client accepts: a page of exports."""
+
+# A server that is pinged more often than its minimum (see slipway.rpc.serving) ends the connection: GOAWAY too_many_pings.
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    # Despite its name, the time that each attempt to connect may take, with its TLS handshake: of three round trips, on a busy machine.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Without it, channels of one process to one address share a connection, and closing one channel ends the others' calls.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
 
 
 class Identity:
@@ -228,21 +245,3 @@ def _token_error(where: str, what: str = "holds no token") -> ConfigurationError
         remedy="a token is one line of 16 to 512 printable characters; slipway token makes one",
         about={"file": where},
     )
-
-
-MAX_MESSAGE_BYTES = 64 << 20
-"""Largest response that a client accepts: a page of exports."""
-
-# A server that is pinged more often than its minimum (see slipway.rpc.serving) ends the connection: GOAWAY too_many_pings.
-CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    # Despite its name, the time that each attempt to connect may take, with its TLS handshake: of three round trips, on a busy machine.
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Without it, channels of one process to one address share a connection, and closing one channel ends the others' calls.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)

@@ -1,8 +1,10 @@
-"""Limit the requests that a server receives at a time, so that it always has the memory for them.
+"""Limit the requests that a server receives at a time, and their fields, so that it always has the memory for them.
 
 gRPC keeps the received part of a message until all of it has arrived. A client that begins many large messages and ends none would
 fill any memory, so the server requests a message only when it has a place for it; until then it waits at the client. A large message
 keeps its place while its call is handled. Workers' reports have places of their own, so that clients never delay leases.
+
+Parsing makes an object of a hundred bytes of a list entry of two, so fields are counted before.
 """
 
 from __future__ import annotations
@@ -24,8 +26,14 @@ from slipway.security.turns import Turns
 Room = Callable[[], contextlib.AbstractAsyncContextManager[Any]]
 """Opens the place of one message."""
 
-_SMALL_BYTES = 64 << 10
+_SMALL_MESSAGE = 64 << 10
 _RETRY_SECONDS = "1"
+
+MOST_FIELDS = 200_000
+"""Most fields of a request, with those of its parts: facts of a stage of 256 KiB may have 130,000."""
+SMALL_BYTES = 1 << 20
+"""Up to this size, parsing takes less time than the count."""
+_VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}  # kinds of fields, the last with their sizes
 
 
 class Incoming:
@@ -134,7 +142,7 @@ async def next_message(
         async with asyncio.timeout(seconds) as waiting, contextlib.AsyncExitStack() as place:
             await place.enter_async_context(room())
             data = await anext(aiter(stream), None)
-            if keeping is not None and data is not None and len(data) > _SMALL_BYTES:
+            if keeping is not None and data is not None and len(data) > _SMALL_MESSAGE:
                 keeping.push_async_exit(place.pop_all())
             return data
     except TimeoutError as error:
@@ -143,13 +151,6 @@ async def next_message(
         raise ServiceError(
             f"the next message took longer than {seconds:g} s", reason="CALL_TIMEOUT", remedy="try again"
         ) from error
-
-
-MOST_FIELDS = 200_000
-"""Most fields of a request, with those of its parts: facts of a stage of 256 KiB may have 130,000."""
-SMALL_BYTES = 1 << 20
-"""Up to this size, parsing takes less time than the count."""
-_VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}  # kinds of fields, the last with their sizes
 
 
 def check_fields(data: bytes, method: str) -> None:

@@ -1,4 +1,7 @@
-"""Values made from files, and made again when the files change."""
+"""Values made from files, and made again when the files change; and descriptions of such files that show no secret.
+
+A setting may hold a secret that was typed in place of its file's name, so errors do not repeat it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gRPC server whose TLS certificates are renewed by new listeners.
+"""A gRPC server whose TLS certificates are renewed by new listeners, on a port that stays reserved for this process.
 
 gRPC can replace the certificates of a listener, but frees the old ones while other threads still begin handshakes with them, which ends the
 process (https://github.com/grpc/grpc/issues/36693). So certificates of a listener never change here: for renewed files, a second
@@ -28,6 +28,9 @@ log = logging.getLogger("slipway.security")
 LOOK_SECONDS = 0.5
 _LONGEST_CALL_SECONDS = 3600.0
 """How long calls that began before a renewal, such as an upload, may continue."""
+
+_ANY = {"", "::", "0.0.0.0"}  # noqa: S104 - compared with, not listened on
+_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 class RenewingServer(grpc.aio.Server):
@@ -169,10 +172,6 @@ class _TlsListener:
         with self._reserved.allow_sharing():
             listen(server, self._reserved.address, credentials=server_credentials(self._used))
         return server
-
-
-_ANY = {"", "::", "0.0.0.0"}  # noqa: S104 - compared with, not listened on
-_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 class ReservedPort:

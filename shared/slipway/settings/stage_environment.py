@@ -2,6 +2,9 @@
 
 A list of secret variables would never be complete (a URL with a password, ``GH_PAT``, ``PRIVATE_KEY``), so the needed ones are
 listed, by whole names. An operator adds names with ``SLIPWAY_STAGE_ENVIRONMENT``.
+
+Prefixes would pass secrets that people name after a library (``NVIDIA_NGC_KEY``, ``TORCHINDUCTOR_REDIS_URL``). Each name is
+documented by the system or by a library that stages use.
 """
 
 from __future__ import annotations

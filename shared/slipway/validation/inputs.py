@@ -24,6 +24,9 @@ LARGEST_SOUND = 16 << 20
 
 _OUTPUT = "output."
 
+Effort = Literal["quick", "standard", "thorough"]
+"""``standard`` is the full evidence; ``quick`` leaves some of it out, ``thorough`` adds to it."""
+
 
 def input_of(output: str) -> str:
     """Return the name of the input that holds an output; a prefix tells it from another input of the same name."""
@@ -46,7 +49,3 @@ def is_sound_name(name: object) -> bool:
         return False
     path = PurePosixPath(name)
     return path.suffix.lower() == SOUND_ENDING and not path.is_absolute() and ".." not in path.parts
-
-
-Effort = Literal["quick", "standard", "thorough"]
-"""``standard`` is the full evidence; ``quick`` leaves some of it out, ``thorough`` adds to it."""

@@ -1,4 +1,4 @@
-"""The comparison of what a runtime reads of a text and of a conversation with what transformers reads."""
+"""Texts and conversations on which runtimes part, and the comparison of what a runtime reads of them with what transformers reads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from enum import StrEnum
 from typing import Any
 
 from slipway.validation.values import Value
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Return the weather of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "description": "Name of the place"}},
+            "required": ["place"],
+        },
+    },
+}
 
 
 class TextKind(StrEnum):
@@ -98,19 +111,6 @@ TEXTS: Mapping[TextKind, tuple[str, ...]] = {
     TextKind.LONG: ("a" * 300, "Donaudampfschifffahrtsgesellschaft" * 8, "=" * 257, "ab1" * 60, "漢" * 130),
 }
 """By kind; none has a special token."""
-
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Return the weather of a place.",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"type": "string", "description": "Name of the place"}},
-            "required": ["place"],
-        },
-    },
-}
 
 
 def _turns(*texts: str, system: str = "") -> tuple[dict[str, Any], ...]:

@@ -1,4 +1,4 @@
-"""A worker's resources: memory, GPU, libraries, and their division among tasks."""
+"""A worker's resources: memory, GPU, libraries, their division among tasks, and whether the disk has room for another task."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from slipway.sizes import format_size
 from slipway_protos.v1 import worker_pb2
 
 MEMORY_SHARE = 0.8
+
+log = logging.getLogger("slipway.worker")
+
+LOOK_SECONDS = 1.0
+"""Interval of the checks for room on the disk. A task granted in between may find no space; then it continues on another worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,6 @@ def installed_libraries(stages: Iterable[str]) -> dict[str, str]:
         with contextlib.suppress(ConfigurationError):  # a task for this stage will report the error
             versions |= load_stage(name).library_versions()
     return {name: version for name, version in sorted(versions.items()) if version}
-
-
-log = logging.getLogger("slipway.worker")
-
-LOOK_SECONDS = 1.0
-"""Interval of the checks. A task granted in between may find no space; then it continues on another worker."""
 
 
 class Room:

@@ -1,4 +1,4 @@
-"""The worker's process: ``slipway worker``."""
+"""The worker's process, ``slipway worker``, and its gauges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check clients' requests: project names, page sizes, and fields of clients that are newer than this program."""
+"""Check clients' requests (project names, page sizes, fields of clients newer than this program), and make pages of exports."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ from slipway_protos.v1 import export_pb2 as pb
 ID = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 """Pattern of the id of a project or an export."""
 _PARENT = re.compile(rf"projects/({ID})")
+
+PAGE_BYTES = 3 << 20
+"""Limit for the exports in one response: gRPC clients accept 4 MiB by default."""
+
+_ITEM_BYTES = 8  # tag and length
+_READ_AT_ONCE = 20  # reading records holds the interpreter lock; other threads run between batches
+
+Place = tuple[float, str]
+"""Position of an export in a list: its creation time and name."""
 
 
 def project_of(parent: str) -> str:
@@ -85,16 +94,6 @@ def _unknown_fields(message: Message, where: str) -> Iterator[tuple[str, int]]:
         elif field.message_type.fields_by_name["value"].message_type is not None:
             for item in value.values():
                 yield from _unknown_fields(item, inner)
-
-
-PAGE_BYTES = 3 << 20
-"""Limit for the exports in one response: gRPC clients accept 4 MiB by default."""
-
-_ITEM_BYTES = 8  # tag and length
-_READ_AT_ONCE = 20  # reading records holds the interpreter lock; other threads run between batches
-
-Place = tuple[float, str]
-"""Position of an export in a list: its creation time and name."""
 
 
 def page_of(

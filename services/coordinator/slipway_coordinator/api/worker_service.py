@@ -1,4 +1,8 @@
-"""``slipway.v1.WorkerService``: workers get tasks and report results."""
+"""``slipway.v1.WorkerService``: workers get tasks and report results, which are checked before they are stored.
+
+A worker runs on another machine and may be of another version. Its reports are checked against what its task can produce, so
+that nothing else reaches the export's record, its watchers or the next decision.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,11 @@ from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 
 _MOST = 99  # together with a principal's name it must fit the database column
 _WORKER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{_MOST}}}")
+
+_MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
+_MOST_PARAMETERS = 256
+_LINE_LENGTH, _WORD_LENGTH = 5000, 200
+_LARGEST = 2**62
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -105,12 +114,6 @@ def _worker(worker_id: str) -> str:
         raise field_error("worker_id", worker_id, f"takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'")
     principal = current_principal.get()
     return worker_id if principal is OWNER else f"{principal.name}/{worker_id}"
-
-
-_MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
-_MOST_PARAMETERS = 256
-_LINE_LENGTH, _WORD_LENGTH = 5000, 200
-_LARGEST = 2**62
 
 
 class _Facts(BaseModel):

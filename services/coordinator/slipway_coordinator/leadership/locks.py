@@ -19,12 +19,6 @@ from slipway_coordinator.leadership.file_lock import FileLock, StateLock
 from slipway_coordinator.storage.database_address import PostgresState, State
 from slipway_coordinator.storage.database_faults import driver_message
 
-
-def lock_of(state: State) -> StateLock:
-    """Return the lock that makes its holder the only active coordinator of a state."""
-    return AdvisoryLock(state.address) if isinstance(state, PostgresState) else FileLock(state.path)
-
-
 log = logging.getLogger("slipway.coordinator.lock")
 
 LOCK_KEY = 0x51_1B_3A_17  # arbitrary, but the same in every coordinator
@@ -57,6 +51,11 @@ _SERVER_SETTINGS = {
     "tcp_keepalives_count": 3,
     "idle_session_timeout": 0,
 }
+
+
+def lock_of(state: State) -> StateLock:
+    """Return the lock that makes its holder the only active coordinator of a state."""
+    return AdvisoryLock(state.address) if isinstance(state, PostgresState) else FileLock(state.path)
 
 
 def end_process(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""A standby waits for the lock and meanwhile forwards connections to the active coordinator."""
+"""A standby waits for the lock and meanwhile forwards connections to the active coordinator; its health port only answers probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide the next attempt after a failure: a pure function over an ordered table of rules.
+"""Decide the next attempt after a failure, and learn what to begin with next time: pure functions over an ordered table of rules.
 
 The first rule that applies and leads to something not tried yet is taken. If there is none, the failure is final and gets
 step-by-step guidance from the table.
@@ -25,6 +25,11 @@ from slipway_coordinator.model.states import TaskState
 _NAME = re.compile(r"\{(\w+)\}")
 _LARGE_MODEL_BYTES = 16 << 30
 _SMALL_MODEL_BYTES = 2 << 30
+
+AS_PLANNED = "precedent-does-not-fit"
+"""Name of the rule by which a task begins as planned after its precedent has failed."""
+
+_LASTING_CATEGORIES = (Category.UNSUPPORTED, Category.VALIDATION, Category.INVALID_INPUT)
 
 
 class NextAttempt(BaseModel):
@@ -210,12 +215,6 @@ def with_guidance(failure: Failure, stage: str, *, attempts: int, table: RuleTab
     tried = f"after {attempts} attempts, by hand: " if attempts > 1 else "by hand: "
     remedy = f"{failure.remedy}; {tried}{text}" if failure.remedy else f"{tried}{text}"
     return replace(failure, remedy=remedy, about={**failure.about, "guidance": "\n".join(steps)})
-
-
-AS_PLANNED = "precedent-does-not-fit"
-"""Name of the rule by which a task begins as planned after its precedent has failed."""
-
-_LASTING_CATEGORIES = (Category.UNSUPPORTED, Category.VALIDATION, Category.INVALID_INPUT)
 
 
 def is_lasting(failure: Failure | None) -> bool:

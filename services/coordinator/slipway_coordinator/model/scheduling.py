@@ -1,4 +1,4 @@
-"""Decide which tasks of an export begin, wait or are skipped, and when the export ends. Pure."""
+"""Decide which tasks of an export begin, wait or are skipped, queue their attempts, and decide when the export ends. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from slipway.validation.inputs import input_of, output_of
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, Resources, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.states import ExportState, TaskState
+
+AGAIN = "outputs-made-again"
+"""Name of the rule by which a task that succeeded runs again."""
 
 
 def advance(record: ExportRecord, *, now: float) -> ExportRecord:
@@ -114,10 +117,6 @@ def _is_dispensable(record: ExportRecord, task: TaskRecord) -> bool:
         return bool(task.fallback) and task.state is TaskState.FAILED
     missing = [each for each in map(record.task, producers(task.inputs)) if each.state is not TaskState.SUCCEEDED]
     return all(_is_dispensable(record, each) for each in missing)
-
-
-AGAIN = "outputs-made-again"
-"""Name of the rule by which a task that succeeded runs again."""
 
 
 def queue_next(record: ExportRecord, task: TaskRecord, following: NextAttempt, *, now: float) -> ExportRecord:

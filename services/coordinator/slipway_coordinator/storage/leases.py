@@ -1,4 +1,9 @@
-"""The table of leases: which worker may run which attempt, and under which epoch."""
+"""The table of leases (which worker may run which attempt, under which epoch), and changes of leases with their events.
+
+Each change is stored together with its event for the workflow, in one transaction. The broker's memory may be behind, so every
+change reads the table itself: the first one wins. A change may be repeated if it is unknown whether it was committed, and then
+returns again what was stored.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,30 @@ from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import Events, InboxEvent
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import leases as _leases
+
+# One statement for first and later grants. Epochs continue where those of forgotten exports ended: an export created again under
+# the same name has attempts with the same keys, and must not be confused with the first.
+_GRANT = sa.text("""
+    INSERT INTO slipway_leases AS l (task, export, epoch, worker, state)
+    VALUES (:task, :export, (SELECT highest FROM slipway_epochs) + 1, :worker, 'held')
+    ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state
+    WHERE l.state <> 'ended' RETURNING epoch
+""")
+_GET = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE task = :task")
+_OF = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE export = :export")
+_MOVE = sa.text("""
+    UPDATE slipway_leases SET state = :state
+    WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN ('held', 'expired')
+""")
+_END = sa.text("UPDATE slipway_leases SET state = 'ended' WHERE task = :task")
+
+_REMEMBER = sa.text("""
+    UPDATE slipway_epochs SET highest = l.epoch
+    FROM (SELECT MAX(epoch) AS epoch FROM slipway_leases WHERE export = :export) AS l WHERE l.epoch > highest
+""")
+
+Told = list[InboxEvent | None]
+"""Events stored for workflows; None where nothing was stored."""
 
 
 class LeaseState(StrEnum):
@@ -40,28 +69,6 @@ class LeaseRow:
     epoch: int
     worker: str
     state: LeaseState
-
-
-# One statement for first and later grants. Epochs continue where those of forgotten exports ended: an export created again under
-# the same name has attempts with the same keys, and must not be confused with the first.
-_GRANT = sa.text("""
-    INSERT INTO slipway_leases AS l (task, export, epoch, worker, state)
-    VALUES (:task, :export, (SELECT highest FROM slipway_epochs) + 1, :worker, 'held')
-    ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state
-    WHERE l.state <> 'ended' RETURNING epoch
-""")
-_GET = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE task = :task")
-_OF = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE export = :export")
-_MOVE = sa.text("""
-    UPDATE slipway_leases SET state = :state
-    WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN ('held', 'expired')
-""")
-_END = sa.text("UPDATE slipway_leases SET state = 'ended' WHERE task = :task")
-
-_REMEMBER = sa.text("""
-    UPDATE slipway_epochs SET highest = l.epoch
-    FROM (SELECT MAX(epoch) AS epoch FROM slipway_leases WHERE export = :export) AS l WHERE l.epoch > highest
-""")
 
 
 class Leases:
@@ -117,9 +124,6 @@ class Leases:
 def _lease_row(row: sa.Row[Any]) -> LeaseRow:
     return LeaseRow(task=row.task, export=row.export, epoch=row.epoch, worker=row.worker, state=LeaseState(row.state))
 
-
-Told = list[InboxEvent | None]
-"""Events stored for workflows; None where nothing was stored."""
 
 _OPEN = (LeaseState.HELD, LeaseState.EXPIRED)
 

@@ -29,6 +29,14 @@ _EVERY_SECONDS = 600.0
 _AT_ONCE = 100
 _DAY_SECONDS = 86_400.0
 
+Notify = Callable[[str, Event, str], Awaitable[None]]
+"""``notify(export, event, key)``: store an event for an export's workflow, once per key."""
+
+# Longer than it takes to start a worker on an existing node. A worker that comes later can still take the task.
+SAY_AFTER_SECONDS = 60.0
+
+_HELD_BACK = "another task is importing one of its sources, which it then finds in the store"
+
 
 class Exports(Protocol):
     """The part of a coordinator that forgetting needs."""
@@ -73,15 +81,6 @@ async def keep_forgetting(coordinator: Exports, *, days: float) -> None:
             if forgotten:
                 log.info(f"forgot {forgotten} exports that ended more than {days:g} days ago")
         await asyncio.sleep(_EVERY_SECONDS)
-
-
-Notify = Callable[[str, Event, str], Awaitable[None]]
-"""``notify(export, event, key)``: store an event for an export's workflow, once per key."""
-
-# Longer than it takes to start a worker on an existing node. A worker that comes later can still take the task.
-SAY_AFTER_SECONDS = 60.0
-
-_HELD_BACK = "another task is importing one of its sources, which it then finds in the store"
 
 
 class Unserved:

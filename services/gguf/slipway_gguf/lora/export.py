@@ -1,4 +1,8 @@
-"""Write an adapter as GGUF: plan, write, check, and describe the file beside it."""
+"""Write an adapter as GGUF: plan, write, check, and describe the file; add its tokenizer, chat template and ``Modelfile`` beside it.
+
+llama.cpp reads text with the vocabulary of the base's file, and takes a chat template as a setting (``--chat-template-file``).
+By the description a reader finds whether the file is whole.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,11 @@ from slipway_gguf.weights.tensors import plan_file
 from slipway_gguf.weights.writing import write_file
 
 _LIBRARIES = ("gguf", "numpy", "xllamacpp")
+
+DESCRIPTION = "gguf_adapter.json"
+PATTERN = "*-LoRA.gguf"
+"""Name of the adapter's file; a user may put a file of the base beside it."""
+HALVES = (".lora_a", ".lora_b")
 
 
 def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> Path:
@@ -99,12 +108,6 @@ def _check_plain(saved: Saved) -> None:
             remedy="deliver the merged model instead; the stage adapter with target=gguf makes of an adapter what this stage reads",
             about={"rule": extra},
         )
-
-
-DESCRIPTION = "gguf_adapter.json"
-PATTERN = "*-LoRA.gguf"
-"""Name of the adapter's file; a user may put a file of the base beside it."""
-HALVES = (".lora_a", ".lora_b")
 
 
 def missing_weights(folder: Path, file: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Call llama.cpp's C functions, which the wheel of xllamacpp exports.
+"""Call llama.cpp's C functions, which the wheel of xllamacpp exports, and the chat template engine, which only its server has.
 
 Structs are passed by value and carry no version, so only versions of xllamacpp whose ``llama.h`` has this layout are used. As a second
 guard, the library's defaults must lie where the layout says.
@@ -26,6 +26,16 @@ F32, F16 = 0, 1
 """ggml's numbers of these types."""
 NO_FLASH, AUTO_FLASH = 0, -1
 CONTROL, USER_DEFINED = 1 << 3, 1 << 4
+
+_P = c_void_p
+_LOG = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
+LOG_ERROR = 4
+_MOST_ERRORS = 1000
+_errors: deque[str] = deque(maxlen=_MOST_ERRORS)
+"""llama.cpp's messages of errors since the last call of :meth:`Llama.errors`."""
+
+_SECONDS = 60.0
+_LARGEST = 16 << 20
 
 
 class ModelParams(Structure):
@@ -111,7 +121,6 @@ class Batch(Structure):
     )
 
 
-_P = c_void_p
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_backend_init": (None, ()),
     "llama_model_default_params": (ModelParams, ()),
@@ -133,11 +142,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_tokenize": (c_int32, (_P, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
     "llama_log_set": (None, (_P, _P)),
 }
-_LOG = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
-LOG_ERROR = 4
-_MOST_ERRORS = 1000
-_errors: deque[str] = deque(maxlen=_MOST_ERRORS)
-"""llama.cpp's messages of errors since the last call of :meth:`Llama.errors`."""
 
 
 @_LOG  # type: ignore[untyped-decorator]
@@ -210,10 +214,6 @@ class Llama:
         wrong = [f"{name} is {value}" for name, (value, wanted) in places.items() if value != wanted]
         if wrong:
             raise NotRunnable(f"the structs of {self.version} are not those of its header: {', '.join(wrong)}")
-
-
-_SECONDS = 60.0
-_LARGEST = 16 << 20
 
 
 class ChatServer:

@@ -1,4 +1,4 @@
-"""Read a tokenizer's files with limits, and check their structure before they are used."""
+"""Read a tokenizer's files and a model's chat templates with limits, and check their structure before they are used."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ MOST_TOKEN_BYTES = 1 << 16
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
+
+DEFAULT = "default"
+_LARGEST = 1 << 20
+_MOST = 32
+_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
 def unsupported_error(
@@ -160,12 +165,6 @@ def _check_token(text: Any, number: Any) -> None:
         raise unsupported_error(
             f"token {number} is {quoted(text)}: not a text of at most {MOST_TOKEN_BYTES} bytes without NUL"
         )
-
-
-DEFAULT = "default"
-_LARGEST = 1 << 20
-_MOST = 32
-_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
 def templates_of(files: TokenizerFiles) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""List the tokens of a vocabulary by number as llama.cpp needs them: each text occurs once, and each token has a type."""
+"""List the tokens of a vocabulary by number as llama.cpp needs them (each text once, with a type), and say how they merge.
+
+A vocabulary in the manner of SentencePiece, where a space is a character of its own, is told from one of bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from slipway_gguf.vocabulary.documents import MOST_TOKENS, TokenizerFiles, unsup
 SPACE = "▁"
 """The character for a space in vocabularies like SentencePiece's."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+_MOST_MERGES = 4 * MOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +98,6 @@ def _type(text: str, files: TokenizerFiles, *, spaces: bool) -> TokenType:
     if spaces and text == files.model.get("unk_token"):
         return TokenType.UNKNOWN
     return TokenType.BYTE if spaces and BYTE.fullmatch(text) else TokenType.NORMAL
-
-
-_MOST_MERGES = 4 * MOST_TOKENS
 
 
 def pairs_of(files: TokenizerFiles) -> list[tuple[str, str]]:

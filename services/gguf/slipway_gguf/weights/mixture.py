@@ -1,4 +1,7 @@
-"""Choose the type of each tensor at a level as llama.cpp's quantizer does (``src/llama-quant.cpp``), because users expect it."""
+"""Choose each tensor's type at a level as llama.cpp's quantizer does (``src/llama-quant.cpp``), because users expect it.
+
+ggml weighs the errors of rounding by the importance of inputs, which is read here.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,10 @@ _NARROWER = {Kind.Q4_K: Kind.Q5_0, Kind.Q5_K: Kind.Q5_1, Kind.Q6_K: Kind.Q8_0, K
 _MIXED = ("q4_k_m", "q5_k_m")
 _LARGE_LAYERS, _EIGHT = 80, 8
 """Number of layers of models with 70 billion weights (Llama, Qwen2), and number of experts for which llama.cpp widens small tensors."""
+
+FILE = "importance.safetensors"
+_LEAST = 1e-6
+"""Least importance, as a share of a tensor's mean: an input that the text never uses may still matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +126,6 @@ def _fit_kind(kind: Kind, columns: int) -> Kind:
         return kind
     narrower = _NARROWER.get(kind, Kind.F16)
     return narrower if columns % gguf.GGML_QUANT_SIZES[narrower][0] == 0 else Kind.F16
-
-
-FILE = "importance.safetensors"
-_LEAST = 1e-6
-"""Least importance, as a share of a tensor's mean: an input that the text never uses may still matter."""
 
 
 def read_importance(folder: Path, tensors: Sequence[Planned]) -> dict[str, NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""Plan the tensors of a file from the tensors of a model: their names, shapes and types, and the source of their values.
+"""Plan the file of a model from its tensors: their names, shapes and types, and the source of their values.
 
 Views of mapped files describe each tensor, so planning reads no values, and writing holds only a few rows.
 """

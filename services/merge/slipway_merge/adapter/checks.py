@@ -1,4 +1,7 @@
-"""Check an adapter against its base: every module has its tensors, every tensor its place, every shape fits."""
+"""Check an adapter against its base: every module has its tensors, every tensor its place, every shape fits.
+
+A tensor without a place tells by its name where it comes from; each kind has a remedy of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,23 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.naming import NameMap
 from slipway_merge.tensors.values import Factor, Update, Value
+
+_REASON = "ADAPTER_TENSOR_UNUSED"
+_AROUND = ".base_layer."
+_SET_TASK = (
+    "set task_type in adapter_config.json to what was trained: SEQ_CLS for a classifier, cross-encoder or reward model, TOKEN_CLS for labels of "
+    "tokens, QUESTION_ANS for answers in a text"
+)
+_MERGE_INNER = (
+    "merge the inner adapter into the base first (PeftModel.from_pretrained(base, inner).merge_and_unload()), name the result as the base, and "
+    "export the outer adapter alone"
+)
+_SAVE_WITHOUT = (
+    "save the base again without the adapter (model.unload(), or model.merge_and_unload() if its update belongs to it), or name the model that "
+    "this one was loaded from"
+)
+_OWN_EXPERTS = re.compile(r"\.experts\.(?P<kind>gate_up_projs|down_projs)\.\d+\.")
+_VALUE_HEAD = re.compile(r"(?:^|\.)(?:v_head|value_head)\.")
 
 
 def check_replacement(
@@ -181,24 +201,6 @@ def check_rows(config: AdapterConfig, module: str, info: TensorInfo) -> tuple[in
             about={"tensor": info.name},
         )
     return rows
-
-
-_REASON = "ADAPTER_TENSOR_UNUSED"
-_AROUND = ".base_layer."
-_SET_TASK = (
-    "set task_type in adapter_config.json to what was trained: SEQ_CLS for a classifier, cross-encoder or reward model, TOKEN_CLS for labels of "
-    "tokens, QUESTION_ANS for answers in a text"
-)
-_MERGE_INNER = (
-    "merge the inner adapter into the base first (PeftModel.from_pretrained(base, inner).merge_and_unload()), name the result as the base, and "
-    "export the outer adapter alone"
-)
-_SAVE_WITHOUT = (
-    "save the base again without the adapter (model.unload(), or model.merge_and_unload() if its update belongs to it), or name the model that "
-    "this one was loaded from"
-)
-_OWN_EXPERTS = re.compile(r"\.experts\.(?P<kind>gate_up_projs|down_projs)\.\d+\.")
-_VALUE_HEAD = re.compile(r"(?:^|\.)(?:v_head|value_head)\.")
 
 
 def no_place_error(

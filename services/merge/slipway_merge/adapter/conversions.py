@@ -1,7 +1,11 @@
-"""Map names in a base's files to names in the model, if transformers converts them on loading.
+"""Map names in a base's files to names in the trained model's class, with the head that only the adapter has.
 
 Some architectures were renamed since their files were written (ViT); others hold several stored tensors in one parameter (a stack
 of experts). transformers' conversion mapping says which. An adapter uses the model's names.
+
+The base may be stored as another class: a causal model without ``score``, a ``BertForMaskedLM`` without ``classifier``, a bare
+encoder whose names lack the prefix. Tensors keep their stored names but for that prefix; those that the class does not have are
+left out, and the adapter's new ones are added.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Translate names of weights between the adapter, the base's files, and today's transformers model."""
+"""Translate names of weights between the adapter, the base's files, and today's transformers model.
+
+The adapter's names are mapped by the existing tensors, without a table of architectures. An adapter uses the names of the
+trained class (``model.layers.0.q_proj``); a base file may have been saved from the bare model (``layers.0.q_proj``), or the
+other way round. One prefix, the same for all tensors, explains the difference. An adapter that was trained on the text model
+alone fits its vision-language model too, whose names have one more part (``model.language_model.layers.0.q_proj``).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +23,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from slipway_merge.adapter.conversions import Conversions
+
+
+_MOST_PREFIXES = 64
+"""Most prefixes to try; models have a handful."""
+_TEXT_PARTS = frozenset({"language_model", "text_model"})
+"""Names of the text model within a model that takes more than text."""
 
 
 class Naming:
@@ -99,12 +111,6 @@ def use_current_names(adapter: Adapter, model: PreTrainedModel, current: Callabl
     if patterns and forms.keys() != adapter.forms.keys():
         raise unsupported("alpha_pattern", dict(patterns), "it is for the names that an earlier transformers had")
     return replace(adapter, forms=forms)
-
-
-_MOST_PREFIXES = 64
-"""Most prefixes to try; models have a handful."""
-_TEXT_PARTS = frozenset({"language_model", "text_model"})
-"""Names of the text model within a model that takes more than text."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Read stored tensors in blocks by position, without mapping: a file truncated meanwhile is an error, not a crash."""
+"""Read stored tensors in blocks by position, and sample their rows, the same in every run, to measure differences.
+
+Files are not mapped: one that is truncated meanwhile is an error, not a crash. Differences are measured against rounding
+errors.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,17 @@ _NOT_FINITE: dict[str, np.unsignedinteger[Any]] = {
     "F8_E4M3": np.uint8(0x7F),
 }
 _SCAN_BYTES = 1 << 18
+
+#: Number of sampled rows of each weight.
+SAMPLE_ROWS = 16
+#: Largest relative error of rounding to a type: half a unit in the last of its digits.
+UNIT_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
+#: Largest absolute error of rounding among a type's smallest numbers.
+SMALLEST_ERROR = {"F64": 2.0**-1075, "F32": 2.0**-150, "F16": 2.0**-25, "BF16": 2.0**-134}
+#: Rounding errors are practically independent, so their sum is within this many standard deviations.
+DEVIATIONS = 8.0
+#: Error of a computation, in units of its type's last digit relative to the largest summand.
+COMPUTING_UNITS = 64
 
 
 class TensorReader:
@@ -188,18 +203,6 @@ def float_type(info: TensorInfo) -> np.dtype[Any]:
             about={"tensor": info.name, "dtype": info.dtype},
         )
     return dtype
-
-
-#: Number of sampled rows of each weight.
-SAMPLE_ROWS = 16
-#: Largest relative error of rounding to a type: half a unit in the last of its digits.
-UNIT_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
-#: Largest absolute error of rounding among a type's smallest numbers.
-SMALLEST_ERROR = {"F64": 2.0**-1075, "F32": 2.0**-150, "F16": 2.0**-25, "BF16": 2.0**-134}
-#: Rounding errors are practically independent, so their sum is within this many standard deviations.
-DEVIATIONS = 8.0
-#: Error of a computation, in units of its type's last digit relative to the largest summand.
-COMPUTING_UNITS = 64
 
 
 def generator(name: str) -> np.random.Generator:

@@ -1,6 +1,9 @@
 """Stream a planned merge to disk portion by portion; every byte is written once, at a place known beforehand.
 
 Each thread computes its own portions: libraries that spread one block over several threads wait for each other after every step.
+
+As many files are open as there are threads. A digest can only be extended by one thread at a time, so threads work on different
+files while there are enough; otherwise several work ahead on the portions of one file.
 """
 
 from __future__ import annotations

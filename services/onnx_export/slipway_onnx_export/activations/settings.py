@@ -1,4 +1,4 @@
-"""The setting ``formats.onnx.activations``; imports nothing heavy."""
+"""The setting ``formats.onnx.activations``, and the size of activations predicted from ``config.json``; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,6 +17,27 @@ from slipway.settings.problems import did_you_mean
 from slipway.sizes import format_size
 
 _NAMES = ("layers", "kinds")
+
+_EXAMPLE_TOKENS = 512
+_SIZES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "decoder_layers", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "num_heads"),
+    "width": ("hidden_size", "n_embd", "d_model", "dim"),
+}
+_OF_PART: Mapping[Part, Mapping[str, tuple[str, ...]]] = {
+    "": _SIZES,
+    "encoder": {
+        **_SIZES,
+        "layers": ("encoder_layers", "num_layers"),
+        "heads": ("encoder_attention_heads", "num_heads"),
+    },
+    "decoder": {
+        **_SIZES,
+        "layers": ("decoder_layers", "num_decoder_layers", "num_layers"),
+        "heads": ("decoder_attention_heads", "num_heads"),
+    },
+}
+"""Names of the sizes of each part of a model in ``config.json``."""
 
 
 def _check(value: Any) -> Any:
@@ -53,28 +74,6 @@ Activations = Annotated[Mapping[str, tuple[Text, ...]], BeforeValidator(_check)]
 def activation_params(settings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the stage's parameter; none without activations, so that plans made without them stay the same."""
     return {"activations": {name: list(part) for name, part in settings.items()}} if settings else {}
-
-
-_EXAMPLE_TOKENS = 512
-_SIZES = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "decoder_layers", "num_layers"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "num_heads"),
-    "width": ("hidden_size", "n_embd", "d_model", "dim"),
-}
-_OF_PART: Mapping[Part, Mapping[str, tuple[str, ...]]] = {
-    "": _SIZES,
-    "encoder": {
-        **_SIZES,
-        "layers": ("encoder_layers", "num_layers"),
-        "heads": ("encoder_attention_heads", "num_heads"),
-    },
-    "decoder": {
-        **_SIZES,
-        "layers": ("decoder_layers", "num_decoder_layers", "num_layers"),
-        "heads": ("decoder_attention_heads", "num_heads"),
-    },
-}
-"""Names of the sizes of each part of a model in ``config.json``."""
 
 
 def describe_activations(params: Mapping[str, Any], config: ModelConfig) -> tuple[str, str] | None:

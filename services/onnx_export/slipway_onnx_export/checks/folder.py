@@ -1,4 +1,7 @@
-"""Check a written folder: each check passes, fails by name with a reason, or is *not run* by name with a reason."""
+"""Check a written folder: each check passes, fails by name with a reason, or is *not run* by name with a reason.
+
+Some checks load the graphs in ONNX Runtime, and run them if they are tiny.
+"""
 
 from __future__ import annotations
 
@@ -23,85 +26,11 @@ from slipway_onnx_export.parity.ort_errors import translate_ort_errors
 _TOLERANCE = 1e-3
 NOT_TINY = "the graphs are too large or lack their weights"
 
-
-def _check_loading(written: WrittenFolder) -> None:
-    """Check that each graph loads."""
-    for component in written.components:
-        open_unoptimized(written.folder / component.file)
-
-
-def _check_caches(written: WrittenFolder) -> None:
-    """Check that no graph returns a cache of length zero, after an empty past or a longer one."""
-    for component in written.components:
-        for value in written.graphs[component.file].graph.output:
-            fixed = [axis.dim_value for axis in value.type.tensor_type.shape.dim if axis.HasField("dim_value")]
-            if 0 in fixed:
-                raise FaultError(f"{component.file} returns {value.name!r} of length zero")
-    if not written.tiny:
-        raise NotRunError(NOT_TINY + "; the comparison with PyTorch or the validation runs them")
-    for component in written.components:
-        for past in (0, 4):
-            for name, array in _run(written, component, past=past).items():
-                if name.startswith(PRESENT) and 0 in array.shape:
-                    raise FaultError(f"{component.file} returns {name!r} of length zero after {past} tokens")
-
-
-def _check_against_reference(written: WrittenFolder) -> None:
-    """Check that ONNX's own reference gives the results of ONNX Runtime."""
-    if not written.tiny:
-        raise NotRunError(NOT_TINY)
-    for component in written.components:
-        past = 2 if any(PAST in port.shape for port in component.inputs) else 0
-        results, feed = _run(written, component, past=past), written.feed(component, past=past, new=3)
-        try:
-            reference = ReferenceEvaluator(onnx.load(written.folder / component.file))
-            wanted = reference.run(list(results), feed)
-        except Exception as error:  # the reference lets any exception of an operator's Python code through
-            raise NotRunError(f"the reference cannot run {component.file}: {first_line(error)}") from error
-        for (name, array), other in zip(results.items(), wanted, strict=True):
-            scale = max(1.0, float(np.abs(other).max(initial=0)))
-            far = (
-                float(np.abs(array.astype(np.float64) - other).max(initial=0))
-                if array.shape == other.shape
-                else float("inf")
-            )
-            if not far <= _TOLERANCE * scale:
-                raise FaultError(f"{name!r} of {component.file} differs from ONNX's reference by {far:.3g}")
-
-
-def open_unoptimized(path: Path) -> Any:
-    """Load a graph with one thread. Nothing is optimized or packed, so its weights are mapped, and read only when they are used.
-
-    Raises:
-        FaultError: ONNX Runtime cannot load it.
-    """
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    what = f"onnxruntime {onnxruntime.__version__} cannot load {path.name}"
-    with translate_ort_errors(lambda error: FaultError(f"{what}: {first_line(error)}")):
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _run(written: WrittenFolder, component: GraphLike, *, past: int) -> dict[str, Any]:
-    session = open_unoptimized(written.folder / component.file)
-    names = [value.name for value in session.get_outputs()]
-    with translate_ort_errors(
-        lambda error: FaultError(f"onnxruntime cannot run {component.file}: {first_line(error)}")
-    ):
-        return dict(zip(names, session.run(names, written.feed(component, past=past, new=3)), strict=True))
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
 _SAMPLE = 4096
 _REASONS = {"opset": "OPSET_UNSUPPORTED", "reference": "EXPORT_PARITY_FAILED"}
 """Reasons of checks that fail; the others fail with the engine's."""
+
+Check = Callable[[WrittenFolder], None]
 
 
 def check_folder(written: WrittenFolder, *, engine: str, checks: Mapping[str, Check] | None = None) -> dict[str, str]:
@@ -133,6 +62,38 @@ def check_folder(written: WrittenFolder, *, engine: str, checks: Mapping[str, Ch
                 about={"check": name, "engine": engine, "opset": written.opset},
             ) from fault
     return results
+
+
+def read_names(graph: Any) -> set[str]:
+    """Return the names that nodes of a graph and of its subgraphs read, and those that subgraphs return."""
+    names: set[str] = set()
+    for node in graph.node:
+        names |= set(node.input)
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                names |= read_names(inner) | {value.name for value in inner.output}
+    return names
+
+
+def open_unoptimized(path: Path) -> Any:
+    """Load a graph with one thread. Nothing is optimized or packed, so its weights are mapped, and read only when they are used.
+
+    Raises:
+        FaultError: ONNX Runtime cannot load it.
+    """
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    what = f"onnxruntime {onnxruntime.__version__} cannot load {path.name}"
+    with translate_ort_errors(lambda error: FaultError(f"{what}: {first_line(error)}")):
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _check_opset(written: WrittenFolder) -> None:
@@ -231,6 +192,51 @@ def _check_metadata(written: WrittenFolder) -> None:
             raise FaultError(f"{name} has {has} {wrong[0]!r} in its metadata")
 
 
+def _check_loading(written: WrittenFolder) -> None:
+    """Check that each graph loads."""
+    for component in written.components:
+        open_unoptimized(written.folder / component.file)
+
+
+def _check_caches(written: WrittenFolder) -> None:
+    """Check that no graph returns a cache of length zero, after an empty past or a longer one."""
+    for component in written.components:
+        for value in written.graphs[component.file].graph.output:
+            fixed = [axis.dim_value for axis in value.type.tensor_type.shape.dim if axis.HasField("dim_value")]
+            if 0 in fixed:
+                raise FaultError(f"{component.file} returns {value.name!r} of length zero")
+    if not written.tiny:
+        raise NotRunError(NOT_TINY + "; the comparison with PyTorch or the validation runs them")
+    for component in written.components:
+        for past in (0, 4):
+            for name, array in _run(written, component, past=past).items():
+                if name.startswith(PRESENT) and 0 in array.shape:
+                    raise FaultError(f"{component.file} returns {name!r} of length zero after {past} tokens")
+
+
+def _check_against_reference(written: WrittenFolder) -> None:
+    """Check that ONNX's own reference gives the results of ONNX Runtime."""
+    if not written.tiny:
+        raise NotRunError(NOT_TINY)
+    for component in written.components:
+        past = 2 if any(PAST in port.shape for port in component.inputs) else 0
+        results, feed = _run(written, component, past=past), written.feed(component, past=past, new=3)
+        try:
+            reference = ReferenceEvaluator(onnx.load(written.folder / component.file))
+            wanted = reference.run(list(results), feed)
+        except Exception as error:  # the reference lets any exception of an operator's Python code through
+            raise NotRunError(f"the reference cannot run {component.file}: {first_line(error)}") from error
+        for (name, array), other in zip(results.items(), wanted, strict=True):
+            scale = max(1.0, float(np.abs(other).max(initial=0)))
+            far = (
+                float(np.abs(array.astype(np.float64) - other).max(initial=0))
+                if array.shape == other.shape
+                else float("inf")
+            )
+            if not far <= _TOLERANCE * scale:
+                raise FaultError(f"{name!r} of {component.file} differs from ONNX's reference by {far:.3g}")
+
+
 def _place(tensor: Any) -> tuple[str, int, int] | None:
     """Return where an initializer lies outside the graph: file, offset and length."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -248,18 +254,15 @@ def _read(file: Any, place: tuple[str, int, int], at: int, length: int = _SAMPLE
     return data
 
 
-def read_names(graph: Any) -> set[str]:
-    """Return the names that nodes of a graph and of its subgraphs read, and those that subgraphs return."""
-    names: set[str] = set()
-    for node in graph.node:
-        names |= set(node.input)
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                names |= read_names(inner) | {value.name for value in inner.output}
-    return names
+def _run(written: WrittenFolder, component: GraphLike, *, past: int) -> dict[str, Any]:
+    session = open_unoptimized(written.folder / component.file)
+    names = [value.name for value in session.get_outputs()]
+    with translate_ort_errors(
+        lambda error: FaultError(f"onnxruntime cannot run {component.file}: {first_line(error)}")
+    ):
+        return dict(zip(names, session.run(names, written.feed(component, past=past, new=3)), strict=True))
 
 
-Check = Callable[[WrittenFolder], None]
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "opset": _check_opset,

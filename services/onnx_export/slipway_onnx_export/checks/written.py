@@ -1,4 +1,4 @@
-"""The written graphs that an export's checks read, without their weights."""
+"""The written graphs that an export's checks read, without their weights, and inputs made from what a graph declares."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from slipway_onnx_export.names import BATCH, CACHE, FEATURES, PAST, SEQUENCE, SO
 
 TINY_BYTES, TINY_NODES = 4 << 20, 3000
 """Largest graphs that the checks run; that takes a fraction of a second."""
+
+_FLOATS: Mapping[int, np.dtype[Any]] = {
+    onnx.TensorProto.FLOAT: np.dtype(np.float32),
+    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+}
 
 
 class FaultError(Exception):
@@ -133,12 +138,6 @@ class WrittenFolder:
             return make_feed(self.graphs[component.file].graph.input, sizes, past=past, end=self.end)
         except UnknownAxisError as why:
             raise NotRunError(str(why)) from why
-
-
-_FLOATS: Mapping[int, np.dtype[Any]] = {
-    onnx.TensorProto.FLOAT: np.dtype(np.float32),
-    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
-}
 
 
 class UnknownAxisError(Exception):

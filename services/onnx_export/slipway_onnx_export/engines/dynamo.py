@@ -1,4 +1,10 @@
-"""Trace graphs with ``torch.onnx.export(dynamo=True)`` from a model without weights."""
+"""Trace graphs with ``torch.onnx.export(dynamo=True)`` from a model without weights, and remove guards that TensorRT does not know.
+
+torch masks scores with minus infinity, or the lowest float32. Where no position of a row is visible, the softmax may be NaN,
+and a guard turns it into zeros: ``Where(IsNaN(p), 0, p)``. In float16 the guard stands between the softmax, computed in
+float32, and the product with the values, and TensorRT-RTX 1.7 fails (``mha_fusion.cpp: CHECK(is_softmax(…))``). A mask within
+float16's range needs none.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +34,9 @@ PREFIX = "model."
 
 EAGER = ("falcon",)
 """Model types whose fused attention broadcasts its one head of keys and values; ONNX's Attention does not."""
+
+_PASS = ("Identity", "Cast", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Concat", "Tile")
+"""Operators that copy the values of a mask."""
 
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
@@ -83,10 +92,6 @@ def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int)
         ) from error
     assert program is not None
     return program.model
-
-
-_PASS = ("Identity", "Cast", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Concat", "Tile")
-"""Operators that copy the values of a mask."""
 
 
 def remove_guards(model: ir.Model) -> int:

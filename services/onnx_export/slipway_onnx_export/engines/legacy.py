@@ -1,4 +1,4 @@
-"""Trace graphs with ``torch.onnx.export(dynamo=False)``, the TorchScript exporter, for opsets below 18."""
+"""Trace graphs with the TorchScript exporter (``dynamo=False``), for opsets below 18; refuse a trace that depends on its sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimize a traced graph by onnxscript, and keep the small constants that it would take for zero."""
+"""Optimize a traced graph by onnxscript, keep small constants that it would take for zero, and keep libraries' notes out of the log."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import onnxscript.optimizer
 
 _TAKEN_FOR_ZERO = 1e-8
 """Tolerance of onnxscript's patterns: ``x + 1e-12`` matches ``x + 0``, and the norm of a row of zeros becomes NaN."""
+
+_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch")
 
 
 def optimize_graph(model: ir.Model) -> None:
@@ -48,9 +50,6 @@ def _is_small(tensor: ir.TensorProtocol) -> bool:
     if tensor.size != 1 or not tensor.dtype.is_floating_point():
         return False
     return 0 < abs(float(np.asarray(tensor.numpy(), np.float64).reshape(()))) <= _TAKEN_FOR_ZERO
-
-
-_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch")
 
 
 @contextmanager

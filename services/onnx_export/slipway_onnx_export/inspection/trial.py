@@ -1,4 +1,7 @@
-"""Run a graph once on dummy input, unless it asks for absurd sizes."""
+"""Read a graph that may be hostile, and run it once on dummy input, unless it asks for absurd sizes.
+
+Only regular files are read, no data outside the graph's folder, and no declared size without its bytes.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,19 @@ LARGEST_VALUE = 1 << 28
 """Most bytes of one value, and of all inputs together."""
 _MOST_PORTS = 20_000
 _MOST_PROPERTIES, _LONGEST_PROPERTY = 32, 500
+
+_DTYPES = {"float": "float32", "double": "float64"}
+_NUMPY = {
+    name: name
+    for name in (
+        *("float32", "float64", "float16", "int64", "int32", "int16", "int8", "bool"),
+        *("uint8", "uint16", "uint32", "uint64"),
+    )
+}
+
+LARGEST_GRAPH = (1 << 31) - 1
+"""Most bytes of a file: protobuf reads no more."""
+_MOST_DEPTH = 8
 
 
 def limit_memory(most: int) -> None:
@@ -152,21 +168,6 @@ def _dummy(value: InspectedValue, axes: Mapping[str, int]) -> Any:
     """Return zeros, and ones for a mask."""
     make = np.ones if value.name.endswith("mask") else np.zeros
     return make(_shape(value, axes), dtype=_NUMPY[value.dtype])
-
-
-_DTYPES = {"float": "float32", "double": "float64"}
-_NUMPY = {
-    name: name
-    for name in (
-        *("float32", "float64", "float16", "int64", "int32", "int16", "int8", "bool"),
-        *("uint8", "uint16", "uint32", "uint64"),
-    )
-}
-
-
-LARGEST_GRAPH = (1 << 31) - 1
-"""Most bytes of a file: protobuf reads no more."""
-_MOST_DEPTH = 8
 
 
 def read_graph(path: Path) -> onnx.ModelProto:

@@ -1,4 +1,7 @@
-"""Build a transformers model that can be traced without weights, with the flat signature that engines trace."""
+"""Build a transformers model that can be traced without weights, with ALiBi biases and mixtures of experts that engines can write.
+
+The traced form of experts does not depend on which experts the tokens choose.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from slipway.model.families import auto_model
 from slipway.model.pytorch.rotary import compute_frequencies_in_graph
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.source import ModelSource
+
+NAME = "every_expert"
 
 
 def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, ...]) -> Any:
@@ -218,9 +223,6 @@ def _round_to_bfloat16(values: torch.Tensor) -> torch.Tensor:
     """Round to the 8 binary digits of bfloat16 by float32's own rounding (Dekker's splitting)."""
     scaled = values * 65537.0
     return scaled - (scaled - values)
-
-
-NAME = "every_expert"
 
 
 def every_expert(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:

@@ -1,4 +1,7 @@
-"""``genai_config.json``, with which onnxruntime-genai runs the folder of a decoder or of Whisper."""
+"""``genai_config.json``, with which onnxruntime-genai runs the folder of a decoder or of Whisper.
+
+onnxruntime-genai takes Whisper's encoder and decoder as they are, under their own names.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,16 @@ _MOST_BUFFERED = 4096
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 _CACHE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+
+AUDIO_FILE = "audio_processor_config.json"
+
+_FRAMES = 3000
+"""Frames of sound that the runtime gives to the encoder: 30 seconds."""
+
+_PREPARED = {"sampling_rate": 16000, "chunk_length": 30, "n_fft": 400, "hop_length": 160}
+"""Settings for sound that every Whisper has; the runtime makes the frames itself."""
+
+_SESSION = {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
 def write_genai(model: Packaged) -> str:
@@ -122,17 +135,6 @@ def _buffer_search(model: Packaged, graph: Interface) -> dict[str, Any]:
         "past_present_share_buffer": True,
         "max_length": min(_context_length(model.config.text), _MOST_BUFFERED),
     }
-
-
-AUDIO_FILE = "audio_processor_config.json"
-
-_FRAMES = 3000
-"""Frames of sound that the runtime gives to the encoder: 30 seconds."""
-
-_PREPARED = {"sampling_rate": 16000, "chunk_length": 30, "n_fft": 400, "hop_length": 160}
-"""Settings for sound that every Whisper has; the runtime makes the frames itself."""
-
-_SESSION = {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
 def speech_config(model: Packaged) -> dict[str, Any]:

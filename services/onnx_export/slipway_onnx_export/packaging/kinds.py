@@ -1,4 +1,8 @@
-"""The packages that a folder of ONNX graphs can get, and the facts that each is made from."""
+"""The packages that a folder of ONNX graphs can get, the facts that each is made from, and an estimate of its size.
+
+A package's weights are second names of the graphs' files; copied are nodes, companions, and what a decoder's graph needs of the
+encoder's.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,12 @@ ENTRIES: Mapping[PackageKind, tuple[str, ...]] = {
     "kserve": ("kserve.yaml", "triton"),
 }
 """Files and folders of a package, each made for its level."""
+
+_GRAPHS = 3
+"""Most graphs of a package: an encoder, a decoder, and one with a cache."""
+_CROSSED = 8
+"""A merged decoder copies the projections of the encoder's result: at most one of this many weights of the model."""
+_CONFIGURATION_BYTES = 64 << 10
 
 
 class NotPackagedError(Exception):
@@ -43,13 +53,6 @@ class Packaged:
     level: str
     config: ModelConfig
     generation: Mapping[str, Any]
-
-
-_GRAPHS = 3
-"""Most graphs of a package: an encoder, a decoder, and one with a cache."""
-_CROSSED = 8
-"""A merged decoder copies the projections of the encoder's result: at most one of this many weights of the model."""
-_CONFIGURATION_BYTES = 64 << 10
 
 
 def package_bytes(kinds: Collection[PackageKind], graph: int, size: ModelSize) -> int:

@@ -2,6 +2,9 @@
 
 The repositories of several levels have the same configuration and tokenizer, and graphs of other names: copied over each other they are
 one repository, from which ``dtype`` chooses.
+
+transformers.js has sound and results in float32, so graphs of float16 take and give float32, except for the cache.
+onnxruntime-web has ``GatherBlockQuantized`` on GPUs alone, so standard operators look up rows of a quantized embedding.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ _TASKS = {
 """Template of the example, its input, and a further argument, by task; without an input, a text with a mask."""
 
 _HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
+
+_CACHE = ("past_key_values.", "present.")
 
 
 def write_transformers_js(model: Packaged) -> str:
@@ -128,9 +133,6 @@ def _mask(folder: Path) -> str:
     except (OSError, ValueError):
         token = None
     return token if isinstance(token, str) and re.fullmatch(r"[\w<>\[\]|]+", token) else "[MASK]"
-
-
-_CACHE = ("past_key_values.", "present.")
 
 
 def use_float32_interface(model: ir.Model) -> None:

@@ -1,6 +1,9 @@
-"""Choose how the comparison passes the lengths beyond which a model computes otherwise.
+"""Choose how the comparison passes the lengths, attention windows among them, beyond which a model computes otherwise.
 
 A graph that ignores such a length gives right results for every shorter text, so a comparison of short texts proves nothing about it.
+
+Exporters drop a window silently. Beyond a long one, a decoder gets keys and values that no text has made, so that a few tokens
+show what it does.
 """
 
 from __future__ import annotations
@@ -22,6 +25,23 @@ from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 SHORT = 128
 """Longest threshold that a decoder's text passes; beyond it, a few tokens at late positions cost less and show the same."""
+
+EDGE = 12
+"""Tokens at the beginning whose keys are large. Queries look at one of them if they may, so results show which of them are seen."""
+
+_FAR, _LARGE = 0.1, 8.0
+
+BEYOND = 4
+"""Tokens by which a text is longer than the window."""
+
+NEW = (3, 1)
+"""New tokens of the calls after a made-up past. The first of them does not see ``EDGE - sum(NEW)`` of its tokens, the last none of the edge."""
+
+_MOST, _SMALL = 8, 64 << 20
+"""A made-up past takes up to this part of the weights' size, or so many bytes."""
+
+_COPIES = 4
+"""Copies of it in memory: a graph's input, its output, what ONNX Runtime keeps of that, and attention's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +113,6 @@ def _configs(source: ModelSource) -> list[Any]:
     return [source.text_config, *([encoder] if hasattr(encoder, "get_text_config") else [])]
 
 
-EDGE = 12
-"""Tokens at the beginning whose keys are large. Queries look at one of them if they may, so results show which of them are seen."""
-
-_FAR, _LARGE = 0.1, 8.0
-
-
 def make_up_values(name: str, *, heads: int, tokens: int, size: int) -> Array:
     """Make up keys or values of ``past_key_values.N.key|value``, always the same for a name. (1, heads, tokens, size)."""
     part = re.fullmatch(r"past_key_values\.(\d+)\.(key|value)", name)
@@ -130,19 +144,6 @@ def fill_cache(cache: Any, shapes: list[dict[str, tuple[int, int]]], *, tokens: 
             for kind, (heads, size) in layer.items()
         )
         cache.update(keys, values, number)
-
-
-BEYOND = 4
-"""Tokens by which a text is longer than the window."""
-
-NEW = (3, 1)
-"""New tokens of the calls after a made-up past. The first of them does not see ``EDGE - sum(NEW)`` of its tokens, the last none of the edge."""
-
-_MOST, _SMALL = 8, 64 << 20
-"""A made-up past takes up to this part of the weights' size, or so many bytes."""
-
-_COPIES = 4
-"""Copies of it in memory: a graph's input, its output, what ONNX Runtime keeps of that, and attention's own."""
 
 
 @dataclass(frozen=True, slots=True)

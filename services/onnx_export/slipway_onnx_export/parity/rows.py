@@ -1,4 +1,7 @@
-"""What all comparisons share: conversations, sessions, and rows of tokens with padding."""
+"""What all comparisons share: conversations, sessions, rows of tokens with padding, and how far rounding alone moves results.
+
+In another order of sums, no two runtimes round alike.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ import numpy.typing as npt
 import torch
 
 Array = npt.NDArray[Any]
+
+_SEED = 0
+ROOM = 2.0
+"""Allowed difference of another runtime, in differences that one draw of rounding errors makes: sums of a thousand products round often."""
 
 
 class Session(Protocol):
@@ -83,11 +90,6 @@ def random_rows(
         ids = np.where(ids == padding, (ids + 1) % vocabulary, ids)
         ids = np.where(mask == 0, padding, ids)
     return ids, mask
-
-
-_SEED = 0
-ROOM = 2.0
-"""Allowed difference of another runtime, in differences that one draw of rounding errors makes: sums of a thousand products round often."""
 
 
 @contextmanager

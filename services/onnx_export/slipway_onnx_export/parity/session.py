@@ -1,4 +1,4 @@
-"""Run an exported graph with ONNX Runtime, whatever its shapes, with or without a cache."""
+"""Run an exported graph with ONNX Runtime, whatever its shapes: without a cache, with one, or with past and present in one buffer."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from slipway_onnx_export.parity.rows import Array, Session
 _TEXT = (IDS, MASK, POSITIONS)
 _TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
 """Names that replace the cache of a graph without one: the tokens so far, and their positions."""
+
+_UNUSED = 100.0
+"""Value of a buffer's unused places: reading it would show in the results."""
 
 
 class LayeredSession:
@@ -128,10 +131,6 @@ def _load(path: Path, *, threads: int, provider: ProviderChoice) -> Opened:
 
     with translate_ort_errors(load_error):
         return open_session(path, session_options(threads, mapped=True), provider=provider)
-
-
-_UNUSED = 100.0
-"""Value of a buffer's unused places: reading it would show in the results."""
 
 
 class SharedBufferSession:

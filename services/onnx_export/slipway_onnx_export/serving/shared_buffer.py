@@ -2,6 +2,8 @@
 
 ``GroupQueryAttention`` of ONNX Runtime rotates queries and keys, and writes new keys and values behind the old ones in place. It
 counts the tokens of a row by the sum of its mask, so this rewriting is right for rows that are padded on the right.
+
+By computing it, a mask is found to hide padding, later tokens and those before a window, and nothing else.
 """
 
 from __future__ import annotations
@@ -26,6 +28,19 @@ _Masking = tuple[ir.Value | None, bool]
 
 _ROTARY_MULTIPLE = 16
 """The operator rotates heads whose size is a multiple of this."""
+
+_FAR = 2 * WINDOW_LIMIT
+"""Tokens of the longest sample: beyond each window that engines build."""
+
+_SAMPLES = (
+    (3, [[1, 1, 1], [1, 0, 0]]),
+    (1, [[1, 1, 1, 1, 1], [1, 1, 0, 0, 1]]),
+    (2, [[1] * _FAR]),
+)
+"""New tokens, and the mask of all tokens: a prompt, a token after it, and tokens far from the first."""
+
+_HIDDEN = -1000.0
+"""A mask hides a token if it adds less than this to its score."""
 
 
 def share_buffers(model: ir.Model, *, window: int = 0, dropped: int = 0) -> None:
@@ -153,20 +168,6 @@ def _unsupported_error(why: str) -> ONNXExportError:
         remedy="set past_present_share_buffer to false",
         about={"engine": "mobius", "operator": OPERATOR},
     )
-
-
-_FAR = 2 * WINDOW_LIMIT
-"""Tokens of the longest sample: beyond each window that engines build."""
-
-_SAMPLES = (
-    (3, [[1, 1, 1], [1, 0, 0]]),
-    (1, [[1, 1, 1, 1, 1], [1, 1, 0, 0, 1]]),
-    (2, [[1] * _FAR]),
-)
-"""New tokens, and the mask of all tokens: a prompt, a token after it, and tokens far from the first."""
-
-_HIDDEN = -1000.0
-"""A mask hides a token if it adds less than this to its score."""
 
 
 def window_of(graph: ir.Graph, mask: ir.Value, *, causal: bool, window: int) -> int | None:

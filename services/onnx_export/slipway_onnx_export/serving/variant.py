@@ -1,4 +1,8 @@
-"""Give a graph the requested form for serving."""
+"""Give a graph the requested form for serving: logits of the last token only, and approximate GELUs.
+
+With logits of each row's last token only, as ``logits_to_keep=1`` of transformers gives them, a prompt costs one row of the
+largest matrix instead of one per token. ONNX Runtime's own passes replace exact GELUs by its faster approximation.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,11 @@ from slipway_onnx_export.names import IDS, LOGITS, MASK, POSITIONS
 from slipway_onnx_export.serving.projections import join_projections
 from slipway_onnx_export.serving.shared_buffer import OPERATOR
 from slipway_onnx_export.source import ModelSource
+
+_AFTER_THE_HEAD = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Sub", "Where", "Clip"})
+"""Operators that may change the head's results one by one (bias, scale, soft capping)."""
+
+_DOMAIN, _APPROXIMATE = "com.microsoft", "FastGelu"
 
 
 def check_family(source: ModelSource, promise: Promise) -> None:
@@ -65,10 +74,6 @@ def _component(component: Component, promise: Promise, *, takes_positions: bool)
             for port in outputs
         )
     return replace(component, inputs=inputs, outputs=outputs, promise=promise)
-
-
-_AFTER_THE_HEAD = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Sub", "Where", "Clip"})
-"""Operators that may change the head's results one by one (bias, scale, soft capping)."""
 
 
 def keep_last_logits(graph: ir.Graph) -> None:
@@ -127,9 +132,6 @@ def _nodes_from(head: ir.Node) -> list[ir.Node]:
     for node in nodes:
         nodes += [user for output in node.outputs for user in output.consumers()]
     return nodes
-
-
-_DOMAIN, _APPROXIMATE = "com.microsoft", "FastGelu"
 
 
 def approximate_gelu(files: Sequence[Path]) -> int:

@@ -1,4 +1,7 @@
-"""Leave matrices out of graphs: the quantize stage reads them from the model, so that no float32 copy of them is written."""
+"""Leave matrices out of graphs: the quantize stage reads them from the model, so that no float32 copy of them is written.
+
+A weight's place in the model's tensors is found by its address.
+"""
 
 from __future__ import annotations
 

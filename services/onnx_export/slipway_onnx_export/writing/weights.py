@@ -1,4 +1,4 @@
-"""Stream weights into ONNX external data, one slice of one tensor at a time."""
+"""Stream weights into ONNX external data, one slice of one tensor at a time; several threads convert them to float32."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ DATA_SUFFIX = ".data"
 
 OnTensor = Callable[[int, int], None]
 
-
 Graph = tuple[str, ir.Model, Mapping[str, Weight]]
 """File name of a graph, the graph, and the tensors of its initializers without a value."""
+
+# Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
+PAGE = 4096
+SMALL = 64
+# Rows are converted in pieces of about this size, which stay in the processor's cache until they are written.
+PIECE_BYTES = 2 << 20
 
 
 def stream_weights(
@@ -149,13 +154,6 @@ def _bind(value: ir.Value, dtype: ir.DataType, *, place: tuple[str, int, int], f
     assert value.name is not None
     value.type = ir.TensorType(dtype)
     value.const_value = ir.ExternalTensor(*place, dtype, shape=value.shape, name=value.name, base_dir=str(folder))
-
-
-# Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
-PAGE = 4096
-SMALL = 64
-# Rows are converted in pieces of about this size, which stay in the processor's cache until they are written.
-PIECE_BYTES = 2 << 20
 
 
 class DataFile:

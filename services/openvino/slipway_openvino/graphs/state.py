@@ -1,6 +1,9 @@
-"""Keep keys and values inside the model: turn the cache's inputs and outputs into variables.
+"""Keep keys and values inside the model: turn the cache's inputs and outputs into variables, and divide an encoder–decoder for it.
 
 Axes of a cache: batch, heads, tokens, head size.
+
+OpenVINO's runtimes expect a decoder that gets what the encoder computed, and keeps its keys and values of it. The ONNX export's
+encoder returns keys and values of the cross-attention too, which each call of its decoder takes.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from slipway_openvino.library import apply_make_stateful_transformation, ops, ov
 PAST, PRESENT = "past_key_values.", "present."
 BEAM = "beam_idx"
 """Input: for each row, the row of the previous call that it continues."""
+
+ENCODED, GIVEN = "last_hidden_state", "encoder_hidden_states"
+"""The encoder's output, and the decoder's input for it."""
 
 
 def present_of(past: str) -> str:
@@ -54,10 +60,6 @@ def _initialize(model: ov.Model) -> None:
         sizes = ops.concat([batch, ops.constant(np.array(others, np.int64))], axis=0)
         nothing = ops.constant(0.0, dtype=node.get_output_element_type(0).to_dtype())
         node.set_arguments([ops.broadcast(nothing, sizes).output(0)])
-
-
-ENCODED, GIVEN = "last_hidden_state", "encoder_hidden_states"
-"""The encoder's output, and the decoder's input for it."""
 
 
 def cross_pasts(decoder: ov.Model) -> list[str]:

@@ -1,4 +1,4 @@
-"""Find scales and zero points of integers, ``(integers - zero point) x scale``, as NNCF and the ONNX graph's own operators write them.
+"""Find scales and zero points of integers, ``(integers - zero point) x scale``, as NNCF and ONNX graphs write them, and their readers.
 
 Axes: N output features, G groups of a row.
 """
@@ -19,6 +19,12 @@ from slipway_openvino.stored.values import Values, quote_name
 _DEEPEST = 3
 """Operations between scales or zero points and their constant."""
 _MOST_INPUTS = 5
+
+_PASSED_ON = frozenset({"Convert", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
+"""Operations between a weight and its reader that do not change values."""
+_READERS = frozenset({"MatMul", "Gather", "GatherND"})
+_MOST_STEPS = 64
+"""Most operations between a weight and all its readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +165,6 @@ def _are_of_groups(scales: tuple[int, ...], codes: tuple[int, ...]) -> bool:
         return False
     within = [size for size, whole in zip(scales[1:], codes[1:], strict=True) if whole > 1]
     return within[-1:] in ([], [1]) and sorted(within, key=lambda size: size == 1) == within
-
-
-_PASSED_ON = frozenset({"Convert", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
-"""Operations between a weight and its reader that do not change values."""
-_READERS = frozenset({"MatMul", "Gather", "GatherND"})
-_MOST_STEPS = 64
-"""Most operations between a weight and all its readers."""
 
 
 def require_readers(layers: Mapping[int, Layer], number: int) -> None:

@@ -1,4 +1,4 @@
-"""Write pickles of weights as safetensors, one tensor at a time, and say what became of each."""
+"""Find pickles of weights below a folder by name, write them as safetensors, a tensor at a time, and say what became of each."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ from slipway_prepare.recipes import Recipe
 from slipway_prepare.source import MappedTensors
 from slipway_prepare.structure import structure
 from slipway_prepare.writer import STORED_AS, write_file
+
+_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+_STATE = re.compile(
+    r"training_args\.bin|optimizer\.(pt|bin)|scheduler\.(pt|bin)|scaler\.pt|rng_state(_\d+)?\.pth|.*_states\.pt"
+)
+"""Files of a training run that hold no weights of a model."""
+_MODEL_FILE = re.compile(r"pytorch_model(-\d+(-of-\d+)?)?\.bin")
+_SHARD = re.compile(r"pytorch_model-\d+-of-\d+\.bin")
+_NOT_WEIGHTS = "training state, not weights"
+_STORED = "the same weights are there as safetensors"
 
 
 def convert(source: Path, output: Path, *, params: ConvertParams, ctx: Context) -> None:
@@ -189,17 +199,6 @@ def _copy_companions(folder: Path, target: Path) -> None:
         name = path.relative_to(folder)
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(real_file(folder, name), target / name)
-
-
-_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-_STATE = re.compile(
-    r"training_args\.bin|optimizer\.(pt|bin)|scheduler\.(pt|bin)|scaler\.pt|rng_state(_\d+)?\.pth|.*_states\.pt"
-)
-"""Files of a training run that hold no weights of a model."""
-_MODEL_FILE = re.compile(r"pytorch_model(-\d+(-of-\d+)?)?\.bin")
-_SHARD = re.compile(r"pytorch_model-\d+-of-\d+\.bin")
-_NOT_WEIGHTS = "training state, not weights"
-_STORED = "the same weights are there as safetensors"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,12 @@
-"""Read a file of pickled weights without running anything: mapped into memory, whatever its format."""
+"""Read a file of pickled weights without running anything: mapped into memory, whatever its format.
+
+torch refuses pickles that could run code, but not those that take too much memory: a member that grows a thousandfold when
+unpacked, ``bytearray(10**10)``, or a tensor with one stored value and a shape of ten billion. So archives are checked first;
+torch itself stores members uncompressed.
+
+Torch's format from before 1.6 is a row of pickles with the tensors' bytes behind them. It cannot be mapped, and its pickles
+cannot be checked before torch reads them, so it is rewritten in today's format in a process whose memory and time are bounded.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +39,26 @@ _MOST_TIMES_STORED = 4
 _DAMAGED = (
     RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, AssertionError, OverflowError, struct.error,
 )  # fmt: skip
+
+_MOST_TENSORS = 1 << 17
+"""Most tensors in one file; models with more experts than that are stored as safetensors."""
+_LARGEST_PICKLE = 16 << 20
+"""Most bytes of pickle instructions; a tensor takes about 150."""
+_MOST_INSTRUCTIONS = 32 * _MOST_TENSORS
+_END = b"PK\x05\x06"
+_END_BYTES = 22
+#: Globals that a pickle of tensors names (``torch.save`` of a state dict); torch decides which of them are safe.
+_NAMES = re.compile(
+    r"collections OrderedDict|torch (\w+Storage|Size|device|[a-z]+\d\w*|bool)|torch\.storage \w+Storage|torch\._utils _rebuild_\w+|"
+    r"torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch\.serialization _get_layout"
+)
+
+_MAGIC = re.compile(rb"\x80[\x02\x03]\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.")
+"""What a file from before torch 1.6 begins with: torch's magic number, pickled."""
+_HEAD = 512
+_TAR = (257, b"ustar")
+_SECONDS, _BYTES_PER_SECOND = 120.0, 5e6
+"""Time until the process that rewrites such a file is ended: far more than a slow disk needs."""
 
 
 def load_pickle(path: Path, scratch: Path) -> dict[object, object]:
@@ -121,20 +149,6 @@ def aliases(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
-_MOST_TENSORS = 1 << 17
-"""Most tensors in one file; models with more experts than that are stored as safetensors."""
-_LARGEST_PICKLE = 16 << 20
-"""Most bytes of pickle instructions; a tensor takes about 150."""
-_MOST_INSTRUCTIONS = 32 * _MOST_TENSORS
-_END = b"PK\x05\x06"
-_END_BYTES = 22
-#: Globals that a pickle of tensors names (``torch.save`` of a state dict); torch decides which of them are safe.
-_NAMES = re.compile(
-    r"collections OrderedDict|torch (\w+Storage|Size|device|[a-z]+\d\w*|bool)|torch\.storage \w+Storage|torch\._utils _rebuild_\w+|"
-    r"torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch\.serialization _get_layout"
-)
-
-
 def check_archive(archive: Path, path: Path) -> None:
     """Make sure that reading an archive takes no more memory than its file has bytes, and no more time than its tensors need.
 
@@ -184,14 +198,6 @@ def _check_instructions(path: Path, data: bytes) -> None:
             raise unsafe_error(
                 path, f"names {str(argument)[:100]!r}, which tensors do not need and which could run code"
             )
-
-
-_MAGIC = re.compile(rb"\x80[\x02\x03]\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.")
-"""What such a file begins with: torch's magic number, pickled."""
-_HEAD = 512
-_TAR = (257, b"ustar")
-_SECONDS, _BYTES_PER_SECOND = 120.0, 5e6
-"""Time until the process is ended: far more than a slow disk needs."""
 
 
 def is_legacy(path: Path) -> bool:

@@ -1,4 +1,7 @@
-"""The types that weights and activations are rounded to, and how graphs of runtimes hold them."""
+"""The types that weights and activations are rounded to, how graphs hold them, and what is known of products' inputs.
+
+Known are the inputs' ranges on text, and how features share their outliers with the weights.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slipway.model.dtypes import numpy_dtypes
+
+_E4M3 = numpy_dtypes("F8_E4M3")["F8_E4M3"]
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,6 @@ class Codes:
         return np.float32(max(largest, 1e-30) / self.largest)
 
 
-_E4M3 = numpy_dtypes("F8_E4M3")["F8_E4M3"]
 INT8 = Codes("int8", "i8", ir.DataType.INT8, 127, opset=13, in_pairs=True)
 E4M3 = Codes("fp8 (E4M3)", "f8", ir.DataType.FLOAT8E4M3FN, 448, opset=19, in_pairs=False)
 
@@ -70,9 +76,6 @@ class Form:
 
 PLAIN = Form()
 """int8, with codes wherever ONNX allows them."""
-
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

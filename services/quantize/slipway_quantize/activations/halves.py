@@ -23,6 +23,12 @@ from slipway_quantize.report import Outcome
 _WINDOWS = 64
 _SHOWN = 4
 
+HALF_LARGEST = 65504.0
+"""The largest number of float16."""
+MARGIN = 0.5
+"""Share of it that magnitudes on text may reach: other text may have larger ones."""
+_PEAK = "peak.{}"
+
 
 def write_half_graph(request: QuantizeRequest, left_out: LeftOutSource, data: Path) -> Outcome:
     """Write the only graph of a request in float16, but values that come near the end of its range on text in float32.
@@ -138,13 +144,6 @@ def check_half_checkpoint(target: Path, data: Path, *, seed: int, ctx: Context) 
         "near": near,
         "largest": float(f"{max(peaks.values()):.5g}"),
     }
-
-
-HALF_LARGEST = 65504.0
-"""The largest number of float16."""
-MARGIN = 0.5
-"""Share of it that magnitudes on text may reach: other text may have larger ones."""
-_PEAK = "peak.{}"
 
 
 def near_overflow(folder: Path, name: str, values: Collection[str], text: Text, ctx: Context) -> dict[str, float]:

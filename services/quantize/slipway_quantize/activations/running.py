@@ -1,4 +1,4 @@
-"""Run graphs on text, with further results."""
+"""Run graphs on windows of text, one at a time, with further results."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ from slipway_quantize.graphs.folder import DataFile, Shared, copy_external, grap
 from slipway_quantize.graphs.left_out import LeftOutSource
 
 _DATA = "session.model_external_initializers_file_folder_path"
+
+Array = NDArray[Any]
+WINDOWS, WINDOW_TOKENS = 128, 128
+"""An eighth of them judges; more text moves the ranges of the trained sample by less than a step."""
 
 
 @contextmanager
@@ -108,11 +112,6 @@ def _run_errors() -> Iterator[None]:
             remedy="export the ONNX model again, or use level int8, which needs no text",
             about={"loader": "ONNX Runtime"},
         ) from error
-
-
-Array = NDArray[Any]
-WINDOWS, WINDOW_TOKENS = 128, 128
-"""An eighth of them judges; more text moves the ranges of the trained sample by less than a step."""
 
 
 class Text:

@@ -1,4 +1,4 @@
-"""Parameters of the calibrate stage."""
+"""Parameters of the stages calibrate and importance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Choose the text of a calibration: read, render, compare it with the held-out text, draw by a seed, and describe it."""
+"""Choose the text of a calibration: read, render, compare it with the held-out text, draw by a seed, and describe it.
+
+The built-in text is English and code that come with Python, none of which is in the built-in held-out text.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,38 @@ from slipway.documents.separation import FEWEST_TOKENS, MOST_NAMED, separate, to
 from slipway.stage import Context
 from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
 from slipway_quantize.companions import write_json
+
+MODULES = (
+    "ast",
+    "calendar",
+    "collections",
+    "dataclasses",
+    "datetime",
+    "difflib",
+    "email.message",
+    "enum",
+    "fractions",
+    "functools",
+    "http.client",
+    "inspect",
+    "ipaddress",
+    "logging",
+    "mailbox",
+    "optparse",
+    "pathlib",
+    "random",
+    "shutil",
+    "smtplib",
+    "statistics",
+    "subprocess",
+    "tarfile",
+    "threading",
+    "typing",
+    "urllib.parse",
+)
+"""Modules of the standard library that are not in the built-in held-out text."""
+
+_MOST_SCRIPTS = 8
 
 
 def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDataParams, ctx: Context) -> None:
@@ -120,37 +155,6 @@ def _draw_texts(
     return chosen, tokens
 
 
-MODULES = (
-    "ast",
-    "calendar",
-    "collections",
-    "dataclasses",
-    "datetime",
-    "difflib",
-    "email.message",
-    "enum",
-    "fractions",
-    "functools",
-    "http.client",
-    "inspect",
-    "ipaddress",
-    "logging",
-    "mailbox",
-    "optparse",
-    "pathlib",
-    "random",
-    "shutil",
-    "smtplib",
-    "statistics",
-    "subprocess",
-    "tarfile",
-    "threading",
-    "typing",
-    "urllib.parse",
-)
-"""Modules of the standard library that are not in the built-in held-out text."""
-
-
 def built_in_documents() -> Iterator[Document]:
     """Yield Python's documentation by topic, and sources of its standard library: the same for a given Python."""
     for topic, text in sorted(documentation().items()):
@@ -160,9 +164,6 @@ def built_in_documents() -> Iterator[Document]:
         spec = find_spec(module)
         if spec is not None and spec.origin and Path(spec.origin).is_file():
             yield Document(module, text=Path(spec.origin).read_text(encoding="utf-8"))
-
-
-_MOST_SCRIPTS = 8
 
 
 def profile(passages: Sequence[str], tokens: Sequence[Sequence[int]], *, vocabulary: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Choose the form of a level, and measure what it needs from the whole model."""
+"""Choose the form of a level, and measure what it needs from the whole model, such as the largest inputs of layers on text."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ from slipway_quantize.forms.integers import Channels, PackedIntegers
 from slipway_quantize.model_weights import read_rows, require_finite
 from slipway_quantize.pieces import PIECE_WEIGHTS
 from slipway_quantize.quantizer import QuantizeRequest
+
+WINDOWS, WINDOW_TOKENS = 64, 128
+_AT_ONCE = 8
+"""Windows that are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +119,6 @@ def _nvfp4_form(layers: Layers, request: QuantizeRequest) -> Form:
             parent = parent_of(module)
             largest[parent] = max(largest.get(parent, 0.0), float(values.abs().max()))
     return Nvfp4(layers.scale_dtype, largest)
-
-
-WINDOWS, WINDOW_TOKENS = 64, 128
-_AT_ONCE = 8
-"""Windows that are computed together."""
 
 
 def input_ranges(source: Path, inputs: Mapping[str, Path], modules: Sequence[str], ctx: Context) -> dict[str, float]:

@@ -1,6 +1,8 @@
-"""Integers of 3, 4 or 8 bits with a scale per group, packed into words (``pack-quantized``).
+"""Integers of 3, 4 or 8 bits with a scale per group, packed into words (``pack-quantized``), or of 8 with one per output feature.
 
-Axes: N output features, K input features, G groups of a row.
+A scale per output feature is for kernels that multiply activations of 8 bits by the weights.
+
+Axes: N output features, K input features, R some of the N, G groups of a row.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from slipway_quantize.grid.rounding import overflow_error, round_weight
 from slipway_quantize.grid.search import pack_words
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.model_weights import DTYPE_NAMES, as_array, require_finite
+
+_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+_STORED_AS = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8"}
 
 
 class PackedIntegers(Form):
@@ -130,10 +135,6 @@ class PackedIntegers(Form):
             rows = round_weight(exact, bits=bits, group_size=self.level.group_size, scale_dtype=scale_dtype, name=name)
         parts = {"weight_packed": rows.packed, "weight_scale": rows.scales}
         return StoredRows(parts, lambda: torch.from_numpy(rows.values(bits)), (rows.error, rows.energy))
-
-
-_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-_STORED_AS = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8"}
 
 
 class Channels(Form):

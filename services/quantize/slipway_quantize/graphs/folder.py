@@ -1,4 +1,4 @@
-"""Read and write an ONNX folder without its weights in memory: each graph in a ``.onnx`` file, its data in a file beside it."""
+"""Read and write an ONNX folder without its weights in memory: each graph in a ``.onnx`` file, its data beside it or in it."""
 
 from __future__ import annotations
 

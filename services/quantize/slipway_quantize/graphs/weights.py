@@ -1,4 +1,4 @@
-"""Find the weights of an ONNX decoder: constant operands of MatMul and Gemm, and the table of token embeddings."""
+"""Find an ONNX decoder's weights (constant operands of MatMul and Gemm, token embeddings), name its layers, and replace nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Round pieces of weights to the grid of a level: packed codes, scales, and the rounding error."""
+"""Round pieces of weights to the grid of a level: packed codes, scales, and the rounding error.
+
+A compiled kernel rounds groups of weights; without it, numpy does the same in more passes.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,12 @@ from slipway_quantize.grid.search import STEPS, Array, dequantize_groups, pack_c
 
 _CHUNK = 1 << 17
 """Weights that numpy works on at once: they stay in the processor's cache."""
+
+FOLDER = Path(__file__).parent
+TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""The kernel's ``enum type``, by numpy's names."""
+MOST = 256
+"""Most weights of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +133,6 @@ def overflow_error(weight: Array, scales: Array, name: str) -> QuantizationError
         remedy="use bf16, which has the range of float32, or convert the model to bfloat16 first",
         about={"tensor": name, "largest": largest, "dtype": dtype},
     )
-
-
-FOLDER = Path(__file__).parent
-TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-"""The kernel's ``enum type``, by numpy's names."""
-MOST = 256
-"""Most weights of a group."""
 
 
 class _Task(ctypes.Structure):

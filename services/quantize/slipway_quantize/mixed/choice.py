@@ -2,6 +2,8 @@
 
 A weight with a calibration has a measured sensitivity: the divergence of the whole model on held-out text when this weight alone is
 rounded. Weights without one are compared by their relative error, which needs no text, and by their place in the model.
+
+Weights that graphs for serving and vLLM join to one have the same number of bits.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ MEASURED, ESTIMATED = "held-out divergence", "weights alone"
 _LAYER = re.compile(r"\.(\d+)\.")
 _DIRECT, _PREFERRED = ("v_proj", "down_proj"), 3.0
 _OUTERMOST, _OUTER = 2, 2.0
+
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that are joined, by the last part of their names."""
+_JOINED = "+"
+"""Stands between the parts of a weight that is joined already."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +166,6 @@ def _relative_errors(each: Candidate, *, group_size: int, pool: ThreadPoolExecut
         bits: math.fsum(part[index][0] for part in parts) / max(math.fsum(part[index][1] for part in parts), 1e-30)
         for index, bits in enumerate(each.sizes)
     }
-
-
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that are joined, by the last part of their names."""
-_JOINED = "+"
-"""Stands between the parts of a weight that is joined already."""
 
 
 def units(names: Iterable[str]) -> list[list[str]]:

@@ -1,4 +1,8 @@
-"""Read a model's numbers, and refuse those that TensorRT-LLM cannot compute."""
+"""Read a model's numbers and its rotary embedding as fields of a checkpoint; refuse those that TensorRT-LLM cannot compute.
+
+Source of the rotary fields: ``Attention.create_attention_const_params`` and ``RopeEmbeddingUtils`` of TensorRT-LLM 1.2, which
+compute the angles from them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,11 @@ from slipway.model.decoders.decoder import Decoder, decoder_of, kinds_of_layers,
 from slipway.model.decoders.rotary import BASE, ORIGINAL, longrope_attention
 from slipway.texts import quoted
 from slipway_tensorrt_llm.models.table import KNOWN, Architecture, architecture_of
+
+VALUES = ConfigValues(TensorRTLLMExportError)
+positive, flag = VALUES.positive, VALUES.flag
+
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +135,6 @@ def _assumption_error(architecture: Architecture, key: str, value: object, expec
     return unsupported_error(what, key=key)
 
 
-VALUES = ConfigValues(TensorRTLLMExportError)
-positive, flag = VALUES.positive, VALUES.flag
-
-
 def unsupported_error(what: str, *, key: str = "") -> TensorRTLLMExportError:
     """Return the error for a model that TensorRT-LLM would compute wrong."""
     return TensorRTLLMExportError(
@@ -138,9 +143,6 @@ def unsupported_error(what: str, *, key: str = "") -> TensorRTLLMExportError:
         remedy="leave the format out: current releases of TensorRT-LLM load the pytorch folder",
         about={"key": key} if key else {},
     )
-
-
-_TOLERANCE = 1e-4
 
 
 def rope_fields(found: Architecture, decoder: Decoder) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Check a written checkpoint: every value of every rank must be the model's, and the ranks together must hold the whole model."""
+"""Check a written checkpoint: every value of every rank must be the model's, and the ranks together must hold the whole model.
+
+Which part of the model a stored row is follows from the checkpoint's ``config.json`` alone: the way back from planning, by
+other code. Heads are found one by one: those of queries by their number, those of keys and values by the queries that use them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ from slipway_tensorrt_llm.weights.writing import pieces, rank_file
 CONFIG = "config.json"
 Seen = dict[tuple[str, bool], set[tuple[Range, Range]]]
 """Rectangles of each tensor of the model that the ranks hold, separately for the head, by the tensor's name and whether it is the head."""
+
+_OF_LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def check_checkpoint(folder: Path, plan: Plan, *, dtype: str, on_bytes: Callable[[int], None]) -> dict[str, Any]:
@@ -131,9 +137,6 @@ def _difference_error(file: str, what: str, **about: object) -> TensorRTLLMExpor
         remedy="check the disk, and report it if that is sound: what Slipway wrote is not the model",
         about={"file": file, **about},
     )
-
-
-_OF_LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Write the file of a rank: the header, then each tensor piece by piece."""
+"""Write the file of a rank: the header, then each tensor piece by piece, converted to the checkpoint's type."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from slipway.model.dtypes import numpy_dtypes
 from slipway.model.safetensors_layout import TensorSpec, plan_file
 from slipway.model.weights.reading import mapped
 from slipway_tensorrt_llm.weights.planning import Part, Planned, Source
+
+PIECE = 1 << 20
+"""Number of weights to convert at once: 4 MiB in float32."""
+Array = NDArray[Any]
+_EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
+"""Bits that are all set in NaN and infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +84,6 @@ def _values(planned: Planned, sources: Mapping[str, Source], dtype: str) -> Iter
             yield values.reshape(-1).view(np.uint8).data
     if planned.padding:
         yield memoryview(bytes(planned.padding * planned.shape[1] * (4 if dtype == "F32" else 2)))
-
-
-PIECE = 1 << 20
-"""Number of weights to convert at once: 4 MiB in float32."""
-Array = NDArray[Any]
-_EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
-"""Bits that are all set in NaN and infinity."""
 
 
 def pieces(part: Part, source: Source, *, dtype: str, offset: float, most: int = PIECE) -> Iterator[Array]:

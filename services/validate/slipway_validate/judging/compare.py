@@ -1,4 +1,4 @@
-"""Turn the results that runners wrote into the figures of the report."""
+"""Turn the results that runners wrote, long continuations among them, into the figures of the report."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from slipway.validation.answers import LongContinuation
 from slipway.validation.comparisons import GreedyComparison, LogitComparison, ShapeCase
 from slipway_validate.judging.measures import Measure
 from slipway_validate.protocol.messages import LOGITS_FILE, Case, LongResult, case_file, long_file, plain_file
+
+GROUP = 4
+"""Tokens of a group whose repetition is counted."""
 
 
 def load_logits(path: Path) -> npt.NDArray[np.float32]:
@@ -88,10 +91,6 @@ def compare_greedy(reference: tuple[tuple[int, ...], ...], own: tuple[tuple[int,
         exact_match_share=sum(first == second for first, second in pairs) / len(pairs),
         mean_common_prefix=sum(common_prefix(first, second) for first, second in pairs) / len(pairs),
     )
-
-
-GROUP = 4
-"""Tokens of a group whose repetition is counted."""
 
 
 def compare_long(

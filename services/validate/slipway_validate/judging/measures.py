@@ -1,4 +1,7 @@
-"""Choose the measure between two models by their family's comparison: distributions from logits, or other values."""
+"""Choose the measure between two models by their family's comparison: distributions from logits, or other values.
+
+Values that are not logits are embeddings or the score of a regression.
+"""
 
 from __future__ import annotations
 

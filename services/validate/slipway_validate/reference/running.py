@@ -1,4 +1,4 @@
-"""Run the reference: base + adapter, unmerged, in float32; the base itself if there is no adapter."""
+"""Run the reference (base + adapter, unmerged, in float32; the base itself without an adapter), describe it, and store it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ from slipway_validate.reference.files import NoReferenceError, write_nothing, wr
 
 _EVIDENCE = TypeAdapter(tuple[AdapterEvidence, ...])
 RUNTIME = "slipway_validate.runner.runtime_reference:load"
+
+DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
+PLAIN = "the base model itself, without an adapter, computed in float32 by transformers on the CPU"
+NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and run"
 
 
 @contextmanager
@@ -127,11 +131,6 @@ def _check_run(
     )
     where = CaseResults(folder, folder, run.measure)
     return run.with_figures([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])
-
-
-DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
-PLAIN = "the base model itself, without an adapter, computed in float32 by transformers on the CPU"
-NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and run"
 
 
 def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:

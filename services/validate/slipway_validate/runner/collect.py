@@ -1,4 +1,4 @@
-"""Run one model over all samples and cases; the same code for every runtime and family."""
+"""Run one model over all samples and cases, and select the results to compare; the same code for every runtime and family."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ BATCH_VALUES = 1 << 24
 """Largest number of results per call, which bounds memory; a call computes at least one window."""
 Report = Callable[[str, int, int], None]
 """Function that is called with phase, done and total."""
+
+NOWHERE = np.float32(-1e30)
+"""Logit of a position that a shorter row lacks: its probability is 0."""
+
+RowSelector = Callable[[Logits, Ints], list[Logits]]
+"""Function from a batch's results and mask (B, L) to the compared results of each row, (P, V)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,28 +224,6 @@ class Collector:
         self.non_finite += wrong
 
 
-NOWHERE = np.float32(-1e30)
-"""Logit of a position that a shorter row lacks: its probability is 0."""
-
-RowSelector = Callable[[Logits, Ints], list[Logits]]
-"""Function from a batch's results and mask (B, L) to the compared results of each row, (P, V)."""
-
-
-def _select_tokens(results: Logits, mask: Ints) -> list[Logits]:
-    """Select the results of tokens. results: (B, L, V)."""
-    return [row[real.astype(bool)] for row, real in zip(results, mask, strict=True)]
-
-
-def _select_rows(results: Logits, mask: Ints) -> list[Logits]:  # noqa: ARG001 - a result is its whole row's
-    """Select all results of each row. results: (B, P, V)."""
-    return list(results)
-
-
-def _select_spans(results: Logits, mask: Ints) -> list[Logits]:
-    """Select the starts and ends of spans at tokens. results: (B, 2, L)."""
-    return [row[:, real.astype(bool)] for row, real in zip(results, mask, strict=True)]
-
-
 def choose_row_selector(family: Family) -> RowSelector:
     """Choose the selector of results for a family."""
     if family == SEQUENCE_CLASSIFIER:
@@ -258,3 +242,18 @@ def join_rows(rows: list[Logits]) -> Logits:
     filled = [np.pad(row, ((0, 0), (0, width - row.shape[-1])), constant_values=NOWHERE) for row in rows]
     results: Logits = np.concatenate(filled)
     return results
+
+
+def _select_tokens(results: Logits, mask: Ints) -> list[Logits]:
+    """Select the results of tokens. results: (B, L, V)."""
+    return [row[real.astype(bool)] for row, real in zip(results, mask, strict=True)]
+
+
+def _select_rows(results: Logits, mask: Ints) -> list[Logits]:  # noqa: ARG001 - a result is its whole row's
+    """Select all results of each row. results: (B, P, V)."""
+    return list(results)
+
+
+def _select_spans(results: Logits, mask: Ints) -> list[Logits]:
+    """Select the starts and ends of spans at tokens. results: (B, 2, L)."""
+    return [row[:, real.astype(bool)] for row, real in zip(results, mask, strict=True)]

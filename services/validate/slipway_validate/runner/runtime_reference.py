@@ -1,4 +1,9 @@
-"""Run the reference with transformers and peft in float32: base + adapter, unmerged, or a plain model."""
+"""Run the reference with transformers and peft in float32: base + adapter, unmerged, or a plain model.
+
+Compiled or wrapped models, other tools and other versions of transformers save adapters under other prefixes, and peft would
+ignore such tensors without an error. Here their names are matched by their ends. The merge's matching is not reused: the
+reference must be independent of the outputs compared with it.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +38,8 @@ from slipway.proof.transformers_runtime import TransformersModel, from_pretraine
 
 #: Parts that peft inserts between the name of a layer and that of its weight.
 _WRAPPER = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)(?:\.default)?(?=\.)")
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ReferenceModel(TransformersModel):
@@ -175,9 +182,6 @@ def _name_replicated_layers(module: peft.PeftModel) -> None:
     kinds = getattr(config, "layer_types", None)
     if ranges and kinds:
         config.layer_types = [kinds[number] for first, end in ranges for number in range(first, end)]
-
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def load_ignored_tensors(module: Any, adapter: Path) -> None:

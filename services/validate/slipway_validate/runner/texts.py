@@ -1,4 +1,4 @@
-"""Read hard texts and conversations: first as transformers does, then as a runtime does with what an output holds."""
+"""Read hard texts and conversations: first as transformers does, into a file, then as a runtime does with what an output holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find quantized outputs that are slower than the unquantized output of their format, and say what helps."""
+"""Find quantized outputs that are slower than the unquantized output of their format, say what helps, and describe the machine."""
 
 from __future__ import annotations
 

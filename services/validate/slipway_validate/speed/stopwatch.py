@@ -1,4 +1,9 @@
-"""Time the outputs of one validation beside the reference, whose process waits for this as long as memory allows."""
+"""Time the outputs of one validation beside the reference, in rounds; the reference's process waits as long as memory allows.
+
+A machine's speed changes from second to second with its clock, other processes and caches. So every figure is a median over
+several rounds, reported with their range, and an output is compared with the reference round by round, because both slow down
+together.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,9 @@ NO_REFERENCE = "timed alone: compare_outputs is off, so no reference was run"
 NO_ROOM = "timed alone: this output and the reference do not fit into memory together"
 QUICK = "timed alone: effort quick starts no reference for it"
 REFERENCE_GONE = "timed alone: the reference's process has ended"
+
+LOW, HIGH = 10, 90
+"""Percentiles of the rounds that bound the range of a figure."""
 
 
 class Stopwatch:
@@ -132,10 +140,6 @@ class Stopwatch:
             enough=params.evidence.rounds,
             on_round=report,
         )
-
-
-LOW, HIGH = 10, 90
-"""Percentiles of the rounds that bound the range of a figure."""
 
 
 class Timed(Protocol):

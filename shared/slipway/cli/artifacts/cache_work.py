@@ -1,4 +1,4 @@
-"""The work of the artifact commands, apart from their options and output."""
+"""Do the work of the artifact commands, and name artifacts for people: by the exports that made or used them, or by their files."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+_CONTENTS = (("adapter_config.json", "adapter"), ("validation.json", "validation"))
+"""Name by a characteristic file; files of formats are checked after these."""
 
 
 def push_folder(folder: Path, store: Artifacts, *, show: Show) -> dict[str, Any]:
@@ -265,10 +268,6 @@ def _collect(store: ArtifactStore, in_use: Callable[[], frozenset[str]], **limit
     if not limits["dry_run"]:
         expire_unfinished_uploads(store.remote.bucket)
     return collect_bucket(store.remote, keep=in_use, **limits)
-
-
-_CONTENTS = (("adapter_config.json", "adapter"), ("validation.json", "validation"))
-"""Name by a characteristic file; files of formats are checked after these."""
 
 
 def artifact_names(exports: Iterable[LocalExport]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Convert in a process of its own, within limits; the target appears only when it is complete."""
+"""Convert in a process of its own, within limits, and show what was done; the target appears only when it is complete."""
 
 from __future__ import annotations
 

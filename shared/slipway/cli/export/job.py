@@ -1,4 +1,4 @@
-"""The work of ``slipway export``: store the sources, run and watch the export, deliver the result."""
+"""The work of ``slipway export``: store the sources, run and watch the export with logs and progress, deliver and print the result."""
 
 from __future__ import annotations
 

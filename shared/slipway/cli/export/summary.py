@@ -1,4 +1,4 @@
-"""Show the result as a table, with warnings, recoveries and the error below it."""
+"""Show the result as a table, with warnings, recoveries and the error below it; other tables share its columns of measurements."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ _STYLES = {
     "skipped": "red",
     "cancelled": "yellow",
 }
+
+_COLUMNS = (
+    Column("format", style="bold"),
+    Column("state"),
+    Column("size", rank=1, right=True),
+    Column("smaller by", rank=3, right=True),
+    *FIGURE_COLUMNS,
+    Column("merged", rank=9, right=True),
+)
+_REASON = Column("reason", rank=2)
+_UNMADE = (("not made ", "red"), ("not run ", "yellow"))
+"""Labels of outputs that were not made: failed ones, and unsupported ones."""
 
 
 def figure_cells(entry: FormatResult) -> tuple[str, ...]:
@@ -63,19 +75,6 @@ def state_label(name: str) -> Text:
 def format_figure(value: float | None, form: str) -> str:
     """Format a figure, or write a dash for a missing one."""
     return figures.MISSING if value is None else form.format(value)
-
-
-_COLUMNS = (
-    Column("format", style="bold"),
-    Column("state"),
-    Column("size", rank=1, right=True),
-    Column("smaller by", rank=3, right=True),
-    *FIGURE_COLUMNS,
-    Column("merged", rank=9, right=True),
-)
-_REASON = Column("reason", rank=2)
-_UNMADE = (("not made ", "red"), ("not run ", "yellow"))
-"""Labels of outputs that were not made: failed ones, and unsupported ones."""
 
 
 def summary(result: ExportResult) -> RenderableType:

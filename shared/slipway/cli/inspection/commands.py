@@ -1,4 +1,7 @@
-"""``slipway doctor`` and ``slipway checkpoints``: commands that change nothing."""
+"""``slipway doctor``, ``slipway checkpoints`` and ``slipway inspect``: commands that change nothing.
+
+``inspect`` runs a graph once in a process of its own, and compares it with its contract.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,11 @@ DOCTOR_EXAMPLES = examples("slipway doctor", "slipway doctor --json")
 CHECKPOINTS_EXAMPLES = examples(
     "slipway checkpoints outputs/qwen3-finetuned", "slipway checkpoints s3://bucket/runs/a --json"
 )
+
+INSPECT_EXAMPLES = examples(
+    "slipway inspect exported/qwen3/FORMAT", "slipway inspect GRAPH --contract activations.json --json"
+)
+_SECONDS = 300.0
 
 
 def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by the boundary
@@ -80,12 +88,6 @@ def checkpoints(
         print_json(document)
     else:
         show(table)
-
-
-INSPECT_EXAMPLES = examples(
-    "slipway inspect exported/qwen3/FORMAT", "slipway inspect GRAPH --contract activations.json --json"
-)
-_SECONDS = 300.0
 
 
 def inspect(

@@ -1,4 +1,4 @@
-"""Show progress on standard error: a live table on a terminal, plain lines or JSON lines elsewhere, or nothing."""
+"""Show the progress of an export, or of one stage, on standard error: a live table on a terminal, plain or JSON lines, or nothing."""
 
 from __future__ import annotations
 

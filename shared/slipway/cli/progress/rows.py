@@ -1,4 +1,4 @@
-"""The state of each task while an export runs: the data behind every progress display."""
+"""The state of each task while an export runs, and the whole export's progress and remaining time: the data of every display."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ _STALLED_SECONDS, _STALLED_STEPS = 10.0, 5
 """A phase that has not moved for so long, and for so many times its last step, has no known speed."""
 
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
+
+_OTHER_PHASE = (0.05, 0.9)
+"""Range of a phase without a known one: a running task is never shown as complete, because uncounted phases may follow."""
+
+_STEP = re.compile(r"\b(\d{1,9}) of (\d{1,9})\b")
+"""The number of a step in a phase's name: ``output 3 of 5: onnx``."""
+
+_MEANINGFUL_SECONDS, _MEANINGFUL_PART = 5.0, 0.05
+"""The remaining time is shown only after an export has run this long and completed this share."""
+
+_SETTLING_SECONDS = 5.0
+"""Time in which an estimate moves most of the way to the newest figures."""
 
 
 @dataclass
@@ -159,19 +171,6 @@ class Rows:
 
 def _seconds(message: Any, name: str) -> float | None:
     return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None
-
-
-_OTHER_PHASE = (0.05, 0.9)
-"""Range of a phase without a known one: a running task is never shown as complete, because uncounted phases may follow."""
-
-_STEP = re.compile(r"\b(\d{1,9}) of (\d{1,9})\b")
-"""The number of a step in a phase's name: ``output 3 of 5: onnx``."""
-
-_MEANINGFUL_SECONDS, _MEANINGFUL_PART = 5.0, 0.05
-"""The remaining time is shown only after an export has run this long and completed this share."""
-
-_SETTLING_SECONDS = 5.0
-"""Time in which an estimate moves most of the way to the newest figures."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Print exports of a coordinator or of this machine."""
+"""Print exports of a coordinator or of this machine, and suggest the next commands for one: watch it, or fetch its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run one stage for ``slipway stage``; the target folder appears only with all outputs in it."""
+"""Run one stage for ``slipway stage``, and show a validation's figures; the target folder appears only with all outputs in it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ from slipway.stage_call import Limits, StageCall
 from slipway.validation.findings import FILE_NAME, ValidationReport
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_COLUMNS = (
+    Column("output", style="bold"),
+    Column("validation"),
+    Column("perplexity", rank=5, right=True),
+    *summary.FIGURE_COLUMNS,
+)
 
 
 def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
@@ -179,14 +186,6 @@ def _parse_value(text: str) -> Any:
         return parse_json(text.encode())
     except ValueError:
         return text
-
-
-_COLUMNS = (
-    Column("output", style="bold"),
-    Column("validation"),
-    Column("perplexity", rank=5, right=True),
-    *summary.FIGURE_COLUMNS,
-)
 
 
 def read_validation(done: dict[str, Any]) -> ValidationReport | None:

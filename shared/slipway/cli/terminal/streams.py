@@ -1,4 +1,9 @@
-"""Write to any terminal or pipe without failing on characters that it cannot show, or on readers that have gone."""
+"""Write to any terminal or pipe without failing on characters that it cannot show, or on readers that have gone.
+
+Terminals without UTF-8 get ASCII characters instead. No terminal can show file names that are not UTF-8; they are written with
+backslashes, which is valid JSON too. A command whose reader is gone ends quietly, as in ``slipway list | head``; one that never
+had a reader writes to nowhere.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,14 @@ from slipway.texts import number_of
 _ASCII = str.maketrans("✔✘●○■·–—→≤≥…×µ•‘’“”", "+x*o#.--><>.xu*''\"\"")
 """Replacements for characters that the terminal's encoding lacks; one for one, so that tables stay aligned."""
 
-
 _SIZES = ("COLUMNS", "LINES", "TERMINAL_WIDTH")
 _MOST_COLUMNS = 100_000
+
+EXIT_UNREAD = 141
+"""A shell's exit code for a program that SIGPIPE ended. The signal itself stays off, because any broken connection would end Slipway."""
+
+_EXIT_UNWRITTEN = 5
+"""Exit code of a command whose answer did not fit onto the disk."""
 
 
 def write_any_encoding() -> None:
@@ -49,13 +59,6 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
         raise error
     text = error.object[error.start : error.end].translate(_ASCII)
     return text.encode("ascii", "replace").decode("ascii"), error.end
-
-
-EXIT_UNREAD = 141
-"""A shell's exit code for a program that SIGPIPE ended. The signal itself stays off, because any broken connection would end Slipway."""
-
-_EXIT_UNWRITTEN = 5
-"""Exit code of a command whose answer did not fit onto the disk."""
 
 
 def open_closed_streams() -> None:

@@ -2,6 +2,9 @@
 
 Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. An adapter with a set field that is not listed here is merged
 by peft, if peft knows the field: an option of a newer peft is never silently ignored.
+
+peft matches every key of ``rank_pattern`` and ``alpha_pattern`` against every module (``get_pattern_key``). An adapter of
+experts has tens of thousands of both, and nearly all keys are plain names, which are looked up here with the same result.
 """
 
 from __future__ import annotations
@@ -21,6 +24,28 @@ from slipway.model.module_patterns import check_patterns
 from slipway.texts import quoted
 
 _SPECIAL = frozenset("*+?{}()[]|^$\\")
+
+#: Fields about training; the merged weights do not depend on them.
+_NEUTRAL = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
+        "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "revision",
+        "runtime_config", "task_type",
+    }
+)  # fmt: skip
+_USED = frozenset(
+    {
+        "alpha_pattern", "bias", "ensure_weight_tying", "exclude_modules", "fan_in_fan_out", "init_lora_weights",
+        "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "modules_to_save", "r",
+        "rank_pattern", "target_modules", "target_parameters", "trainable_token_indices", "use_rslora",
+    }
+)  # fmt: skip
+#: Initialisations that leave the base weights as they are, so that base + scaling · B·A is the trained model.
+_PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
+#: Initialisations whose change of the base weights depends on these alone, so that peft can repeat it.
+REPEATED_INITS = ("pissa", "olora")
+#: Names of embeddings that peft keeps tied (``EMBEDDING_LAYER_NAMES``).
+_EMBEDDINGS = ("embed_tokens", "lm_head")
 
 
 class PatternKeys:
@@ -72,29 +97,6 @@ class PatternKeys:
 def _expression(key: str) -> re.Pattern[str]:
     """Return a key as peft's expression; cached, because an adapter may have more keys than :mod:`re` caches."""
     return re.compile(rf"(.*\.)?({key})$")
-
-
-#: Fields about training; the merged weights do not depend on them.
-_NEUTRAL = frozenset(
-    {
-        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
-        "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "revision",
-        "runtime_config", "task_type",
-    }
-)  # fmt: skip
-_USED = frozenset(
-    {
-        "alpha_pattern", "bias", "ensure_weight_tying", "exclude_modules", "fan_in_fan_out", "init_lora_weights",
-        "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "modules_to_save", "r",
-        "rank_pattern", "target_modules", "target_parameters", "trainable_token_indices", "use_rslora",
-    }
-)  # fmt: skip
-#: Initialisations that leave the base weights as they are, so that base + scaling · B·A is the trained model.
-_PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
-#: Initialisations whose change of the base weights depends on these alone, so that peft can repeat it.
-REPEATED_INITS = ("pissa", "olora")
-#: Names of embeddings that peft keeps tied (``EMBEDDING_LAYER_NAMES``).
-_EMBEDDINGS = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)

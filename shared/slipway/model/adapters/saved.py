@@ -1,4 +1,4 @@
-"""Read an adapter's settings and the headers of its tensors. Light: a client looks at an adapter before anything runs."""
+"""Read an adapter's settings and its tensors' headers, and tell plain LoRA. Light: a client looks at an adapter before anything runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, make_pair
 from slipway.model.model_files import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
+
+_ANY = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
+        *("alpha_pattern", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "r", "rank_pattern"),
+        *("exclude_modules", "fan_in_fan_out", "megatron_core", "qalora_group_size", "target_modules", "use_rslora"),
+    )
+)
+"""Settings of plain LoRA, with any value."""
+_FIXED = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, "gaussian")}
+"""Settings that only these values make plain LoRA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +102,6 @@ def read_saved(folder: Path) -> Saved:
     if len(names) > 1:
         raise broken(f"it holds several adapters ({', '.join(sorted(names))}); save the one to deliver alone", key="")
     return Saved(folder, raw, halves, others)
-
-
-_ANY = frozenset(
-    (
-        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
-        *("alpha_pattern", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "r", "rank_pattern"),
-        *("exclude_modules", "fan_in_fan_out", "megatron_core", "qalora_group_size", "target_modules", "use_rslora"),
-    )
-)
-"""Settings of plain LoRA, with any value."""
-_FIXED = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, "gaussian")}
-"""Settings that only these values make plain LoRA."""
 
 
 def is_plain_lora(adapter: Path) -> bool:

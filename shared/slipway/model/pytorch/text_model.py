@@ -1,4 +1,4 @@
-"""A merged text model for formats that trace it: loaded once, with its limits, and the files beside its program."""
+"""A merged text model for formats that trace it: loaded once, its layers in one form, its limits, and the files beside its program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Say why an adapter's saved weights cannot be used, from their headers: missing, in several files, empty, or a pickle."""
+"""Say from their headers why an adapter's saved weights cannot be used: missing, in several files, empty, a pickle, or in pieces.
+
+For a checkpoint that was saved in pieces, one per process, the command that makes a whole adapter is named. FSDP:
+``pytorch_model_fsdp_0/`` with torch's distributed checkpoint (``accelerate/utils/fsdp_utils.py``, ``save_fsdp_model``).
+DeepSpeed ZeRO: a folder ``global_step…`` of pickles. Their content is not read here. DeepSpeed's script ``zero_to_fp32.py``
+needs an installed DeepSpeed, which has it as a module; copies of checkpoints often lack the script and the file ``latest`` that
+it needs.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +31,11 @@ _STATE = re.compile(
 """Beginnings of the names of training state, which only a resumed training reads: of transformers, accelerate, DeepSpeed, torchtune and Axolotl."""
 _MODEL = re.compile(r"(adapter_model|model|pytorch_model|consolidated)(-\d+-of-\d+|[.-]\d+)?\.(safetensors|bin|pth)")
 """Names of an adapter's and a base's weights, which are looked for by themselves."""
+
+FSDP_FOLDER = "pytorch_model_fsdp_0"
+_DEEPSPEED_FOLDER = re.compile(r"global_step(\d+)")
+_CONVERTED = "converted"
+_PICKLES = "; converting them loads pickles, which can run code: do so only with a checkpoint that you trust"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +138,6 @@ def _problem_of(weights: Path) -> Problem | None:
         "zero_to_fp32.py"
     )
     return Problem("CHECKPOINT_INCOMPLETE", message, remedy)
-
-
-FSDP_FOLDER = "pytorch_model_fsdp_0"
-_DEEPSPEED_FOLDER = re.compile(r"global_step(\d+)")
-_CONVERTED = "converted"
-_PICKLES = "; converting them loads pickles, which can run code: do so only with a checkpoint that you trust"
 
 
 def sharded_weights(folder: Path) -> OtherForm | None:

@@ -9,6 +9,18 @@ from slipway.results.report import figures
 from slipway.validation.findings import ValidationReport
 from slipway.validation.speed import Speed
 
+_WORDS: Mapping[str, tuple[str, str, str]] = {
+    "next token": ("next-token distributions", "token", "Top-1 agreement"),
+    "teacher forced": ("distributions of the tokens of given labels", "token", "Top-1 agreement"),
+    "classes": ("distributions of classes", "result", "Class agreement"),
+    "spans": ("distributions of where answers start and end", "result", "Place agreement"),
+    "masked tokens": ("distributions of masked tokens", "token", "Top-1 agreement"),
+    "embeddings": ("embeddings", "result", "Cosine distance"),
+}
+"""By comparison (``slipway.model.families``): the compared results, the unit per which nats are counted, and the name of the agreement."""
+_GENERATING = ("next token", "teacher forced")
+"""Comparisons of models that write text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -65,17 +77,6 @@ class Compared:
         return (self.distance, *self.more[:1], self.agreement, *self.more[1:])
 
 
-_WORDS: Mapping[str, tuple[str, str, str]] = {
-    "next token": ("next-token distributions", "token", "Top-1 agreement"),
-    "teacher forced": ("distributions of the tokens of given labels", "token", "Top-1 agreement"),
-    "classes": ("distributions of classes", "result", "Class agreement"),
-    "spans": ("distributions of where answers start and end", "result", "Place agreement"),
-    "masked tokens": ("distributions of masked tokens", "token", "Top-1 agreement"),
-    "embeddings": ("embeddings", "result", "Cosine distance"),
-}
-"""By comparison (``slipway.model.families``): the compared results, the unit per which nats are counted, and the name of the agreement."""
-_GENERATING = ("next token", "teacher forced")
-"""Comparisons of models that write text."""
 _DIFFERENCES = (Figure("Largest difference", "max_abs_diff"), Figure("Mean difference", "mean_abs_diff"))
 
 

@@ -1,4 +1,4 @@
-"""Show what each output holds of the adapter, layer by layer."""
+"""Show what each output holds of the adapter, layer by layer: a row per output, a dot per module, the layers from left to right."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from slipway.validation.survival import AdapterSurvival, ModuleSurvival, worst
 
 _TOP = 1.5
 _WORST = 5
+
+_HEIGHT = 64
+"""Height of a row in CSS pixels, as in the page's style."""
+_EDGE = 6
+_RADIUS = 2.5
+_MOST_LABELS = 8
 
 
 def survival_charts(outputs: Sequence[OutputValidation]) -> list[Chart]:
@@ -56,13 +62,6 @@ def _figure(survival: AdapterSurvival) -> str:
         return "–"
     middle = f", cosine {figures.number(cosines[len(cosines) // 2])}" if cosines else ""
     return f"{figures.number(strengths[0])} to {figures.number(strengths[-1])}{middle}"
-
-
-_HEIGHT = 64
-"""Height of a row in CSS pixels, as in the page's style."""
-_EDGE = 6
-_RADIUS = 2.5
-_MOST_LABELS = 8
 
 
 @dataclass(frozen=True, slots=True)

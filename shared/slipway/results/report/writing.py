@@ -1,4 +1,4 @@
-"""Write the report's files into an output directory."""
+"""Write the report's files into an output directory; ``report.junit.xml`` has a suite per output, a case per measure with a limit."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from slipway.texts import escaped_json, one_line
 from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
 
 JSON, JUNIT, HTML, CARD = "report.json", "report.junit.xml", "report.html", "README.md"
+
+_NOT_IN_XML = re.compile("[\ufffe\uffff\U0001fffe\U0001ffff]")
+"""Characters that XML 1.0 forbids, or parsers refuse, beside those that :func:`slipway.texts.printable` replaces."""
+_HOST = "localhost"
+"""The same report has the same bytes wherever it is written."""
 
 
 def main_file() -> tuple[str, tuple[str, ...]]:
@@ -60,12 +65,6 @@ def write_report(
 
     (folder / HTML).write_text(page(report), encoding="utf-8")
     (folder / CARD).write_text(model_card(report, folder), encoding="utf-8")
-
-
-_NOT_IN_XML = re.compile("[\ufffe\uffff\U0001fffe\U0001ffff]")
-"""Characters that XML 1.0 forbids, or parsers refuse, beside those that :func:`slipway.texts.printable` replaces."""
-_HOST = "localhost"
-"""The same report has the same bytes wherever it is written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Make the real sample: fetch the base model, train, save like a training run, and describe the result."""
+"""Make the real sample: fetch the base, train on topics of Python's documentation, save like a training run, and describe it.
+
+Topics are conversations: a question, and the beginning of the topic as its answer. The base comes from a GGUF file.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,13 @@ export:
   validation: {enabled: true, test_samples: 10, compare_outputs: true, benchmark_performance: true, heldout: "heldout"}
   output: {directory: "exported", naming_pattern: "{model_name}_{timestamp}"}
 """
+
+Conversation = list[dict[str, str]]
+
+_SHORTEST, _LONGEST = 200, 1200
+"""Characters of an answer; shorter topics are left out, longer ones cut."""
+_UNLEARNED = -100
+"""Label of a position that the loss leaves out."""
 
 
 def make_real_sample(
@@ -177,14 +187,6 @@ def write_base(gguf: Path, folder: Path) -> None:
     plain.load_state_dict(read.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-Conversation = list[dict[str, str]]
-
-_SHORTEST, _LONGEST = 200, 1200
-"""Characters of an answer; shorter topics are left out, longer ones cut."""
-_UNLEARNED = -100
-"""Label of a position that the loss leaves out."""
 
 
 def conversations(*, heldout: int, seed: int) -> tuple[list[Conversation], list[Conversation]]:

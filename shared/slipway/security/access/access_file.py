@@ -1,4 +1,4 @@
-"""The access file: the principals, how each proves its identity, and what each may do.
+"""The access file (the principals, how each proves its identity, and what each may do), and new tokens with their entries.
 
 ::
 

@@ -1,4 +1,9 @@
-"""Methods that round the weight of one layer, and what they leave in a finished block."""
+"""Methods that round one layer's weight, what they leave in a finished block, and a correction for the roundings before a layer.
+
+Source of the correction: Li et al., "GPTAQ", arXiv 2504.02692, which rounds a weight so that its results on the inputs that
+rounded layers give are near to the exact results on the exact inputs. Here the weight is corrected first and rounded then, by
+GPTQ or to the nearest.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,9 @@ from slipway_quantize.calibration.streaming.layers import Layer, Weight, multipl
 NEAREST = "rtn"
 BY_INPUTS = (NEAREST, "awq", "gptq")
 """Methods that round one layer at a time, the simplest first."""
+
+SHARE = 0.5
+"""Share of the drift that a layer makes up for; the least-squares weight would fit the noise of a text of usual length, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +123,6 @@ def read_rounded(tensors: Mapping[str, Tensor], name: str, method: str, grid: Gr
     fitted = Fitted(tensors[f"{start}.scales"], tensors.get(f"{start}.zeros"))
     codes = tensors[f"{start}.codes"]
     return Rounded(Fixed(grid, codes, fitted), tensors.get(f"{start}.places"))
-
-
-SHARE = 0.5
-"""Share of the drift that a layer makes up for; the least-squares weight would fit the noise of a text of usual length, too."""
 
 
 def correction(drift: Tensor, order: Tensor, factors: Tensor) -> Tensor:

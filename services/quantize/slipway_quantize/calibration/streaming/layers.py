@@ -1,4 +1,7 @@
-"""Layers whose weights stay in the model's files, and compute with them or with rounded ones, some rows at a time."""
+"""Layers whose weights stay in the model's files, and compute with them or with rounded ones, some rows at a time.
+
+Products with a layer's weight are exact float32 forward, and quick backward.
+"""
 
 from __future__ import annotations
 

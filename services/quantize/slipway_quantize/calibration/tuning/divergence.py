@@ -1,4 +1,4 @@
-"""Measure how far a model's results are from another's, also as a loss."""
+"""Measure how far a model's results are from another's, also as a loss; compute exact results once if they are small enough to keep."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.windows import Windows
 
 _MULTIPLE = ("regression", "multi_label_classification")
+
+_MOST_VALUES = 1 << 28
+"""Most values that are kept in a file, 1 GiB."""
 
 
 def compares_distributions(family: Family, config: Any) -> bool:
@@ -78,10 +81,6 @@ def draw_gradients(results: Tensor, *, distributions: bool, draw: torch.Generato
     probabilities = exact.softmax(-1)
     drawn = torch.multinomial(probabilities, 1, generator=draw)
     return probabilities.scatter_add_(1, drawn, torch.full_like(probabilities[:, :1], -1))
-
-
-_MOST_VALUES = 1 << 28
-"""Most values that are kept in a file, 1 GiB."""
 
 
 class References:

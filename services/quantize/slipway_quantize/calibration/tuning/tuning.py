@@ -2,6 +2,9 @@
 
 The places of weights on the grid move by Adam, and are rounded in each step (straight-through gradients). Everything that grows with
 the model lies in mapped files: weights, places, their gradients and moments.
+
+A tied embedding has the head's codes, and the head's own inputs say nothing about its errors, so their effect on the results is
+measured.
 """
 
 from __future__ import annotations

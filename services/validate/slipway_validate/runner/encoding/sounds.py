@@ -1,4 +1,7 @@
-"""Encode the test inputs of a speech model: features of each sound, and the first tokens of the decoder."""
+"""Read and encode the sounds of a speech model's test inputs: features of each, and the first tokens of the decoder.
+
+Sound files are WAV of whole numbers, at the rate and of at most the length that the model takes.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,9 @@ from slipway_validate.runner.sampling.audio import SoundFeatures
 from slipway_validate.runner.sampling.making import opening_token
 
 _LISTS = "lang_to_id", "task_to_id"
+
+MOST_CHANNELS = 8
+_CONVERT = "convert it: ffmpeg -i FILE -ac 1 -ar {rate} -c:a pcm_s16le NEW.wav"
 
 
 def write_sounds(records: Sequence[Mapping[str, Any]], spec: TokenizeSpec) -> None:
@@ -79,10 +85,6 @@ def encode_opening(
             raise ValueError('the model knows several languages: add "language" to the record, such as "de"')
     ids = (first, *(token for token in chosen if isinstance(token, int)))
     return EncodedInput(ids=ids, most=min(record["max_new_tokens"], longest - len(ids)))
-
-
-MOST_CHANNELS = 8
-_CONVERT = "convert it: ffmpeg -i FILE -ac 1 -ar {rate} -c:a pcm_s16le NEW.wav"
 
 
 class UnusableSoundError(Exception):

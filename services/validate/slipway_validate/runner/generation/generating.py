@@ -1,4 +1,9 @@
-"""Generate text greedily, and compute long continuations of prompts."""
+"""Generate text greedily, compute long continuations of prompts, and continue prompts of one length in one batch.
+
+A draft saves most of the calls. Where a model finds each of its tokens the most likely one after those before it, the draft is
+what the model would write: so it is computed as a whole after the prompt, and only a model that chooses another token writes
+its own text.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,8 @@ from slipway_validate.protocol.messages import LongResult, LongSpec, long_file
 
 OnLogits = Callable[[Logits, str], None]
 """Function that is called with the logits of each call and their place."""
+
+Prompt = tuple[int, ...]
 
 
 def generate(
@@ -129,9 +136,6 @@ def _largest_divergence(plain: Logits, cached: Logits) -> float | None:
     comparer.add(plain, cached)
     parts = comparer.result().kl_by_position
     return None if None in parts else max(part for part in parts if part is not None)
-
-
-Prompt = tuple[int, ...]
 
 
 def continue_greedily(

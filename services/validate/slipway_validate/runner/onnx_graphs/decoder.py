@@ -1,4 +1,4 @@
-"""Run a decoder's ``model.onnx``."""
+"""Run a decoder's ``model.onnx``, also one whose past and present keys and values are one buffer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from slipway.proof.runtime import PAST_PREFIX, PRESENT_PREFIX, NotRunnable, Past
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value
 
 _TEXT = {"input_ids", "attention_mask", "position_ids"}
+
+_SPARE = 128
+"""Tokens for which a buffer has room beyond those of a call, so that it seldom grows."""
 
 
 class OnnxDecoder(GraphModel):
@@ -64,10 +67,6 @@ class OnnxDecoder(GraphModel):
         return {
             name: self._graph.value(name, getattr(step, name)) for name in sorted(_TEXT) if name in self._graph.inputs
         }
-
-
-_SPARE = 128
-"""Tokens for which a buffer has room beyond those of a call, so that it seldom grows."""
 
 
 class Buffers:

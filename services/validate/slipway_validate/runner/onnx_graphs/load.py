@@ -1,4 +1,7 @@
-"""Load the graphs of a folder with ONNX Runtime."""
+"""Load the graphs of a folder with ONNX Runtime, and run one that reads a whole text in one call.
+
+It is an encoder, or a decoder with a classification head.
+"""
 
 from __future__ import annotations
 

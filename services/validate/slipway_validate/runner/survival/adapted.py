@@ -1,6 +1,8 @@
-"""The adapter's update of each weight, by peft's own merge of one layer at a time.
+"""The adapter's update of each weight, by peft's own merge of one layer at a time, and the weights as they should be.
 
 The model is built without its values, and only the layer in hand gets them: memory is a few times that of the largest adapted matrix.
+
+Axes: N output features, K input features, R some of the N.
 """
 
 from __future__ import annotations
