@@ -9,22 +9,29 @@ cd "$(dirname "$0")/.."
 UV=${UV:-.venv/bin/uv}
 unset UV_TORCH_BACKEND # it is about what is installed, and another index
 
+case ${1:-} in
+    "" | --check | --upgrade) ;;
+    *)
+        echo "there is no option $1; known are --check and --upgrade" >&2
+        exit 2
+        ;;
+esac
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cp constraints.txt "$scratch/resolved.txt"
 flags=(--quiet --extra all --extra coreml --extra dev --extra docs --extra executorch)
 flags+=(--python-version 3.11 --no-annotate --no-header --output-file "$scratch/resolved.txt")
 [[ ${1:-} != --upgrade ]] || flags+=(--upgrade)
-"$UV" pip compile pyproject.toml "${flags[@]}" || {
-    status=$?
-    # uv ends with 1 if nothing can be installed, and with 2 if it could not ask.
-    [[ ${1:-} == --check && $status == 2 ]] || exit 1
+if ! "$UV" pip compile pyproject.toml "${flags[@]}" 2>"$scratch/error.txt"; then
+    cat "$scratch/error.txt" >&2
+    # Where no index can be reached, nothing is known to be wrong.
+    [[ ${1:-} == --check ]] && grep -q "error sending request" "$scratch/error.txt" || exit 1
     echo "constraints.txt was not checked: uv could not ask for versions" >&2
     exit
-}
+fi
 {
     echo "# Versions that the tests of this repository ran with; written by make lock."
-    echo "# torch==2.13.0 takes the +cpu and the +cu130 build alike; without this line pip takes the newest CUDA build."
+    echo "# A version of torch without a suffix takes the +cpu and the +cu… build alike; without a version pip takes the newest CUDA build."
     # What PyTorch's build for CUDA requires is as new as it needs; the build for CPUs requires none of it.
     grep -vE '^(cuda-|nvidia-|triton==|setuptools==)' "$scratch/resolved.txt"
 } >"$scratch/constraints.txt"

@@ -8,28 +8,42 @@ What is written lies in files of its own, which say so in their first line, or b
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import shutil
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 TABLE = "services/services.toml"
 _MADE = f"made by services/generate.py from {TABLE}"
+_TITLE = f"# {_MADE[0].upper()}{_MADE[1:]}."
 _WIDTH = 128
 _REST = ("s3",)
 """Extras that every image has."""
 
 
-@dataclass(frozen=True)
-class Worker:
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+Text = Annotated[str, StringConstraints(pattern=r"^[^\n]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+Place = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_.]*:[A-Z_]+$")]
+"""An object of a service's package: ``module:NAME``."""
+
+
+class Worker(_Row):
     """How a service's workers run on Kubernetes.
 
     Attributes:
-        about: What they do, and why they need what they need.
+        about: What they do, and why they need what they need; the column ``for``.
         cpu: Processors.
         memory: Memory, as Kubernetes writes it.
         volume: Size of the volume for the scratch folder.
@@ -37,27 +51,26 @@ class Worker:
         unserved: Stages of the service that no worker serves.
     """
 
-    about: str
+    about: Text = Field(alias="for")
     cpu: int
-    memory: str
-    volume: str
-    scratch: str = ""
-    unserved: tuple[str, ...] = ()
+    memory: Text
+    volume: Text
+    scratch: Text = ""
+    unserved: list[Name] = []
 
 
-@dataclass(frozen=True)
-class Service:
+class Service(_Row):
     """A row of the table; its comment says what each column is."""
 
-    name: str
-    does: str
-    runs_on: str
-    requires: tuple[str, ...]
-    stages: Mapping[str, str]
-    formats: Mapping[str, str]
-    note: str = ""
-    brings: str = ""
-    cuda: tuple[str, ...] = ()
+    name: Name
+    does: Text
+    runs_on: Text
+    requires: list[Text]
+    stages: dict[Name, Place] = {}
+    formats: dict[Name, Place] = {}
+    note: Text = ""
+    brings: Text = ""
+    cuda: list[Text] = []
     worker: Worker | None = None
 
     @property
@@ -83,45 +96,48 @@ def read_table(folder: Path) -> list[Service]:
     Raises:
         ValueError: A row is wrong; the message says which, and how.
     """
-    rows = tomllib.loads((folder / TABLE).read_text(encoding="utf-8"))
-    return [_service(name, row, folder) for name, row in rows.items()]
-
-
-def _service(name: str, row: dict[str, Any], folder: Path) -> Service:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError(
-            f"{TABLE}: {name!r} cannot be the name of a service: write it in small letters, digits and underscores"
-        )
-    if not (folder / "services" / name / f"slipway_{name}").is_dir():
-        raise ValueError(f"{TABLE}: [{name}] has no package: make services/{name}/slipway_{name}/")
-    given = dict(row)
-    worker = given.pop("worker", None)
     try:
-        made = Service(
-            name=name,
-            stages=given.pop("stages", {}),
-            formats=given.pop("formats", {}),
-            requires=tuple(given.pop("requires")),
-            cuda=tuple(given.pop("cuda", ())),
-            worker=_worker(worker) if worker else None,
-            **given,
-        )
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{TABLE}: [{name}] has a column too many or too few: {error}") from error
-    for place in (*made.stages.values(), *made.formats.values()):
-        module = place.partition(":")[0].replace(".", "/")
-        if not (folder / "services" / name / made.package / f"{module}.py").is_file():
-            raise ValueError(f"{TABLE}: [{name}] names {place}, and {made.package} has no module {module}.py")
-    return made
+        rows = tomllib.loads((folder / TABLE).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{TABLE} is not TOML: {error}") from error
+    services = []
+    for name, row in rows.items():
+        try:
+            service = Service.model_validate({**row, "name": name} if isinstance(row, dict) else row)
+        except ValidationError as error:
+            first = error.errors()[0]
+            column = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{TABLE}: [{name}] {column}: {first['msg']}") from error
+        if fault := _find_fault(service, folder, services):
+            raise ValueError(f"{TABLE}: [{name}] {fault}")
+        services.append(service)
+    return services
 
 
-def _worker(row: Mapping[str, Any]) -> Worker:
-    given = dict(row)
-    return Worker(about=given.pop("for"), unserved=tuple(given.pop("unserved", ())), **given)
+def _find_fault(service: Service, folder: Path, before: list[Service]) -> str:
+    """Return what of a row does not fit the tree or the rows before it; empty if all does."""
+    home = folder / "services" / service.name
+    if not (home / service.package).is_dir():
+        return f"has no package: make services/{service.name}/{service.package}/"
+    if not (home / "README.md").is_file():
+        return f"has no page: write services/{service.name}/README.md"
+    for place in (*service.stages.values(), *service.formats.values()):
+        module, _, name = place.partition(":")
+        path = home / service.package / f"{module.replace('.', '/')}.py"
+        if not path.is_file():
+            return f"names {place}, and {service.package} has no module {module}"
+        if not re.search(rf"^{name}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
+            return f"names {place}, and its module has no {name}"
+    for kind in ("stages", "formats"):
+        taken = {name: other.name for other in before for name in getattr(other, kind)}
+        if twice := next((name for name in getattr(service, kind) if name in taken), ""):
+            return f"{kind}: [{taken[twice]}] has {twice} too"
+    unknown = set(service.worker.unserved) - set(service.stages) if service.worker else ()
+    return f"worker.unserved: {min(unknown)} is none of its stages" if unknown else ""
 
 
 def _quoted(values: Iterable[str]) -> str:
-    return ", ".join(f'"{value}"' for value in values)
+    return ", ".join(json.dumps(value, ensure_ascii=False) for value in values)
 
 
 def _extras(services: list[Service]) -> str:
@@ -183,7 +199,9 @@ def _scrape(services: list[Service]) -> str:
     return f"      - names: [{', '.join(f'worker-{each.kebab}' for each in _workers(services))}]"
 
 
-def _kustomization(service: Service, worker: Worker) -> str:
+def _kustomization(service: Service) -> str:
+    worker = service.worker
+    assert worker
     container = "/spec/template/spec/containers/0"
     volume = "/spec/template/spec/volumes/1/ephemeral/volumeClaimTemplate/spec"
     values = {
@@ -197,7 +215,7 @@ def _kustomization(service: Service, worker: Worker) -> str:
     operations = "\n".join(f"      - {{op: replace, path: {path}, value: {value}}}" for path, value in values.items())
     about = "\n".join(f"# {line}" for line in textwrap.wrap(worker.about, _WIDTH))
     return f"""\
-# {_MADE[0].upper()}{_MADE[1:]}.
+{_TITLE}
 {about}
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -322,22 +340,25 @@ BLOCKS = (
 
 
 def made(folder: Path) -> dict[Path, str]:
-    """Return what each file should say.
+    """Return what each file should say; nothing for one that should not be there.
 
     Raises:
         ValueError: A row of the table is wrong, or a file has no place for a block.
     """
     services = read_table(folder)
-    texts: dict[Path, str] = {}
+    base = folder / "k8s" / "base"
+    texts = {path: "" for path in base.glob("*/kustomization.yaml") if _TITLE in path.read_text(encoding="utf-8")}
+    for service in _workers(services):
+        texts[base / service.kebab / "kustomization.yaml"] = _kustomization(service)
     for block in BLOCKS:
         path = folder / block.file
         texts[path] = block.put_into(texts.get(path) or path.read_text(encoding="utf-8"), services)
-    for service in services:
-        if service.worker:
-            texts[folder / "k8s" / "base" / service.kebab / "kustomization.yaml"] = _kustomization(
-                service, service.worker
-            )
+    tomllib.loads(texts[folder / "pyproject.toml"])
     return texts
+
+
+def _is_current(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text if text else not path.exists()
 
 
 def main() -> int:
@@ -351,13 +372,15 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    stale = [path for path, text in texts.items() if not _is_current(path, text)]
     for path in stale:
         if given.check:
             print(f"{path.relative_to(given.folder)} is not current: run python services/generate.py", file=sys.stderr)
-        else:
+        elif texts[path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(texts[path], encoding="utf-8")
+        else:
+            shutil.rmtree(path.parent)
     return 1 if given.check and stale else 0
 
 

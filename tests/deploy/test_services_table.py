@@ -43,6 +43,8 @@ def tree(tmp_path: Path) -> Path:
     kept = shutil.ignore_patterns("__pycache__", "*.so")
     for package in (ROOT / "services").glob("*/slipway_*"):
         shutil.copytree(package, root / package.relative_to(ROOT), ignore=kept)
+    for page in (ROOT / "services").glob("*/README.md"):
+        shutil.copy(page, root / page.relative_to(ROOT))
     for name in ("generate.py", "services.toml"):
         shutil.copy(ROOT / "services" / name, root / "services" / name)
     return root
@@ -56,6 +58,8 @@ def generate(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def add_format(root: Path) -> None:
     """Add a folder and a row, and nothing else."""
     package = root / "services" / "npz" / "slipway_npz"
+    package.parent.mkdir()
+    (package.parent / "README.md").write_text("# npz\n")
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
     for path in package.glob("*.py"):
         path.write_text(path.read_text().replace("npz_format", "slipway_npz"))
@@ -120,13 +124,32 @@ def test_the_command_knows_a_format_by_its_folder_and_its_row(tree: Path, tmp_pa
     assert "npz_pack" in {task["id"] for task in plan.json["tasks"]}, plan.err
 
 
+def test_what_is_no_longer_in_the_table_goes(tree: Path) -> None:
+    add_format(tree)
+    assert generate(tree).returncode == 0
+    table = tree / "services" / "services.toml"
+    table.write_text(table.read_text().replace(ROW, ""))
+    stale = generate(tree, "--check")
+    assert "k8s/base/npz/kustomization.yaml is not current" in stale.stderr
+    assert generate(tree).returncode == 0
+    assert not (tree / "k8s" / "base" / "npz").exists()
+    assert "npz" not in (tree / "pyproject.toml").read_text()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("[gguf]", "[Gguf]", "'Gguf' cannot be the name of a service"),
+        ("[gguf]", "[Gguf]", "[Gguf] name: String should match pattern"),
         ("[gguf]", "[ggml]", "[ggml] has no package: make services/ggml/slipway_ggml/"),
-        ('gguf_adapter = "lora.stage:STAGE"', 'gguf_adapter = "lora.stages:STAGE"', "slipway_gguf has no module lora/stages.py"),
-        ('does = "PyTorch → GGUF', 'dose = "PyTorch → GGUF', "[gguf] has a column too many or too few"),
+        ('"lora.stage:STAGE"', '"lora.stages:STAGE"', "slipway_gguf has no module lora.stages"),
+        ('"lora.stage:STAGE"', '"lora.stage:STAGES"', "[gguf] names lora.stage:STAGES, and its module has no STAGES"),
+        ('"lora.stage:STAGE"', '"lora.stage"', "[gguf] stages.gguf_adapter: String should match pattern"),
+        ('gguf_adapter = "lora', 'openvino = "lora', "[openvino] stages: [gguf] has openvino too"),
+        ('does = "PyTorch → GGUF', 'dose = "PyTorch → GGUF', "[gguf] does: Field required"),
+        ('does = "PyTorch → GGUF', 'brings = "a\\nb"\ndoes = "PyTorch → GGUF', "[gguf] brings: String should match pattern"),
+        ('unserved = ["convert"]', 'unserved = ["converts"]', "[prepare] worker.unserved: converts is none of its stages"),
+        ('cpu = 2, memory = "8Gi", volume = "64Gi", unserved', 'cpu = "2", memory = "8Gi", volume = "64Gi", unserved', "[prepare] worker.cpu: Input should be a valid integer"),
+        ("[gguf]", "[gguf", "services/services.toml is not TOML"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_named(tree: Path, old: str, new: str, said: str) -> None:
@@ -139,6 +162,20 @@ def test_a_wrong_row_is_named(tree: Path, old: str, new: str, said: str) -> None
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert (tree / "pyproject.toml").read_text() == before
+
+
+def test_requirements_may_hold_quotes(tree: Path) -> None:
+    table = tree / "services" / "services.toml"
+    marked = 'gguf>=0.19; python_version < \\"3.14\\"'
+    table.write_text(table.read_text().replace('    "gguf>=0.19",', f'    "{marked}",', 1))
+    assert generate(tree).returncode == 0
+    project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
+    assert 'gguf>=0.19; python_version < "3.14"' in project["optional-dependencies"]["gguf"]
+
+
+def test_a_service_without_a_page_is_named(tree: Path) -> None:
+    (tree / "services" / "gguf" / "README.md").unlink()
+    assert "[gguf] has no page: write services/gguf/README.md" in generate(tree).stderr
 
 
 def test_a_file_without_the_place_is_named(tree: Path) -> None:

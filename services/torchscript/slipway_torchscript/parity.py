@@ -88,7 +88,7 @@ def _difference(name: str, result: Any, wanted: Any, mask: torch.Tensor, *, per_
         pairs = [(result[real], wanted[real])]
     else:
         pairs = [(result, wanted)]
-    return largest(difference(one.float().numpy(), other.float().numpy()) for one, other in pairs)
+    return largest(difference(one.float().numpy(), other.float().numpy(), overflow=True) for one, other in pairs)
 
 
 def _parity_error(case: Case, what: str, **about: object) -> TorchGraphError:

@@ -66,7 +66,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def matrices(folder: Path) -> dict[str, torch.Tensor]:
     checkpoint = Checkpoint(folder)
-    wanted = {name: checkpoint._stored(name).take(ALL).values for name in checkpoint.names}
+    wanted = {name: checkpoint._read(name).take(ALL).values for name in checkpoint.names}
     return {name: values for name, values in wanted.items() if values.dim() == 2}
 
 
