@@ -18,9 +18,8 @@ from coremltools.converters.mil import Builder, register_torch_op
 from coremltools.converters.mil.frontend.torch.ops import _get_inputs, promote_input_dtypes
 from coremltools.converters.mil.frontend.torch.utils import NUM_TO_TORCH_DTYPE
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
+from slipway.model.pytorch.own_attention import use_attention
 from slipway_coreml.params import Precision
 
 TARGET = ct.target.iOS18
@@ -49,19 +48,9 @@ PLACES = "cache_position"
 _LENGTH_AXIS = 2
 
 NAME = "slipway_coreml"
+_UNREAD = ("deterministic", "token_type_ids")
 LOWEST = -3e4
 """Score that hides a key: the key's weight is zero, and the sum with another score stays within half precision."""
-_HARMLESS = (
-    "is_causal",
-    "sliding_window",
-    "position_ids",
-    "cache_position",
-    "use_cache",
-    "output_attentions",
-    "deterministic",
-    "token_type_ids",
-)
-"""Arguments that are already in the mask or the cache, or that no attention reads."""
 
 
 def trace(module: torch.nn.Module, sample: tuple[torch.Tensor, ...], most: int) -> Any:
@@ -159,10 +148,7 @@ def new_ones(context: Any, node: Any) -> None:
 
 def use_core_attention(model: Any) -> None:
     """Make a model use :func:`attend`, unless its class computes attention itself."""
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, added_mask)
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(NAME)
+    use_attention(model, NAME, attend, mask=added_mask, unread=_UNREAD)
 
 
 def added_mask(
@@ -186,25 +172,15 @@ def added_mask(
 
 
 def attend(
-    module: torch.nn.Module,  # noqa: ARG001 - part of the interface, as dropout
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attend. query: (1, H, S, D); key, value: (1, G, L, D); attention_mask: (1, 1, S, L), added; result (1, S, H, D).
-
-    Raises:
-        ValueError: The model needs more than masked, scaled and capped products.
-    """
-    odd = sorted(name for name, given in others.items() if given is not None and name not in _HARMLESS)
-    if odd:
-        raise ValueError(f"its attention takes {odd[0]}")
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attend. query: (1, H, S, D); key, value: (1, G, L, D); attention_mask: (1, 1, S, L), added; result (1, S, H, D)."""
     share = query.shape[1] // key.shape[1]
     if share > 1:
         # This makes one copy; coremltools turns repeat_interleave into four.
@@ -222,4 +198,4 @@ def attend(
         if attention_mask is not None:
             scores = scores + attention_mask
         result = torch.softmax(scores, dim=-1) @ value
-    return result.transpose(1, 2), None
+    return result.transpose(1, 2)

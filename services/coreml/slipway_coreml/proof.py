@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from slipway.model.families import DECODER
+from slipway.model.pytorch.own_attention import use_transformers_attention
 from slipway.model.pytorch.text_model import TextModel, has_token_types
 from slipway.proof.differences import LIMITS, difference
 
@@ -24,8 +25,7 @@ def check_program(traced: Any, source: TextModel, *, length: int, call_length: i
         ValueError: The difference is more than float32 arithmetic explains.
     """
     program = traced.module()
-    if source.model._can_set_attn_implementation():
-        source.model.set_attn_implementation("eager")
+    use_transformers_attention(source.model)
     draw = torch.Generator().manual_seed(_SEED)
     size = int(source.model.config.get_text_config().vocab_size)
     with torch.no_grad():

@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
 from transformers.activations import GELUTanh
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from slipway.errors import ExecutorchExportError
+from slipway.model.pytorch.own_attention import use_attention
 from slipway.model.pytorch.text_model import TextModel, open_text_model, use_linear_layers
 from slipway_executorch.params import PRODUCT
 
 NAME = "slipway_grouped"
-_HARMLESS = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
-"""Arguments that are already in the mask or the cache."""
 
 
 def open_source(folder: Path) -> TextModel:
@@ -34,41 +31,24 @@ def open_source(folder: Path) -> TextModel:
     source = open_text_model(
         folder, lambda config: config.why_no_text_graph(PRODUCT), title="ExecuTorch", error=ExecutorchExportError
     )
-    use_grouped_attention(source.model)
+    use_attention(source.model, NAME, attend)
     replace_layers(source.model)
     return source
 
 
-def use_grouped_attention(model: Any) -> None:
-    """Make a model use :func:`attend`, unless its class computes attention itself."""
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, eager_mask)
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(NAME)
-
-
 def attend(
-    module: torch.nn.Module,  # noqa: ARG001 - part of the interface, as dropout
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
     """Attend without copying keys and values for each head of queries that shares them.
 
     query: (1, H, S, D); key, value: (1, G, L, D); attention_mask: (1, 1, S, L), added; result (1, S, H, D).
-
-    Raises:
-        ValueError: The model needs more than masked, scaled and capped products.
     """
-    odd = sorted(name for name, given in others.items() if given is not None and name not in _HARMLESS)
-    if odd:
-        raise ValueError(f"its attention takes {odd[0]}")
     tokens, width, groups = query.shape[2], query.shape[3], key.shape[1]
     share = query.shape[1] // groups
     scale = width**-0.5 if scaling is None else scaling
@@ -82,7 +62,7 @@ def attend(
         scores = scores + attention_mask.flatten(0, 1)
     weights = torch.softmax(scores, dim=-1).unflatten(0, (groups, share)).flatten(1, 2)
     result = torch.bmm(weights, value.flatten(0, 1)).unflatten(1, (share, tokens)).flatten(0, 1)  # (H, S, D)
-    return result.transpose(0, 1).unsqueeze(0), None
+    return result.transpose(0, 1).unsqueeze(0)
 
 
 class TanhGelu(torch.nn.Module):

@@ -13,9 +13,10 @@ import torch
 
 from slipway.errors import LiteRtExportError
 from slipway.model.families import DECODER
+from slipway.model.pytorch.own_attention import use_transformers_attention
 from slipway.model.pytorch.text_model import TextModel
 from slipway.proof.differences import difference
-from slipway_litert.loading import padding_of, use_own_attention
+from slipway_litert.loading import padding_of
 from slipway_litert.params import TEXT, text_lengths
 from slipway_litert.program import Array, BadProgramError, DecoderProgram, Program, TextProgram
 
@@ -32,7 +33,7 @@ def largest_difference(source: TextModel, module: torch.nn.Module, file: Path, *
     Raises:
         LiteRtExportError: ``EXPORT_PARITY_FAILED`` if the program cannot be run, or returns NaN or infinity.
     """
-    use_own_attention(source.model)
+    use_transformers_attention(source.model)
     try:
         program = Program(file, threads=threads)
         cases = _texts(source, DecoderProgram(program)) if source.family is DECODER else _rows(source, module, program)
