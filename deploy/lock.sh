@@ -25,7 +25,7 @@ flags+=(--python-version 3.11 --no-annotate --no-header --output-file "$scratch/
 if ! "$UV" pip compile pyproject.toml "${flags[@]}" 2>"$scratch/error.txt"; then
     cat "$scratch/error.txt" >&2
     # Where no index can be reached, nothing is known to be wrong.
-    [[ ${1:-} == --check ]] && grep -q "error sending request" "$scratch/error.txt" || exit 1
+    [[ ${1:-} == --check ]] && grep -qE "Failed to fetch|error sending request" "$scratch/error.txt" || exit 1
     echo "constraints.txt was not checked: uv could not ask for versions" >&2
     exit
 fi

@@ -49,7 +49,12 @@ def test_what_is_not_current_is_shown_and_stays(tree: Path) -> None:
 
 @pytest.mark.parametrize(
     ("said", "code"),
-    [("error sending request for url", 0), ("No solution found", 1), ("TOML parse error at line 3", 1)],
+    [
+        ("error sending request for url", 0),
+        ("Failed to fetch: https://…", 0),
+        ("No solution found", 1),
+        ("TOML parse error at line 3", 1),
+    ],
 )
 def test_only_an_index_that_is_out_of_reach_is_no_failure(tree: Path, said: str, code: int) -> None:
     done = lock(tree, f"echo {said!r} >&2; exit 2", "--check")

@@ -15,10 +15,11 @@ from executorch.kernels import quantized  # noqa: F401 - registers the kernels o
 from executorch.runtime import Runtime
 
 from slipway.distribution.installed import installed_version
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway.proof.numerics import Logits
-from slipway.proof.precision import read_json, stored_dtype
+from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Step, Unusable, read_config
 from slipway.proof.text_models import RowDecoder, TextReader
 from slipway.texts import one_line, shortened
@@ -158,7 +159,7 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     program, stored = Program(folder / PROGRAM, threads=threads), stored_dtype(folder)
     if family is DECODER:
         return ExecutorchDecoder(program, stored=stored)
-    outputs = read_json(folder / DESCRIPTION).get("outputs")
+    outputs = read_object_or_empty(folder / DESCRIPTION).get("outputs")
     if not isinstance(outputs, list) or not set(family.outputs) <= set(map(str, outputs)):
         raise Unusable(f"{DESCRIPTION} does not name the outputs of a {family.name}")
     return ExecutorchText(program, family, config, list(map(str, outputs)), stored=stored)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from slipway.files.json_documents import read_object_or_empty
 from slipway.files.regular_file import sha256_of
 from slipway.machine.environment import set_variable
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway.proof.numerics import Logits
-from slipway.proof.precision import read_json, stored_dtype
+from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Bounds, LanguageModel, Past, Step, Unusable, read_config
 from slipway.proof.text_models import TextReader
 from slipway.validation.speed import Engine
@@ -123,7 +124,7 @@ def load_program(folder: Path, *, threads: int) -> LanguageModel:
 def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, threads: int) -> LanguageModel:
     torch.set_num_threads(threads)
     config, family = read_config(folder)
-    facts = read_json(folder / DESCRIPTIONS[name])
+    facts = read_object_or_empty(folder / DESCRIPTIONS[name])
     _check_digest(folder / name, facts)
     try:
         graph = Graph(read(str(folder / name)), facts)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
+from slipway.files.json_documents import read_object_or_empty
 from slipway.files.regular_file import distinct_bytes
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, runtime_of_output, runtimes_to_try, split_output
@@ -15,7 +16,6 @@ from slipway.model.families import Family
 from slipway.model.model_files import CONFIG
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.sentences import drop_language_head
-from slipway.proof.precision import read_json
 from slipway_validate.protocol.messages import RunResult
 
 
@@ -56,7 +56,7 @@ def find_refusal(name: str, folder: Path, runtime: Runtime | None, family: Famil
         known = " and ".join(runtime.families)
         message = f"the model's family is {family.name}, and {runtime.name} runs only {known} outputs so far"
         return RunResult(status="not_run", message=message)
-    config = ModelConfig(drop_language_head(read_json(folder / CONFIG), folder))
+    config = ModelConfig(drop_language_head(read_object_or_empty(folder / CONFIG), folder))
     if config.family in (family, None):
         return None
     message = f"its {CONFIG} describes another model ({config.description}): the base model is a {family.name}"

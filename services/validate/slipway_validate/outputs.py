@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipway.files.json_documents import read_object_or_empty
 from slipway.formats import Runtime
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.model.model_files import CONFIG
-from slipway.proof.precision import read_json
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.speed import Speed
@@ -223,7 +223,7 @@ def explain_shape_reuse(runtime: Runtime | None, model: Path, settings: Path) ->
         model: Folder of the output.
         settings: Folder with the configuration of what the adapter was trained on.
     """
-    own, theirs = read_json(model / CONFIG), read_json(settings / CONFIG)
+    own, theirs = read_object_or_empty(model / CONFIG), read_object_or_empty(settings / CONFIG)
     packed = own.get("quantization_config") or {}
     if runtime is None or runtime.load != REFERENCE_CODE or not own or _rounds_while_computing(packed):
         return ""

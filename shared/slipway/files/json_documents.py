@@ -148,3 +148,11 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"it holds half of a surrogate pair, in {text[:100]!r}") from None
+
+
+def read_object_or_empty(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; empty if the file is missing or holds anything else."""
+    try:
+        return read_json_object(path, largest=LARGEST_LIST, lenient=True)
+    except (OSError, ValueError):
+        return {}

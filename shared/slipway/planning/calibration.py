@@ -94,7 +94,7 @@ class Calibrations:
     @property
     def ids(self) -> set[str]:
         """Return the ids of all calibrations."""
-        return {task.id for by_level in self._tasks.values() for task in by_level.values()}
+        return set(self._by_id())
 
     def references(self, each: Format[Any]) -> dict[str, str]:
         """Return the reference to the calibration of each level of a format that has one."""
@@ -107,9 +107,11 @@ class Calibrations:
         A format of another distribution may make its levels in its own way.
         """
         references = {reference for task in tasks for reference in (*task.inputs.values(), *task.reserve.values())}
-        planned = {task.id: task for by_level in self._tasks.values() for task in by_level.values()}
-        used = [task for task in planned.values() if task.reference in references]
+        used = [task for task in self._by_id().values() if task.reference in references]
         return [self.text, *used] if used or self.text.reference in references else []
+
+    def _by_id(self) -> dict[str, PlannedTask]:
+        return {task.id: task for by_level in self._tasks.values() for task in by_level.values()}
 
     def _is_symmetric(self, each: Format[Any]) -> bool:
         """Return whether the calibrated integers of a format have no zero points."""

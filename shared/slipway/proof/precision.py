@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from slipway.errors import CheckpointValidationError
-from slipway.files import json_documents
+from slipway.files.json_documents import read_object_or_empty
 from slipway.formats.registry import runtimes_to_try
 from slipway.levels import LEVELS
 from slipway.model.dtypes import DTYPES
 from slipway.model.safetensors_file import read_safetensors
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; empty if the file is missing or holds anything else."""
-    try:
-        return json_documents.read_json_object(path, largest=json_documents.LARGEST_LIST, lenient=True)
-    except (OSError, ValueError):
-        return {}
 
 
 def stored_dtype(folder: Path) -> str:
@@ -28,7 +19,7 @@ def stored_dtype(folder: Path) -> str:
     The level of a quantized folder (in ``quantization.json``), otherwise the type of most bytes in its safetensors files,
     otherwise the precision in a file of its format. Empty if unknown.
     """
-    noted = read_json(folder / "quantization.json").get("level")
+    noted = read_object_or_empty(folder / "quantization.json").get("level")
     if isinstance(noted, str) and noted in LEVELS:
         return LEVELS[noted].dtype
     safetensors = safetensors_dtype(folder)
@@ -36,7 +27,9 @@ def stored_dtype(folder: Path) -> str:
         return safetensors
     runtimes = [runtime for _, runtime in reversed(runtimes_to_try())]
     for runtime in runtimes:
-        noted = read_json(folder / runtime.precision_file).get("precision") if runtime.precision_file else None
+        noted = (
+            read_object_or_empty(folder / runtime.precision_file).get("precision") if runtime.precision_file else None
+        )
         if noted:
             known = LEVELS.get(str(noted))
             return known.dtype if known else {"fp32": "float32"}.get(str(noted), str(noted))

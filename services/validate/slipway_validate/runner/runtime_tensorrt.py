@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.dtypes import DTYPES, torch_dtypes
 from slipway.proof.numerics import Logits
-from slipway.proof.precision import read_json, stored_dtype
+from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import PAST_PREFIX, PRESENT_PREFIX, Bounds, LanguageModel, NotRunnable, Past, Step, Unusable
 from slipway.validation.speed import Engine
 
@@ -156,7 +157,7 @@ def load(folder: Path, *, threads: int) -> TensorRTModel:  # noqa: ARG001 - the 
         Unusable: The engine cannot be deserialised.
     """
     path = choose_engine(folder, gpu_targets())
-    description = read_json(folder / "engine.json")
+    description = read_object_or_empty(folder / "engine.json")
     builder = str(description.get("builder", "tensorrt"))
     name = MODULES.get(builder, builder)
     try:

@@ -11,12 +11,13 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+from slipway.files.json_documents import read_object_or_empty
 from slipway.machine.onnx_runtime import ProviderChoice, open_session
 from slipway.machine.threads import session_options
 from slipway.model.dtypes import DTYPES, numpy_dtypes
 from slipway.model.graphs.fixed_graph import FixedGraph, TooLongError
 from slipway.model.graphs.promise import Promise
-from slipway.proof.precision import read_json, stored_dtype
+from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Unusable
 from slipway.validation.speed import Engine
 
@@ -53,7 +54,7 @@ class _Computed:
 
 def asked_provider(folder: Path) -> ProviderChoice:
     """Return the execution provider that the export of a folder was asked to be judged on."""
-    asked = read_json(folder / "onnx_export.json").get("provider")
+    asked = read_object_or_empty(folder / "onnx_export.json").get("provider")
     return next((choice for choice in get_args(ProviderChoice) if choice == asked), "auto")
 
 

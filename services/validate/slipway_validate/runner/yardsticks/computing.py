@@ -14,9 +14,9 @@ from torch import nn
 from transformers.activations import GELUActivation
 
 from slipway.errors import ModelExportError
+from slipway.files.json_documents import read_object_or_empty
 from slipway.formats.registry import runtime_of_output
 from slipway.model.adapters.saved import is_plain_lora
-from slipway.proof.precision import read_json
 from slipway.proof.runtime import Unusable
 from slipway.proof.samples import Samples
 from slipway.proof.stored_weights import NotUnderstoodError
@@ -88,7 +88,7 @@ class _Bench:
                 runtime = runtime_of_output(asked.name)
                 stored = open_stored(asked.output, self._spec.base, self._products.rows_of, runtime)
                 changed.enter_context(self._products.use_stored(stored))
-                if read_json(asked.output / "onnx_export.json").get("gelu_approximation"):
+                if read_object_or_empty(asked.output / "onnx_export.json").get("gelu_approximation"):
                     changed.enter_context(approximate_gelu(self._plain))
             elif asked.weights:
                 rounding = weight_rounding(asked.weights)

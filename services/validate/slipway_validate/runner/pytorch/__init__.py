@@ -1,1 +1,0 @@
-"""What the runtimes of PyTorch share."""
