@@ -20,7 +20,10 @@ SETTINGS = Path("shared", "slipway", "README.md")
 """The page whose tables of settings get a page of their own, beside it: its links stay the same."""
 
 REFERENCE: Mapping[str, tuple[str, ...]] = {
-    "Stages": ("Stage", "StageParams", "Context", "Progress", "Provider"),
+    "Stages": (
+        *("Stage", "StageParams", "Context", "Progress", "Provider"),
+        *("Forecast", "Hardware", "Deferral", "Installation", "Effort", "Keeps"),
+    ),
     "Formats": ("Format",),
     "Configuration": ("ExportConfiguration", "LoadedConfiguration", "load_configuration", "parse_configuration"),
     "Clients": ("Client", "AsyncClient", "Security"),

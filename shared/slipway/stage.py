@@ -55,10 +55,10 @@ class Context:
         log: Logger of this attempt.
         max_memory_bytes: Anonymous memory that the stage should stay below.
         threads: Number of threads that numeric libraries may use.
-        kept: For a resumable stage: folder that survives between attempts of the same action (same inputs, parameters and
+        kept: For a stage that keeps pieces: folder that survives between attempts of the same action (same inputs, parameters and
             versions) on this machine, on the file system of ``workdir``; otherwise None. An attempt leaves finished pieces there,
             best as hard links, and the next attempt after an interruption reuses the pieces that it can verify. The folder is
-            removed when the action has its result, or after a failure that a retry cannot fix. For a stage that remembers: its folder
+            removed when the action has its result, or after a failure that a retry cannot fix. For one that keeps a memory: its folder
             on this machine, whatever the action, which is removed after some days without use.
         input_digests: Digest of each input artifact by the input's name; empty if the stage runs alone on plain folders.
     """
@@ -171,46 +171,110 @@ class Effort:
     phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
+class Keeps(Enum):
+    """What attempts of a stage leave in :attr:`Context.kept` for later ones."""
+
+    NOTHING = auto()
+    PIECES = auto()
+    """Finished pieces of an interrupted attempt, from which the next attempt of the same action continues."""
+    MEMORY = auto()
+    """What attempts of any action learned on this machine, such as measured times. It must not change what the output means. Another
+    attempt of the stage that runs at the same time has no such folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast(Generic[P]):
+    """What a stage says of a task before anything runs, by the task's parameters.
+
+    Each function may raise a :class:`~slipway.errors.ModelExportError` where the stage would refuse what it is given, but for the estimate.
+
+    Attributes:
+        output_bytes: Returns an upper estimate of the output's size for a model of this size.
+        refuses: Returns why the stage does not support a model with this :class:`~slipway.model.configuration.ModelConfig`; empty if it does.
+        describes: Returns something worth knowing about the parameters with this model (name of the check, message), or None.
+        advice: Returns a warning about the parameters alone (name of the check, message, remedy), or None.
+        examines: Reads the input ``adapter``, where it is a local folder, and returns warnings about it. It reads headers and settings only.
+    """
+
+    output_bytes: Callable[[P, ModelSize], int] = lambda _params, _size: 0
+    refuses: Callable[[P, Any], str] = lambda _params, _config: ""
+    describes: Callable[[P, Any], tuple[str, str] | None] = lambda _params, _config: None
+    advice: Callable[[P], tuple[str, str, str] | None] = lambda _params: None
+    examines: Callable[[P, Path], tuple[str, ...]] = lambda _params, _adapter: ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral(Generic[P]):
+    """How a stage takes part where weights are left out of outputs and made where they are read (``weights: deferred``).
+
+    Attributes:
+        leaves_out: Whether weights may be left out of the main output with these parameters. A task that reads such an output also gets
+            the inputs of the task that made it, under their names.
+        reads: Returns the names of the inputs whose weights may be left out, with these parameters.
+        reader: ``module:attribute`` of a :data:`slipway.model.weights.reading.Reader` for main outputs without their weights; empty if others
+            never read them.
+    """
+
+    leaves_out: Callable[[P], bool] = lambda _params: False
+    reads: Callable[[P], tuple[str, ...]] = lambda _params: ()
+    reader: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a stage needs of a machine, and what its output has of it.
+
+    Attributes:
+        memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
+        gpu_memory: The same for the GPU's memory, if the task needs a GPU.
+        device_bound: Whether the output depends on the GPU's architecture, which is then part of the action key.
+        gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
+    """
+
+    memory: float = 0.0
+    gpu_memory: float = 0.0
+    device_bound: bool = False
+    gpu_bound_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """How it is known whether a machine has what a stage needs.
+
+    Attributes:
+        probe: Function that returns the stage's providers on this machine. It reads only installed metadata and imports nothing heavy.
+            None: its libraries.
+        alternatives: Whether any one of its providers is enough; otherwise it needs them all.
+        own_environment: Why its libraries are installed in an environment of their own; empty if they fit beside all others.
+    """
+
+    probe: Callable[[], tuple[Provider, ...]] | None = None
+    alternatives: bool = False
+    own_environment: str = ""
+
+
 @dataclass(frozen=True)
 class Stage(Generic[P]):
-    """One kind of work: names, versions, and the function that does it.
+    """One kind of work: names, versions, and the function that does it. What only some stages have is a value of its own.
 
     Attributes:
         name: Name on the command line, in plans and in reports.
         version: Raised whenever the same inputs and parameters give another output; part of the action key.
         inputs: Names of the input folders, all required.
-        optional_inputs: Names of input folders that it can do without.
         outputs: Names of the output folders, the main one first.
         params: The stage's parameters.
         run: ``run(inputs, params, ctx) -> {output name: folder below ctx.workdir}``. It may raise any
             :class:`~slipway.errors.ModelExportError`; any other exception is reported as ``STAGE_ERROR``.
         libraries: Distributions whose versions affect the output; part of the action key.
+        optional_inputs: Names of input folders that it can do without.
         more_inputs: Whether it accepts inputs with other names too (validate accepts every output by its format's name).
-        device_bound: Whether the output depends on the GPU's architecture, which is then part of the action key.
-        resumable: Whether an attempt continues from the pieces that an interrupted one left in :attr:`Context.kept`.
-        remembers: Whether attempts use what earlier ones of any action left in :attr:`Context.kept` on this machine, such as measured times;
-            it must not change what the output means. Another attempt of the stage that runs at the same time has no such folder.
-        probe: Function that returns the stage's providers on this machine. It reads only installed metadata and imports nothing heavy.
-        alternatives: Whether any one of its providers is enough; otherwise it needs them all.
-        own_environment: Why its libraries are installed in an environment of their own; empty if they fit beside all others.
         role: The part it plays in every export; None for a stage that only formats plan.
         effort: Approximate duration relative to other stages.
-        output_bytes: Function that returns an upper estimate of the output's size for these parameters and a model of this size.
-        advice: Function that returns a warning about these parameters before anything runs (name of the check, message, remedy), or None.
-        describes: Function that returns something worth knowing about these parameters with a model of this
-            :class:`~slipway.model.configuration.ModelConfig` (name of the check, message), or None. A :class:`~slipway.errors.ModelExportError` says that the stage would refuse them.
-        examines: Function that reads the input ``adapter``, where it is known before anything runs, and returns warnings about it. A
-            :class:`~slipway.errors.ModelExportError` says that the stage would refuse it. It reads headers and settings only.
-        refuses: Function that says why the stage does not support a model of this :class:`~slipway.model.configuration.ModelConfig` with
-            these parameters; empty if it does.
-        model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
-        model_gpu_memory: The same for the GPU's memory, if the task needs a GPU.
-        gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
-        defers: Function that says whether, with these parameters, ``weights: deferred`` may leave weights out of the main output. A task
-            that reads such an output also gets the inputs of the task that made it, under their names.
-        reads_deferred: Function that returns the names of the inputs whose weights may be left out, with these parameters.
-        reader: ``module:attribute`` of a :data:`slipway.model.weights.reading.Reader` for main outputs without their weights; empty if others
-            never read them.
+        keeps: What its attempts leave for later ones.
+        forecast: What it says of a task before anything runs.
+        hardware: What it needs of a machine, and what its output has of it.
+        deferral: How it takes part where weights are left out of outputs.
+        installation: How it is known whether a machine has what it needs.
         recovery: YAML file with ``rules`` for the attempt after a failure of this stage, and ``guidance`` for people by reason
             (docs/adding-a-stage.md); None if only the rules for all stages apply.
     """
@@ -224,25 +288,13 @@ class Stage(Generic[P]):
     libraries: tuple[str, ...] = ()
     optional_inputs: tuple[str, ...] = ()
     more_inputs: bool = False
-    device_bound: bool = False
-    resumable: bool = False
-    remembers: bool = False
-    probe: Callable[[], tuple[Provider, ...]] | None = None
-    alternatives: bool = False
-    own_environment: str = ""
     role: Role | None = None
     effort: Effort = Effort()
-    output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = lambda _params, _size: 0
-    advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = lambda _params: None
-    describes: Callable[[Mapping[str, Any], Any], tuple[str, str] | None] = lambda _params, _config: None
-    examines: Callable[[Mapping[str, Any], Path], tuple[str, ...]] = lambda _params, _adapter: ()
-    refuses: Callable[[Mapping[str, Any], Any], str] = lambda _params, _config: ""
-    model_memory: float = 0.0
-    model_gpu_memory: float = 0.0
-    gpu_bound_output: bool = False
-    defers: Callable[[Mapping[str, Any]], bool] = lambda _params: False
-    reads_deferred: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _params: ()
-    reader: str = ""
+    keeps: Keeps = Keeps.NOTHING
+    forecast: Forecast[P] = Forecast()
+    hardware: Hardware = Hardware()
+    deferral: Deferral[P] = Deferral()
+    installation: Installation = Installation()
     recovery: Path | None = None
 
     @property
@@ -256,8 +308,8 @@ class Stage(Generic[P]):
 
     def providers(self) -> tuple[Provider, ...]:
         """Return the stage's providers on this machine; by default, its libraries."""
-        if self.probe is not None:
-            return self.probe()
+        if self.installation.probe is not None:
+            return self.installation.probe()
         return tuple(library_provider(name) for name in self.libraries)
 
 

@@ -1,4 +1,4 @@
-"""Servers for tests of hostile clients, and projects of users who export."""
+"""Servers for tests of hostile clients, projects of users who export, and models that are trained once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from support.commands.project import Project
 from support.coordinators.guarded_servers import CONTENT, PUSHED, SOURCES, Servers
 from support.coordinators.harness import CONFIGURATION, wait_for
+from support.harness.made_once import made_once
 from support.models import tiny_models
 
 
@@ -45,3 +46,27 @@ def project(models: Path, tmp_path: Path) -> Project:
     # The copy names its own base, so that a damaged one is not compared with the whole one.
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(project.base)}))
     return project
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained classifier of texts with its adapter and its texts; tests only read it."""
+    from support.models.trained_classifier import make_classifier, tune_classifier
+
+    with made_once(tmp_path_factory, "classifier") as folder:
+        if not (folder / "relabelled.jsonl").exists():
+            make_classifier(folder)
+            tune_classifier(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained translator with its adapter and its sentences; tests only read it."""
+    from support.models.trained_translator import make_translator, tune_translator
+
+    with made_once(tmp_path_factory, "translator") as folder:
+        if not (folder / "tuned.jsonl").exists():
+            make_translator(folder)
+            tune_translator(folder)
+    return folder

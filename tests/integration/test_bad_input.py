@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-from slipway.model.safetensors_file import MOST_TENSORS
 from support.commands.cli import slipway
 from support.commands.project import Project, nothing_left
 from support.models import tiny_models
@@ -46,16 +44,6 @@ def broken_adapter_config(project: Project) -> None:
     (project.checkpoint / "adapter_config.json").write_text('{"peft_type": "LORA", ')
 
 
-def unknown_adapter_type(project: Project) -> None:
-    path = project.checkpoint / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "peft_type": "PROMPT_TUNING"}))
-
-
-def weights_of_another_form(project: Project) -> None:
-    path = project.checkpoint / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
-
-
 def other_base(project: Project) -> None:
     shutil.rmtree(project.base)
     tiny_models.make_base(project.base, hidden=96)
@@ -67,14 +55,6 @@ def nan_weights(project: Project) -> None:
     path = project.base / "model.safetensors"
     tensors = load_file(path)
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
-def adapter_without_effect(project: Project) -> None:
-    from safetensors.torch import load_file, save_file
-
-    path = project.checkpoint / "adapter_model.safetensors"
-    tensors = {name: tensor * (0 if "lora_B" in name else 1) for name, tensor in load_file(path).items()}
     save_file(tensors, path, metadata={"format": "pt"})
 
 
@@ -117,11 +97,6 @@ def a_billion_layers(project: Project) -> None:
     change_config(project, layer_replication=[[0, 1_000_000_000]])
 
 
-def a_base_of_a_billion_layers(project: Project) -> None:
-    path = project.base / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 1_000_000_000}))
-
-
 def rank_beyond_all_numbers(project: Project) -> None:
     path = project.checkpoint / "adapter_config.json"
     path.write_text(path.read_text().replace('"r": 4', '"r": 1e400'))
@@ -129,14 +104,6 @@ def rank_beyond_all_numbers(project: Project) -> None:
 
 def pattern_that_is_never_matched(project: Project) -> None:
     change_config(project, target_modules=r"(.*)*x")
-
-
-def rank_pattern_that_is_never_matched(project: Project) -> None:
-    change_config(project, rank_pattern={r"(.*)*x": 4})
-
-
-def pattern_that_is_never_compiled(project: Project) -> None:
-    change_config(project, target_modules="a{99999999999999}")
 
 
 def header(path: Path, text: str) -> None:
@@ -148,96 +115,9 @@ def shape_of_thousands_of_digits(project: Project) -> None:
     header(project.base / "model.safetensors", f'{{"a":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,4]}}}}')
 
 
-def shape_of_thousands_of_dimensions(project: Project) -> None:
-    shape = ",".join(["9" * 18] * 100_000)
-    header(project.base / "model.safetensors", f'{{"a":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,4]}}}}')
-
-
-def thousands_of_names_and_one_twice(project: Project) -> None:
-    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    names = ",".join(f'"t{number % 49_999}":{entry}' for number in range(50_000))
-    header(project.base / "model.safetensors", f"{{{names}}}")
-
-
-def more_tensors_than_a_file_has(project: Project) -> None:
-    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    names = ",".join(f'"t{number}":{entry}' for number in range(MOST_TENSORS + 1))
-    header(project.checkpoint / "adapter_model.safetensors", f"{{{names}}}")
-
-
 def name_that_cannot_be_written(project: Project) -> None:
     entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
     header(project.checkpoint / "adapter_model.safetensors", f'{{"\\ud800":{entry}}}')
-
-
-def pickle_that_grows(project: Project) -> None:
-    """Kilobytes that become a gigabyte when they are unpacked."""
-    (project.base / "model.safetensors").unlink()
-    with zipfile.ZipFile(project.base / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/version", "3")
-        with archive.open("archive/data.pkl", "w") as member:
-            for _ in range(300):
-                member.write(b"N" * (1 << 20))
-            member.write(b".")
-
-
-def lead_out(path: Path) -> None:
-    """Replace a file by a link to a file beside the project, as somebody else's secret would be."""
-    secret = path.parents[2] / "secret"
-    secret.write_text("{{ of somebody else }}")
-    path.unlink(missing_ok=True)
-    path.symlink_to(secret)
-
-
-def template_that_leads_out(project: Project) -> None:
-    lead_out(project.checkpoint / "chat_template.jinja")
-
-
-def weights_that_lead_out(project: Project) -> None:
-    weights = project.base / "model.safetensors"
-    weights.rename(project.root / "elsewhere.safetensors")
-    weights.symlink_to(project.root / "elsewhere.safetensors")
-
-
-def tokenizer_that_never_ends(project: Project) -> None:
-    (project.base / "tokenizer_config.json").unlink(missing_ok=True)
-    (project.base / "tokenizer_config.json").symlink_to("/dev/zero")
-
-
-def base_that_nobody_writes(project: Project) -> None:
-    (project.base / "config.json").unlink()
-    os.mkfifo(project.base / "config.json")
-
-
-def lists_in_lists(project: Project) -> None:
-    path = project.checkpoint / "adapter_config.json"
-    path.write_text(path.read_text().replace('"r": 4', '"r": ' + "[" * 100_000 + "]" * 100_000))
-
-
-def rank_of_thousands_of_digits(project: Project) -> None:
-    path = project.checkpoint / "adapter_config.json"
-    path.write_text(path.read_text().replace('"r": 4', '"r": ' + "9" * 5000))
-
-
-def vectors_beyond_all_memory(project: Project) -> None:
-    change_config(project, peft_type="VBLORA", num_vectors=1 << 30, vector_length=1 << 10)
-
-
-def index_that_leads_out(project: Project) -> None:
-    (project.base / "model.safetensors").rename(project.root / "elsewhere.safetensors")
-    index = {"metadata": {}, "weight_map": {"model.embed_tokens.weight": "../elsewhere.safetensors"}}
-    (project.base / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def header_beyond_its_file(project: Project) -> None:
-    (project.base / "model.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
-
-
-def tensors_over_each_other(project: Project) -> None:
-    entry = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-    path = project.base / "model.safetensors"
-    header(path, f'{{"a":{entry},"b":{entry}}}')
-    path.write_bytes(path.read_bytes() + bytes(8))
 
 
 def no_checkpoint(project: Project) -> None:
@@ -255,50 +135,17 @@ def no_base(project: Project) -> None:
         (truncated_adapter, "SAFETENSORS_CORRUPT", 3, "adapter_model.safetensors"),
         (no_adapter_config, "ADAPTER_CONFIG_MISSING", 3, "adapter_config.json"),
         (broken_adapter_config, "ADAPTER_CONFIG_INVALID", 3, "adapter_config.json"),
-        pytest.param(unknown_adapter_type, "ADAPTER_UNSUPPORTED", 6, "PROMPT_TUNING", marks=pytest.mark.slow),
-        pytest.param(
-            weights_of_another_form, "CHECKPOINT_INCOMPLETE", 3, "lora_magnitude_vector", marks=pytest.mark.slow
-        ),
         (other_base, "ADAPTER_BASE_MISMATCH", 3, "base"),
         pytest.param(nan_weights, "NON_FINITE_WEIGHTS", 3, "model.layers.1.mlp.up_proj.weight", marks=pytest.mark.slow),
-        pytest.param(adapter_without_effect, "ADAPTER_NO_EFFECT", 3, "adapter", marks=pytest.mark.slow),
         (pickle_adapter, "UNSAFE_PICKLE", 3, "adapter_model.bin"),
         pytest.param(pickle_base, "UNSAFE_PICKLE", 3, "pytorch_model.bin", marks=pytest.mark.slow),
         (config_that_never_ends, "LINK_OUTSIDE", 3, "/dev/zero"),
         (config_that_nobody_writes, "ARTIFACT_INVALID", 3, "special file"),
         (a_billion_layers, "ADAPTER_CONFIG_INVALID", 3, "layer_replication"),
-        pytest.param(a_base_of_a_billion_layers, "BASE_MODEL_INVALID", 3, "num_hidden_layers", marks=pytest.mark.slow),
         (rank_beyond_all_numbers, "ADAPTER_CONFIG_INVALID", 3, "r is or holds inf"),
         (pattern_that_is_never_matched, "ADAPTER_CONFIG_INVALID", 3, "target_modules"),
-        pytest.param(
-            rank_pattern_that_is_never_matched, "ADAPTER_CONFIG_INVALID", 3, "rank_pattern", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            pattern_that_is_never_compiled, "ADAPTER_CONFIG_INVALID", 3, "regular expression", marks=pytest.mark.slow
-        ),
         (shape_of_thousands_of_digits, "SAFETENSORS_CORRUPT", 3, "4000 digits"),
-        pytest.param(
-            shape_of_thousands_of_dimensions, "SAFETENSORS_CORRUPT", 3, "impossible shape", marks=pytest.mark.slow
-        ),
-        pytest.param(thousands_of_names_and_one_twice, "SAFETENSORS_CORRUPT", 3, "'t0' twice", marks=pytest.mark.slow),
-        pytest.param(more_tensors_than_a_file_has, "SAFETENSORS_CORRUPT", 3, "tensors", marks=pytest.mark.slow),
         pytest.param(name_that_cannot_be_written, "SAFETENSORS_CORRUPT", 3, "surrogate", marks=pytest.mark.slow),
-        pytest.param(pickle_that_grows, "UNSAFE_PICKLE", 3, "compressed", marks=pytest.mark.slow),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (template_that_leads_out, "LINK_OUTSIDE", 3, "chat_template.jinja"),
-                (weights_that_lead_out, "LINK_OUTSIDE", 3, "model.safetensors"),
-                (tokenizer_that_never_ends, "LINK_OUTSIDE", 3, "tokenizer_config.json"),
-                (base_that_nobody_writes, "ARTIFACT_INVALID", 3, "special file"),
-                (lists_in_lists, "ADAPTER_CONFIG_INVALID", 3, "nested"),
-                (rank_of_thousands_of_digits, "ADAPTER_CONFIG_INVALID", 3, "5000 digits"),
-                (vectors_beyond_all_memory, "ADAPTER_CONFIG_INVALID", 3, "num_vectors"),
-                (index_that_leads_out, "BASE_MODEL_INVALID", 3, "../elsewhere.safetensors"),
-                (header_beyond_its_file, "SAFETENSORS_CORRUPT", 3, "header"),
-                (tensors_over_each_other, "SAFETENSORS_CORRUPT", 3, "model.safetensors"),
-            )
-        ),
         (no_checkpoint, "CHECKPOINT_NOT_FOUND", 3, "run"),
         (no_base, "BASE_MODEL_NOT_FOUND", 3, "base"),
     ],

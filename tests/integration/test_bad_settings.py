@@ -130,19 +130,6 @@ def test_an_output_that_cannot_be_written_is_found_before_any_work(project: Proj
     assert '"task"' not in done.err
 
 
-@pytest.mark.slow
-def test_a_relative_base_of_the_adapter_is_found_beside_the_run(project: Project) -> None:
-    config = project.checkpoint / "adapter_config.json"
-    document = json.loads(config.read_text()) | {"base_model_name_or_path": "base"}
-    config.write_text(json.dumps(document))
-    done = slipway(
-        *("export", "--plan", "--json", "--checkpoint", str(project.run), "--out", str(project.out)),
-        home=project.home,
-    )
-    assert done.code == 0, done.err
-    assert done.json["sources"]["base"] == str(project.base.resolve())
-
-
 def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
     assert slipway("export", "--nonesuch", home=tmp_path).code == 2
     assert slipway("nonesuch", home=tmp_path).code == 2

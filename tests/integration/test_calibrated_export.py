@@ -1,4 +1,4 @@
-"""``slipway export`` with integers chosen by text: shared by the formats, without its data if it fails, refused if it would cheat."""
+"""``slipway export`` with integers chosen by text: shared by the formats, the same in each run, without its data if it fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from support.commands.cli import Done, slipway, start
-from support.models import gguf_faults, tiny_models
+from support.models import tiny_models
 
 pytestmark = [pytest.mark.slow]
 
@@ -73,71 +73,21 @@ def test_both_formats_have_the_integers_of_one_calibration(project: Path) -> Non
     assert "Text for calibration" in page
 
 
-def test_three_bits_are_calibrated_too(project: Path) -> None:
-    asked = (
-        "optimization.quantization=int3",
-        "formats.onnx.enabled=false",
-        f"optimization.calibration={project / 'train'}",
-    )
-    limits = "validation.limits=int3.mean_kl=9,int3.case_mean_kl=9,int3.top1_agreement=0"  # random weights, nearly flat distributions
-    found = {}
-    for method in ("rtn", "gptq"):
-        done = export(project, *asked, limits, f"optimization.method={method}", "optimization.group_size=32")
-        assert done.code == 0, done.err
-        found[method] = done.json["formats"]["pytorch-int3"]["mean_kl"]
-    assert methods_at(3, quantization(done, "pytorch-int3")) == {"gptq"}
-    assert found["gptq"] < found["rtn"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "names"),
-    [
-        (("optimization.method=autoround",), {"pytorch-int4", "onnx-int4"}),
-        (
-            ("optimization.method=gptq", "optimization.size_budget=65%", "formats.onnx.enabled=false"),
-            {"pytorch-int4"},
-        ),
-        (
-            (
-                "optimization.quantization=none",
-                "optimization.method=awq",
-                "formats.pytorch.quantization=int3,fp8_static",
-                "formats.onnx.quantization=int8_static",
-            ),
-            {"pytorch-int3", "pytorch-fp8_static", "onnx-int8_static"},
-        ),
-    ],
-    ids=["tuned", "mixed", "static ranges"],
-)
-def test_a_second_run_gives_the_same_digests(
-    project: Path, request: pytest.FixtureRequest, settings: tuple[str, ...], names: set[str]
-) -> None:
-    """In another home, so nothing is reused: of the calibration, and of every file of each folder."""
-    asked = (*settings, "optimization.time_budget=1", "validation.enabled=false")
+def test_a_second_run_gives_the_same_digests(project: Path) -> None:
+    """In another home, so nothing is reused: of the calibration, of mixed precision and ranges of activations, and of every file of each folder."""
+    asked = ("optimization.quantization=none", "optimization.method=gptq", "optimization.size_budget=65%")
+    asked = (*asked, "formats.pytorch.quantization=int4,fp8_static", "formats.onnx.quantization=int8_static")
+    asked = (*asked, "optimization.time_budget=1", "validation.enabled=false")
     asked = (*asked, f"optimization.calibration={project / 'train'}")
-    runs = [export(project, *asked, home=f"{request.node.callspec.id}-{number}") for number in (1, 2)]
+    runs = [export(project, *asked, home=f"run-{number}") for number in (1, 2)]
     assert [done.code for done in runs] == [0, 0], [done.err for done in runs]
+    names = {"pytorch-int4", "pytorch-fp8_static", "onnx-int8_static"}
     assert names <= set(runs[0].json["paths"])
+    assert len(set(quantization(runs[0], "pytorch-int4")["tensors"]["bits"].values())) > 1
     for name in sorted(names):
         one, other = (digests(Path(done.json["paths"][name])) for done in runs)
         assert one == other, name
         assert "quantization.json" in one, name
-
-
-def test_a_second_run_weighs_a_gguf_alike(project: Path, tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="ggml rounds: pip install 'slipway-ml[gguf]'")
-    base, adapter, _ = gguf_faults.save_models(tmp_path)
-    asked = ("optimization.time_budget=1", "validation.enabled=false", f"optimization.calibration={project / 'train'}")
-    asked = (*asked, "formats.onnx.enabled=false", "formats.gguf.enabled=true", "formats.gguf.quantization=q4_0")
-    found = []
-    for number in (1, 2):
-        where = ("--base-model", base, "--checkpoint", adapter, "--out", tmp_path / f"out-{number}")
-        settings = (part for each in asked for part in ("--set", each))
-        done = slipway("export", "--json", *where, *settings, home=tmp_path / f"home-{number}")
-        assert done.code == 0, done.err
-        assert "importance" in {attempt["task"] for attempt in done.json["attempts"]}
-        found.append(digests(Path(done.json["paths"]["gguf-q4_0"])))
-    assert found[0] == found[1]
 
 
 def test_a_killed_calibration_goes_on_at_its_block(project: Path) -> None:
@@ -171,19 +121,14 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_text_that_holds_the_held_out_text_is_refused(project: Path) -> None:
-    done = export(project, "optimization.method=gptq", f"optimization.calibration={project / 'heldout'}")
-    assert (done.code, done.json["reason"]) == (3, "CALIBRATION_OVERLAP")
-    assert "are the same text" in done.json["error_message"]
-    assert "attempts" not in done.json, "nothing ran"
-
-
 def test_an_export_goes_on_without_a_calibration_that_failed(project: Path) -> None:
     """The adapter's own sample is of conversations, and the tokenizer has no chat template."""
     sample = project / "run" / "calibration.jsonl"
     sample.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n{}\n")
     try:
-        done = export(project, "optimization.method=gptq", "formats.onnx.enabled=false", home="third")
+        done = export(
+            project, "optimization.method=gptq", "formats.onnx.enabled=false", "validation.enabled=false", home="third"
+        )
     finally:
         sample.unlink()
     assert done.code == 0, done.err

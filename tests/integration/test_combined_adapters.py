@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -49,13 +48,3 @@ def test_a_run_that_is_not_there_is_named_before_anything_runs(project: Path) ->
     assert done.code == 3
     assert "nowhere" in done.err
     assert not any((project / "out").glob("nowhere*"))
-
-
-def test_runs_of_different_bases_are_refused(project: Path, tmp_path: Path) -> None:
-    narrow = tiny_models.make_base(tmp_path / "narrow", hidden=32)
-    other = tmp_path / "other"
-    tiny_models.make_checkpoint(narrow, other, seed=9)
-    shutil.move(other, project / "other")
-    done = export(project, "--set", f"combination.adapters={project / 'other'}")
-    assert done.code == 3
-    assert "ADAPTER_BASE_MISMATCH" in done.err

@@ -66,13 +66,12 @@ def test_it_is_made_again_until_it_passes(root: Path) -> None:
 
 
 def test_better_integers_are_enough_where_they_pass(root: Path) -> None:
-    """The limit lies between what rounding adds and what calibrated integers add; the output keeps its name."""
+    """The limit lies just below what rounding adds; the output keeps its name. Otherwise it is delivered as it is, with a warning."""
     rounded = export(root, "rounded", **{"validation.on_failure": "keep"})
-    add = "optimization.method"
-    calibrated = export(root, "calibrated", **{add: "auto", "validation.on_failure": "keep"})
-    worse, better = (each.json["formats"]["pytorch-int4"]["mean_kl"] for each in (rounded, calibrated))
-    assert better < worse
-    limit = {"validation.limits": f"int4.mean_kl={(better * worse) ** 0.5}"}
+    assert rounded.code == 0, rounded.err
+    assert_delivered_as_it_is(rounded)
+    assert any("pytorch-int4 failed validation" in warning for warning in rounded.json["warnings"])
+    limit = {"validation.limits": f"int4.mean_kl={rounded.json['formats']['pytorch-int4']['mean_kl'] * 0.99}"}
     done = export(root, "better", **limit, **{"validation.on_failure": "fallback"})
     assert done.code == 0, done.err
     assert list(done.json["formats"]) == ["pytorch", "pytorch-int4"]
@@ -81,15 +80,15 @@ def test_better_integers_are_enough_where_they_pass(root: Path) -> None:
 
 
 def test_each_new_level_becomes_the_next_wider_one(root: Path) -> None:
-    """Three levels that fail in one export: each is made again by its own rules, validated, and delivered under the level that passed."""
+    """Two levels that fail in one export: each is made again by its own rules, validated, and delivered under the level that passed."""
     done = export(
         root, "levels", **{
             "optimization.quantization": "none",
             "optimization.group_size": "32",
-            "formats.pytorch.quantization": "int3,nvfp4",
+            "formats.pytorch.quantization": "int3",
             "formats.onnx.enabled": "true",
             "formats.onnx.quantization": "int8_static",
-            "validation.limits": "int3.mean_kl=1e-12,nvfp4.mean_kl=1e-12,int8_static.mean_kl=1e-12",
+            "validation.limits": "int3.mean_kl=1e-12,int8_static.mean_kl=1e-12",
             "validation.on_failure": "fallback",
             "recovery.max_attempts": "8",
         },
@@ -97,7 +96,6 @@ def test_each_new_level_becomes_the_next_wider_one(root: Path) -> None:
     assert done.code == 0, done.err
     expected = {
         "pytorch-int4": ("pytorch-int3", ["groups-of-16", "mixed", "int4"]),
-        "pytorch-int8": ("pytorch-nvfp4", ["mixed", "int8"]),
         "onnx-int8": ("onnx-int8_static", ["mixed", "int8"]),
     }
     assert set(done.json["formats"]) == {"pytorch", "onnx", *expected}
@@ -116,13 +114,15 @@ def test_each_new_level_becomes_the_next_wider_one(root: Path) -> None:
     assert all(f"{name} instead of {requested}" in page for name, (requested, _) in expected.items())
 
 
-@pytest.mark.parametrize(("on_failure", "code"), [("keep", 0), ("fail", 4)])
-def test_otherwise_it_is_delivered_as_it_is(root: Path, on_failure: str, code: int) -> None:
-    done = export(root, on_failure, **{"validation.on_failure": on_failure})
-    assert done.code == code, done.err
+def test_a_failure_is_the_exports_where_that_is_asked_for(root: Path) -> None:
+    done = export(root, "fail", **{"validation.on_failure": "fail"})
+    assert done.code == 4, done.err
+    assert_delivered_as_it_is(done)
+    assert not any("pytorch-int4 failed validation" in warning for warning in done.json["warnings"])
+
+
+def assert_delivered_as_it_is(done: Done) -> None:
     assert done.json["formats"]["pytorch-int4"]["status"] == "failed"
     assert done.json["validation_passed"] is False
     assert len(attempts(done, "quantize")) == 1
     assert not attempts(done, "calibrate")
-    said = any("pytorch-int4 failed validation" in warning for warning in done.json["warnings"])
-    assert said is (on_failure == "keep")

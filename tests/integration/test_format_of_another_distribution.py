@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from slipway.client import Client
 from slipway.errors import ModelExportError
 from support.commands.cli import SLIPWAY, Done, slipway
 from support.commands.distributions import install_format
+from support.commands.usage_examples import usage_examples
 from support.coordinators.harness import process, wait_for
 from support.models import tiny_models
 from support.servers.free_ports import free_port
@@ -43,13 +43,6 @@ def run(project: Path, *words: str | Path, home: str = "home", path: str = PLUGI
 def export(project: Path, *more: str | Path, home: str = "home", **environment: str) -> Done:
     where = ("--base-model", project / "base", "--checkpoint", project / "run")
     return run(project, "export", "--json", *where, *ONLY, *more, home=home, **{**ASKED, **environment})
-
-
-@pytest.fixture(scope="module")
-def exported(project: Path) -> dict[str, Any]:
-    done = export(project, *QUICK, "--out", project / "exported")
-    assert done.code == 0, done.err[-3000:]
-    return done.json
 
 
 def test_the_plan_has_its_tasks_settings_sizes_and_cautions(project: Path) -> None:
@@ -84,7 +77,10 @@ def test_its_settings_are_checked_as_others_are(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_outputs_are_delivered_and_judged_by_its_own_runtime(exported: dict[str, Any], project: Path) -> None:
+def test_its_outputs_are_delivered_judged_by_its_own_runtime_and_run_as_the_card_says(project: Path) -> None:
+    done = export(project, *QUICK, "--out", project / "exported")
+    assert done.code == 0, done.err[-3000:]
+    exported = done.json
     assert set(exported["paths"]) == {"npz", "npz-half"}
     assert {entry["status"] for entry in exported["formats"].values()} == {"passed"}
     folder = Path(exported["output_directory"])
@@ -94,13 +90,9 @@ def test_its_outputs_are_delivered_and_judged_by_its_own_runtime(exported: dict[
     assert (engines["npz"]["stored_dtype"], engines["npz-half"]["stored_dtype"]) == ("float32", "float16")
     assert "npz-half" in (folder / "report.html").read_text()
     assert run(project, "verify", folder).code == 0
-
-
-@pytest.mark.slow
-def test_the_card_has_its_example_which_runs(exported: dict[str, Any]) -> None:
-    from support.commands.usage_examples import usage_examples
-
-    folder = Path(exported["output_directory"])
+    digest = exported["formats"]["npz"]["digest"].removeprefix("sha256:")
+    manifest = json.loads(next((project / "home" / "store").rglob(f"*{digest[2:]}*")).read_text())
+    assert "application/vnd.numpy-archive" in {file["media_type"] for file in manifest["files"]}
     card = (folder / "README.md").read_text()
     assert "### npz\n" in card
     assert "pip install numpy" in card
@@ -116,13 +108,6 @@ def test_its_level_alone_is_delivered_where_it_is_not_wanted_unquantized(project
     done = export(project, *more, "--out", project / "level-alone")
     assert done.code == 0, done.err[-3000:]
     assert set(done.json["paths"]) == {"npz-half"}
-
-
-@pytest.mark.slow
-def test_its_media_type_is_in_the_manifest(exported: dict[str, Any], project: Path) -> None:
-    digest = exported["formats"]["npz"]["digest"].removeprefix("sha256:")
-    manifest = json.loads(next((project / "home" / "store").rglob(f"*{digest[2:]}*")).read_text())
-    assert "application/vnd.numpy-archive" in {file["media_type"] for file in manifest["files"]}
 
 
 def test_doctor_lists_it_with_what_it_needs(project: Path) -> None:

@@ -21,7 +21,7 @@ from support.models import tiny_models
 pytestmark = pytest.mark.timeout(900)
 
 # In the order in which they start, so that every killed run has something finished behind it.
-TASKS = ("merge", "quantize-pytorch-int8", "onnx_export", "onnx_export-tensorrt", "tensorrt_build", "validate")
+TASKS = ("merge", "onnx_export", "validate")
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(project: Path) -> list[str | Path]:
-    settings = ["formats.pytorch.quantization=int8", "formats.tensorrt.enabled=true", "formats.tensorrt.targets=sm89"]
-    settings += ["validation.test_samples=2", "validation.benchmark_performance=false"]
+    settings = [
+        "formats.pytorch.quantization=int8",
+        "validation.test_samples=2",
+        "validation.benchmark_performance=false",
+    ]
     where = ["--base-model", project / "base", "--checkpoint", project / "run", "--out", project / "out"]
     return [
         "export",
@@ -85,7 +88,7 @@ def ran(seen: list[dict[str, Any]]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_killed_in_every_stage_nothing_finished_is_done_again(project: Path, tmp_path: Path) -> None:
+def test_killed_in_one_stage_after_the_other_nothing_finished_is_done_again(project: Path, tmp_path: Path) -> None:
     """One kill after the other, in the order of the stages: each run has what those before it finished."""
     arguments = [*command(project), "--out", tmp_path / "out"]
     finished: set[str] = set()
@@ -103,7 +106,7 @@ def test_killed_in_every_stage_nothing_finished_is_done_again(project: Path, tmp
     last = ran([event for event in map(json.loads, done.err.splitlines()) if "event" in event])
     assert last & finished == set()
     assert "validate" in last
-    assert set(done.json["paths"]) == {"pytorch", "pytorch-int8", "onnx", "tensorrt"}
+    assert set(done.json["paths"]) == {"pytorch", "pytorch-int8", "onnx"}
     assert len(list((tmp_path / "out").iterdir())) == 1
     assert list((tmp_path / "home" / "scratch").iterdir()) == []
 
@@ -113,9 +116,10 @@ def test_killed_in_every_stage_nothing_finished_is_done_again(project: Path, tmp
 def test_an_interrupt_ends_all_within_five_seconds(
     project: Path, tmp_path: Path, number: signal.Signals, task: str
 ) -> None:
-    arguments = [*command(project)[:-1], "validation.benchmark_performance=true", "--out", tmp_path / "out"]
+    """And by Ctrl-C nothing that is finished is lost: the same command goes on."""
+    arguments = [*command(project), "--out", tmp_path / "out"]
     process = start(arguments, tmp_path / "home")
-    run_until(process, task)
+    seen = run_until(process, task)
     children = psutil.Process(process.pid).children(recursive=True)
     begin = time.monotonic()
     os.kill(process.pid, number)
@@ -125,29 +129,20 @@ def test_an_interrupt_ends_all_within_five_seconds(
     assert process.returncode == 130
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
     assert list((tmp_path / "home" / "scratch").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_an_interrupted_export_goes_on(project: Path, tmp_path: Path) -> None:
-    arguments = [*command(project), "--out", tmp_path / "out", "--set", "formats.tensorrt.enabled=false"]
-    process = start(arguments, tmp_path / "home")
-    seen = run_until(process, "onnx_export")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    done = slipway(*arguments, home=tmp_path / "home")
-    assert done.code in (0, 4), done.err
-    finished = ran(seen)
-    assert "merge" in finished
-    attempts = {attempt["task"]: attempt for attempt in done.json["attempts"] if attempt["outcome"] == "succeeded"}
-    assert set(attempts) >= {"merge", "onnx_export", "validate"}
-    assert "merge" not in ran([event for event in map(json.loads, done.err.splitlines()) if "event" in event])
+    if number is signal.SIGINT:
+        assert "merge" in ran(seen)
+        done = slipway(*arguments, home=tmp_path / "home")
+        assert done.code in (0, 4), done.err
+        attempts = {attempt["task"]: attempt for attempt in done.json["attempts"] if attempt["outcome"] == "succeeded"}
+        assert set(attempts) >= {"merge", "onnx_export", "validate"}
+        assert "merge" not in ran([event for event in map(json.loads, done.err.splitlines()) if "event" in event])
 
 
 @pytest.mark.slow
 def test_two_commands_at_once_share_one_store(project: Path, tmp_path: Path) -> None:
-    common = [*command(project), "--set", "formats.tensorrt.enabled=false", "--set", "validation.enabled=false"]
+    common = [*command(project), "--set", "formats.onnx.enabled=false", "--set", "validation.enabled=false"]
     first = start([*common, "--out", tmp_path / "a"], tmp_path / "home")
-    second = start([*common, "--out", tmp_path / "b", "--set", "formats.onnx.enabled=false"], tmp_path / "home")
+    second = start([*common, "--out", tmp_path / "b", "--set", "formats.pytorch.quantization=none"], tmp_path / "home")
     outs = [json.loads(process.communicate(timeout=500)[0]) for process in (first, second)]
     assert [process.returncode for process in (first, second)] == [0, 0]
     assert outs[0]["formats"]["pytorch"]["digest"] == outs[1]["formats"]["pytorch"]["digest"]
@@ -155,7 +150,7 @@ def test_two_commands_at_once_share_one_store(project: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_same_command_twice_at_once_does_the_work_once_or_says_why_not(project: Path, tmp_path: Path) -> None:
-    common = [*command(project), "--set", "formats.tensorrt.enabled=false", "--out", tmp_path / "a"]
+    common = [*command(project), "--set", "validation.enabled=false", "--out", tmp_path / "a"]
     first = start(common, tmp_path / "home")
     run_until(first, "merge")
     second = slipway(*common, home=tmp_path / "home")

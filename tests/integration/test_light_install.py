@@ -37,10 +37,14 @@ COMMANDS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["hidden", pytest.param("fresh", marks=pytest.mark.slow)])
-def light(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LightInstall:
-    folder = tmp_path_factory.mktemp("light")
-    return with_extras_hidden(folder) if request.param == "hidden" else freshly_installed(folder)
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> LightInstall:
+    return with_extras_hidden(tmp_path_factory.mktemp("light"))
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> LightInstall:
+    return freshly_installed(tmp_path_factory.mktemp("fresh"))
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +121,10 @@ def test_help_takes_little_processor_time(light: LightInstall) -> None:
 
 
 def test_every_command_explains_itself(light: LightInstall) -> None:
+    assert_every_command_explains_itself(light)
+
+
+def assert_every_command_explains_itself(light: LightInstall) -> None:
     assert light.run("--version").out.startswith("slipway")
     failed = {command: done.err for command in COMMANDS if (done := light.run(*command.split(), "--help")).code}
     assert failed == {}
@@ -242,8 +250,11 @@ def test_without_templates_there_is_a_report_for_programs(light: LightInstall) -
 
 
 @pytest.mark.slow
-def test_a_whole_export_through_a_coordinator(light: LightInstall, tmp_path: Path) -> None:
-    """Everything is delivered but what is made of templates, and the answer says so."""
+def test_what_pip_installs_delivers_a_whole_export_through_a_coordinator(fresh: LightInstall, tmp_path: Path) -> None:
+    """Everything but what is made of templates, and the answer says so; without a coordinator it says what to install."""
+    assert_every_command_explains_itself(fresh)
+    needs = fresh.run("export", "--checkpoint", "x")
+    assert (needs.code, "'slipway-ml[all]'" in " ".join(needs.err.split())) == (6, True), needs.err
     base = tiny_models.make_base(tmp_path / "base")
     tiny_models.make_checkpoint(base, tmp_path / "run")
     address, home = f"127.0.0.1:{free_port()}", {"SLIPWAY_HOME": str(tmp_path / "server")}
@@ -257,14 +268,14 @@ def test_a_whole_export_through_a_coordinator(light: LightInstall, tmp_path: Pat
         Client(address) as client,
     ):
         wait_for(lambda: _answers(client))
-        done = light.run("export", *words, *only_merge, "--coordinator", address, "--json")
+        done = fresh.run("export", *words, *only_merge, "--coordinator", address, "--json")
     assert done.code == 0, done.err
     folder = Path(done.json["output_directory"])
     assert Path(done.json["validation_report_path"]) == folder / "report.json"
     assert json.loads((folder / "report.json").read_text())["result"]["success"] is True
     assert any("pip install 'slipway-ml[report]'" in warning for warning in done.json["warnings"])
     assert not (folder / "report.html").exists()
-    assert light.run("verify", folder).code == 0
+    assert fresh.run("verify", folder).code == 0
 
 
 def _answers(client: Client) -> bool:

@@ -12,11 +12,11 @@ from support.models.headless_bases import make_headless
 
 SETTINGS = {
     "formats.onnx.enabled": "false",
-    "optimization.quantization": "fp16,int8",
+    "optimization.quantization": "int8",
     "validation.test_samples": "4",
     "validation.benchmark_performance": "false",
 }
-OUTPUTS = ["pytorch", "pytorch-fp16", "pytorch-int8"]
+OUTPUTS = ["pytorch", "pytorch-int8"]
 
 
 def export(root: Path, kind: str, *more: str, named: bool = False) -> object:
@@ -27,29 +27,15 @@ def export(root: Path, kind: str, *more: str, named: bool = False) -> object:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "trained"),
-    [
-        ("qwen3-tied", "Qwen3ForSequenceClassification"),
-        ("bert-pretraining", "BertForSequenceClassification"),
-        ("bert-masked", "BertForSequenceClassification"),
-        ("bert-tokens", "BertForTokenClassification"),
-        ("bert-answers", "BertForQuestionAnswering"),
-        ("roberta", "RobertaForSequenceClassification"),
-        ("distilbert", "DistilBertForSequenceClassification"),
-        ("llama", "LlamaForSequenceClassification"),
-    ],
-)
-def test_a_classifier_is_exported_and_passes(tmp_path: Path, kind: str, trained: str) -> None:
-    done = export(tmp_path, kind, named=True)
+def test_a_classifier_is_exported_and_passes(tmp_path: Path) -> None:
+    done = export(tmp_path, "qwen3-tied", named=True)
     assert done.code == 0, done.err
     assert list(done.json["formats"]) == OUTPUTS
     assert done.json["validation_passed"] is True
     for folder in done.json["paths"].values():
         config = json.loads((Path(folder) / "config.json").read_text())
-        assert config["architectures"] == [trained]
-        if trained != "BertForQuestionAnswering":
-            assert config["id2label"]["1"] == "kind 1"
+        assert config["architectures"] == ["Qwen3ForSequenceClassification"]
+        assert config["id2label"]["1"] == "kind 1"
 
 
 def test_the_plan_names_the_class(tmp_path: Path) -> None:

@@ -16,14 +16,6 @@ from support.models.family_models import make_family_model
 
 SLOW = pytest.mark.slow
 
-_LOST = """
-def _raise_lost(*args, **kwargs):
-    raise {error}("{words}")
-_C._jit_pass_onnx = _raise_lost
-"""
-_LOST_IN_STL = _LOST.format(error="IndexError", words="unordered_map::at")
-_LOST_IN_LIBCXX = _LOST.format(error="RuntimeError", words="invalid unordered_map<K, T> key")
-
 _ALTERED = """
 _forward = {kind}.forward
 def _altered(self, {argument}, *args, **kwargs):
@@ -40,17 +32,8 @@ def _code(kind: str, argument: str, *lines: str) -> str:
 
 
 BERT = "transformers.models.bert.modeling_bert"
-QWEN3 = "transformers.models.qwen3.modeling_qwen3"
 
-# A branch on computed values, without effect on the result.
-_BRANCH = _code(
-    "BertPooler", "hidden_states", "if hidden_states.sum() > 1e30:", "    hidden_states = hidden_states * 2"
-)
-# Sizes that code takes as plain numbers are those of the trace.
-_FIXED = _code(
-    "BertPooler", "hidden_states", "if torch.compiler.is_exporting():", "    len(range(hidden_states.shape[1]))"
-)
-# The same for the legacy tracer, whose graph then fails at other shapes; only fixed ones are left.
+# Sizes that code takes as plain numbers are those of the trace, for each engine; only fixed ones are left.
 _FIXED_FOR_ALL = _code(
     "BertPooler",
     "hidden_states",
@@ -60,12 +43,6 @@ _FIXED_FOR_ALL = _code(
 _BESSEL = _code(
     "BertPooler", "hidden_states", "hidden_states = hidden_states + 0 * torch.special.bessel_j0(hidden_states)"
 )
-# An operator of torch that only torch.export breaks down into others; it changes nothing here.
-_TOO_NEW = _code(
-    "BertPooler",
-    "hidden_states",
-    "hidden_states = torch.special.xlog1py(hidden_states, torch.full_like(hidden_states, 1.718281828459045))",
-)
 # The graph that is built lacks something; traced ones are right.
 _WRONG_GRAPH = """
 _build = build
@@ -73,11 +50,6 @@ def build(source, request):
     graphs = _build(source, request)
     weights = {name: tensor * 1.5 if name.endswith("norm.weight") else tensor for name, tensor in graphs[0].weights.items()}
     return [EngineGraph(graphs[0].component, graphs[0].model, weights)]
-"""
-# The optimizer stops with an error of its own.
-_NOT_OPTIMIZED = """
-def optimize_graph(model):
-    raise RuntimeError("a pass met a node that it does not know")
 """
 # No graph of the whole model can be traced.
 _NOT_WHOLE = """
@@ -128,30 +100,7 @@ class Fault:
     fails: str = ""
 
 
-LEGACY = {"engine": "legacy", "opset_version": 14}
-UTILS = "torch.onnx._internal.torchscript_exporter.utils"
 FAULTS = {
-    "opset 11": Fault("qwen3", ("onnx-opset-oldest",), {"opset_version": 11}, engine="mobius", opset=14),
-    "opset 26": Fault("qwen3", ("onnx-opset-engine-best",), {"opset_version": 26}, engine="mobius", opset=23),
-    "unordered_map::at": Fault(
-        "qwen3", ("onnx-old-opset-raised",), LEGACY, {UTILS: _LOST_IN_STL}, "dynamo", 18, ("UNORDERED_MAP",)
-    ),
-    "invalid unordered_map key": Fault(
-        "bert-classes", ("onnx-old-opset-raised",), LEGACY, {UTILS: _LOST_IN_LIBCXX}, "dynamo", 18, ("UNORDERED_MAP",)
-    ),
-    "T5 with sdpa": Fault("t5", (), {"attention": "sdpa"}, engine="dynamo"),
-    "opset 14 of a model that the legacy tracer cannot write": Fault(
-        "bert-classes", ("onnx-old-opset-raised",), {"opset_version": 14}, {BERT: _TOO_NEW}, "dynamo", 18,
-        ("OPERATOR_UNSUPPORTED",),
-    ),
-    "a wrong graph": Fault(
-        "qwen3", ("onnx-capture-instead-of-construction",), {},
-        {"slipway_onnx_export.engines.mobius": _WRONG_GRAPH}, "dynamo", 23, ("EXPORT_PARITY_FAILED",),
-    ),
-    "an optimization that fails": Fault(
-        "bert-classes", ("onnx-without-optimization",), {},
-        {"slipway_onnx_export.engines.optimizing": _NOT_OPTIMIZED}, "dynamo", 23, ("EXPORT_ENGINE_FAILED",),
-    ),
     "out of memory": Fault(
         "qwen3", ("memory-alone",), {}, {"slipway_onnx_export.engines.mobius": _KILLED, "slipway.execution.child_process": _COUNTED}, "mobius", 23, ("OUT_OF_MEMORY",)
     ),
@@ -163,27 +112,11 @@ FAULTS = {
             "slipway_onnx_export.engines.legacy": _NOT_WHOLE,
         }, "dynamo", 23, ("EXPORT_PARITY_FAILED", *["EXPORT_ENGINE_FAILED"] * 3),
     ),
-    "weights too large for a graph": Fault(
-        "qwen3", ("onnx-data-outside",), {"external_data": "false"},
-        {"slipway.model.graphs.inline": "MOST_INLINE_BYTES = 1000\n"}, "mobius", 23, ("ONNX_TOO_LARGE",),
-    ),
-    "a branch on values": Fault(
-        "bert-classes", ("onnx-legacy-instead-of-capture", "onnx-warning-proven"), {}, {BERT: _BRANCH}, "legacy", 17,
-        ("DYNAMIC_SHAPE", "TRACER_WARNING"),
-    ),
-    "an axis that is fixed": Fault(
-        "bert-classes", ("onnx-attention-eager", "onnx-legacy-instead-of-capture"), {}, {BERT: _FIXED}, "legacy", 17,
-        ("DYNAMIC_SHAPE", "DYNAMIC_SHAPE"),
-    ),
     "an axis that every engine fixes": Fault(
         "bert-classes",
         ("onnx-attention-eager", "onnx-legacy-instead-of-capture", "onnx-static-shapes"),
         {"static_shape": "[2, 32, 0]"}, {BERT: _FIXED_FOR_ALL}, "dynamo", 23,
         ("DYNAMIC_SHAPE", "DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"),
-    ),
-    "a form for serving of a model that has none": Fault(
-        "t5", ("onnx-usual-cache", "onnx-all-logits"), {"past_present_share_buffer": "true", "logits_to_keep": 1},
-        engine="dynamo", reasons=("OPERATOR_UNSUPPORTED", "OPERATOR_UNSUPPORTED"),
     ),
     "an operator no engine knows": Fault(
         "bert-classes", ("onnx-legacy-instead-of-capture",), {}, {BERT: _BESSEL},

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file
 
 from support.commands.cli import Done, run_here, slipway
-from support.models.family_models import given_by, make_family_adapter, make_family_model
+from support.models.family_models import given_by, make_family_model
 from support.models.merge_models import make_family
 
 QUICK = ("--set", "validation.enabled=false", "--set", "formats.onnx.enabled=false")
@@ -22,8 +22,6 @@ QUICK = ("--set", "validation.enabled=false", "--set", "formats.onnx.enabled=fal
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     make_family_model("gpt2", root / "tiny-gpt2", dtype=torch.bfloat16)
-    make_family_model("marian", root / "tiny-marian")
-    make_family_adapter("marian", root / "tiny-marian", root / "run" / "checkpoint-5")
     return root
 
 
@@ -111,20 +109,3 @@ def test_the_plan_says_which_formats_are_not_made_of_the_model(
         "FAMILY_UNSUPPORTED",
     )
     assert "T5Model" in found["message"]
-
-
-@pytest.mark.slow
-def test_a_translator_is_exported_with_both_of_its_graphs(models: Path, tmp_path: Path) -> None:
-    more = ("--checkpoint", models / "run", "--set", "validation.enabled=false")
-    levels = ("--set", "optimization.quantization=fp16,int8")
-    done = export(models, "tiny-marian", *more, *levels, out=tmp_path)
-    assert done.code == 0, done.err
-    assert set(done.json["formats"]) == {
-        *("pytorch", "pytorch-fp16", "pytorch-int8", "onnx", "onnx-fp16", "onnx-int8"),
-    }
-    folder = Path(done.json["output_directory"])
-    for name in ("onnx", "onnx-fp16", "onnx-int8"):
-        graphs = {path.name for path in (folder / name).glob("*.onnx")}
-        assert graphs == {"encoder_model.onnx", "decoder_model.onnx"}
-    tried = [attempt for attempt in done.json["attempts"] if attempt["stage"] == "onnx_export"]
-    assert [(attempt["outcome"], attempt["rule"]) for attempt in tried] == [("succeeded", "")]

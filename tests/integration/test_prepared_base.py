@@ -18,28 +18,15 @@ pytestmark = [pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base, two runs on it, and the same base as a pickle and in 8-bit floats."""
-    from safetensors.torch import save_file
-
+    """A base, two runs on it, and the same base as a pickle."""
     root = tmp_path_factory.mktemp("prepared")
     base = tiny_models.make_base(root / "base")
     tiny_models.make_checkpoint(base, root / "run")
     tiny_models.make_checkpoint(base, root / "other", seed=5)
     tensors = load_file(base / "model.safetensors")
-    for name in ("pickle", "fp8"):
-        shutil.copytree(base, root / name)
-        (root / name / "model.safetensors").unlink()
+    shutil.copytree(base, root / "pickle")
+    (root / "pickle" / "model.safetensors").unlink()
     torch.save(tensors, root / "pickle" / "pytorch_model.bin")
-    stored = {}
-    for name, value in tensors.items():
-        stored[name] = value.bfloat16()
-        if name.endswith("_proj.weight"):
-            scale = value.abs().max() / 448
-            stored |= {name: (value / scale).to(torch.float8_e4m3fn), f"{name}_scale_inv": scale}
-    save_file(stored, root / "fp8" / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((base / "config.json").read_text()) | {"dtype": "bfloat16"}
-    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-    (root / "fp8" / "config.json").write_text(json.dumps(config))
     return root
 
 
@@ -53,13 +40,6 @@ def export(project: Path, base: str, run: str, *more: str | Path) -> Done:
 def attempts(done: Done) -> dict[str, bool]:
     assert done.code == 0, done.err
     return {attempt["task"]: attempt["reused"] for attempt in done.json["attempts"]}
-
-
-@pytest.mark.parametrize(("base", "expected"), [("base", []), ("pickle", ["prepare"]), ("fp8", ["prepare"])])
-def test_only_a_base_that_needs_it_is_prepared(project: Path, base: str, expected: list[str]) -> None:
-    planned = export(project, base, "run", "--plan").json
-    assert [task["id"] for task in planned["tasks"]] == [*expected, "merge", "reference", "validate"]
-    assert planned["preflight"]["task_bytes"].get("prepare", 0) >= 200_000 * len(expected)
 
 
 def test_a_base_is_prepared_once_for_all_exports_from_it(project: Path) -> None:

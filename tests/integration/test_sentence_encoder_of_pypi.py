@@ -20,7 +20,6 @@ from support.commands.transformers_js import run_example, transformers_js
 from support.models.pypi_models import MINILM, pypi_model
 
 TEXTS = ("A house by the sea.", "The cottage stands at the shore.", "Interest rates rose again in March.")
-LEVELS = ("fp16", "int8")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def test_a_real_sentence_encoder_gives_the_vectors_of_base_and_adapter(
     wanted, before = vectors(model, base), vectors(transformers.AutoModel.from_pretrained(base), base)
     assert (wanted * before).sum(1).max() < 0.995  # the adapter is visible
     settings = {
-        "optimization.quantization": ",".join(LEVELS), "formats.onnx.packaging": "transformers_js,optimum",
+        "optimization.quantization": "int8", "formats.onnx.packaging": "transformers_js,optimum",
         "validation.test_samples": "4", "validation.benchmark_performance": "false",
     }  # fmt: skip
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -83,7 +82,7 @@ def test_a_real_sentence_encoder_gives_the_vectors_of_base_and_adapter(
     assert done.json["validation_passed"] is True
     assert {each["status"] for each in done.json["formats"].values()} == {"passed"}
     folder = Path(done.json["output_directory"])
-    for level, limit in (("onnx", 1e-5), ("onnx-fp16", 1e-3), ("onnx-int8", 2e-2)):
+    for level, limit in (("onnx", 1e-5), ("onnx-int8", 2e-2)):
         found = [run_example(folder / level, modules, text)[0] for text in TEXTS]
         assert (1 - (np.array(found) * wanted).sum(1)).max() < limit, level
         likeness = np.array(found) @ np.array(found).T

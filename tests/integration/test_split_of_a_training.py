@@ -74,6 +74,9 @@ def test_the_same_file_for_both_is_refused_before_anything_runs(project: Path, o
     said = " ".join((done.out + done.err).split())
     assert "optimization.calibration and validation.heldout are the same text" in said
     assert "hold other text out" in said
+    if options == ("--json",):
+        assert done.json["reason"] == "CALIBRATION_OVERLAP"
+        assert "attempts" not in done.json, "nothing ran"
     assert not list((project / f"out-same-{len(options[0])}").glob("*"))
 
 

@@ -9,38 +9,31 @@ from typing import Any
 import pytest
 
 from support.commands.cli import Done, slipway
-from support.models.trained_translator import SENTENCES, make_translator
+from support.models.trained_translator import SENTENCES
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("translator")
-    make_translator(root)
-    return root
-
-
-LEVELS = {"rtn": "int4,int3,nvfp4", "gptq": "int4"}
+LEVELS = {"rtn": "int4,nvfp4", "gptq": "int4"}
 """Levels of the PyTorch format by method; ONNX has int4."""
 
 
-def export(root: Path, method: str) -> Done:
+def export(translator: Path, root: Path, method: str) -> Done:
     settings = {
         "formats.pytorch.enabled": "true",
         "formats.onnx.enabled": "true",
         "formats.pytorch.quantization": LEVELS[method],
         "formats.onnx.quantization": "int4",
         "optimization.method": method,
-        "optimization.calibration": root / "train",
-        "validation.heldout": root / "heldout",
-        "validation.test_input_samples": root / "expected.jsonl",
+        "optimization.calibration": translator / "train",
+        "validation.heldout": translator / "heldout",
+        "validation.test_input_samples": translator / "expected.jsonl",
         "validation.benchmark_performance": "false",
         "validation.on_failure": "keep",
         "output.naming_pattern": "out",
     }
     assigned = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    where = ("--base-model", root / "model", "--out", root / method)
+    where = ("--base-model", translator / "model", "--out", root / method)
     return slipway("export", "--json", *where, *assigned, home=root / "home", timeout=1800)
 
 
@@ -59,11 +52,12 @@ def score(output: dict[str, Any], name: str) -> tuple[float, float]:
 
 
 @pytest.fixture(scope="module")
-def made(root: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def made(translator: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, Any]]]:
     """Return what the validation of each method's export says of its outputs."""
     found = {}
+    root = tmp_path_factory.mktemp("translator")
     for method in ("rtn", "gptq"):
-        done = export(root, method)
+        done = export(translator, root, method)
         assert done.code == 0, done.err
         found[method] = judged(done)
         for name in ("pytorch-int4", "onnx-int4"):
@@ -88,7 +82,7 @@ def test_calibrated_integers_pass_and_keep_the_translations(made: dict[str, dict
 
 def test_whatever_is_rounded_without_text_gets_a_verdict(made: dict[str, dict[str, dict[str, Any]]]) -> None:
     """This model is 64 wide, so rounding alone may move it beyond the limits; then it is named with its level."""
-    levels = {"pytorch-int4", "pytorch-int3", "pytorch-nvfp4", "onnx-int4"}
+    levels = {"pytorch-int4", "pytorch-nvfp4", "onnx-int4"}
     assert set(made["rtn"]) == {"pytorch", "onnx", *levels}
     for name in ("pytorch", "onnx"):
         assert made["rtn"][name]["status"] == "passed"

@@ -182,9 +182,7 @@ def run_example(example: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["onnx", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(FORMATS - {"onnx", "tensorrt"}))]
-)
+@pytest.mark.parametrize("name", ["onnx", pytest.param("pytorch-int4", marks=pytest.mark.slow)])
 def test_the_model_card_s_examples_run(folder: Path, examples: dict[str, str], name: str) -> None:
     assert set(examples) == FORMATS
     assert "apply_chat_template" in examples[name]

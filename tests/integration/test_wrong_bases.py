@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,22 +42,6 @@ def project(tmp_path: Path, sample: Path) -> Project:
     return Project(tmp_path, sample)
 
 
-def make_mistral(folder: Path, sample: Path) -> Path:
-    """Another architecture, whose linear layers all have the shapes of the sample's Qwen3, with the same tokenizer."""
-    import torch
-    import transformers
-
-    known = json.loads((sample / "qwen3-base" / "config.json").read_text())
-    names = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings", "eos_token_id",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    config = transformers.MistralConfig(**{name: known[name] for name in names}, sliding_window=None)
-    transformers.MistralForCausalLM(config).save_pretrained(folder)
-    return with_tokenizer(folder, sample)
-
-
 def make_other_qwen3(folder: Path, sample: Path) -> Path:
     """The same architecture with other weights."""
     import torch
@@ -88,16 +71,13 @@ def shown(done: Done) -> dict[str, str]:
     return verdict
 
 
-@pytest.mark.parametrize(
-    ("make", "says"), [(make_mistral, "model_type is 'mistral'"), (make_other_qwen3, "has other values")]
-)
-def test_another_base_is_refused_before_anything_runs(project: Project, make: Any, says: str) -> None:
+def test_another_base_is_refused_before_anything_runs_unless_it_is_trusted(project: Project) -> None:
     # In a folder of the recorded name, which is all that a comparison of names would see.
-    wrong = make(project.elsewhere / "qwen3-base", project.sample)
+    wrong = make_other_qwen3(project.elsewhere / "qwen3-base", project.sample)
     done = project.export(base=wrong)
     assert (done.code, done.json["reason"]) == (3, "BASE_MODEL_MISMATCH"), done.err
     message = done.json["error_message"]
-    needed = (says, str(wrong), str(project.base), "base_model.name", "--base-model", "base_model.trust")
+    needed = ("has other values", str(wrong), str(project.base), "base_model.name", "--base-model", "base_model.trust")
     assert [text for text in needed if text not in message] == []
     assert not (project.root / "out").exists()
 
@@ -105,21 +85,11 @@ def test_another_base_is_refused_before_anything_runs(project: Project, make: An
     assert planned.code == 3
     assert [entry["reason"] for entry in planned.json["preflight"]["findings"]] == ["BASE_MODEL_MISMATCH"]
 
-
-def test_a_base_of_another_size_is_found_by_the_plan(project: Project) -> None:
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(project.base)
-    config.update({"hidden_size": 384, "intermediate_size": 640})
-    folder = project.elsewhere / "larger"
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    shutil.rmtree(project.base)  # the recorded base is not needed for it
-    done = project.export("--plan", base=folder)
-    assert done.code == 3
-    (finding,) = done.json["preflight"]["findings"]
-    assert finding["reason"] == "ADAPTER_BASE_MISMATCH"
-    assert "lora_A" in finding["message"]
-    assert "base_model.name" in finding["remedy"]
+    trusted = ("--set", "base_model.trust=true", "--set", "validation.enabled=false")
+    done = project.export(*trusted, base=wrong)
+    assert (done.code, done.json["success"]) == (0, True), done.err
+    assert (shown(done)["status"], shown(done)["verdict"]) == ("trusted", "amber")
+    assert any("has other values" in warning for warning in done.json["warnings"])
 
 
 def test_the_right_weights_under_another_name_are_taken(project: Project) -> None:
@@ -146,17 +116,8 @@ def test_a_base_that_cannot_be_compared_is_judged_by_measurement(project: Projec
 
 def test_another_model_in_the_recorded_folder_is_never_green(project: Project) -> None:
     shutil.rmtree(project.base)
-    make_mistral(project.base, project.sample)
+    make_other_qwen3(project.base, project.sample)
     done = project.export(*project.heldout)
     assert (done.code, done.json["success"]) == (0, True), done.err
     assert {entry["status"] for entry in done.json["formats"].values()} == {"passed"}
     assert (shown(done)["status"], shown(done)["verdict"]) == ("unproven", "amber")
-
-
-def test_trust_overrides_a_refusal_in_amber(project: Project) -> None:
-    wrong = make_other_qwen3(project.elsewhere / "other", project.sample)
-    trusted = ("--set", "base_model.trust=true", "--set", "validation.enabled=false")
-    done = project.export(*trusted, base=wrong)
-    assert (done.code, done.json["success"]) == (0, True), done.err
-    assert (shown(done)["status"], shown(done)["verdict"]) == ("trusted", "amber")
-    assert any("has other values" in warning for warning in done.json["warnings"])

@@ -16,6 +16,7 @@ from slipway.formats import (
     PlannedTask,
     Runtime,
     Usage,
+    Variants,
     as_tuple,
     wrong_value,
 )
@@ -91,8 +92,20 @@ FORMAT = Format(
     title="Adapter",
     settings=AdapterConfiguration,
     plan=plan,
-    variants=variants,
-    plain=lambda settings: "peft" in settings.targets,
+    variants=Variants(
+        names=variants,
+        plain=lambda settings: "peft" in settings.targets,
+        runtimes={
+            GGUF: Runtime(
+                name="llama.cpp",
+                files=("*-LoRA.gguf",),
+                load="slipway_gguf.runtime.adapter:load",
+                on_base=True,
+                reads_text=True,
+                rounds={"": "float16"},
+            )
+        },
+    ),
     rank=30,
     needs_tokenizer=lambda _: False,
     runtime=Runtime(
@@ -102,16 +115,6 @@ FORMAT = Format(
         on_base=True,
         families=None,
     ),
-    variant_runtimes={
-        GGUF: Runtime(
-            name="llama.cpp",
-            files=("*-LoRA.gguf",),
-            load="slipway_gguf.runtime.adapter:load",
-            on_base=True,
-            reads_text=True,
-            rounds={"": "float16"},
-        )
-    },
     usage=Usage(
         template=("slipway_adapter", "usage.example.j2"),
         library="peft",

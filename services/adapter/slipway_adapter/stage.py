@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.estimates import GRAPH_BYTES, ModelSize
 from slipway.model.adapters.saved import read_saved
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_adapter.params import AdapterParams
 from slipway_adapter.rules import check_rules
 
@@ -32,22 +31,18 @@ def run(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> dict
     return {"adapter": output}
 
 
-def examine(params: Mapping[str, Any], adapter: Path) -> tuple[str, ...]:
+def examine(params: AdapterParams, adapter: Path) -> tuple[str, ...]:
     """Return the cautions about an adapter in a local folder, before anything runs.
 
     Raises:
         ModelExportError: The stage would refuse it.
     """
-    return check_rules(read_saved(adapter), AdapterParams.model_validate(dict(params)).target)
+    return check_rules(read_saved(adapter), params.target)
 
 
-def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
+def output_bytes(params: AdapterParams, size: ModelSize) -> int:
     """Estimate the output's size: an adapter is small beside its base."""
-    return (
-        size.graph_bytes + GRAPH_BYTES
-        if params.get("target") == "onnx"
-        else size.weight_bytes // 8 + size.companion_bytes
-    )
+    return size.graph_bytes + GRAPH_BYTES if params.target == "onnx" else size.weight_bytes // 8 + size.companion_bytes
 
 
 STAGE = Stage(
@@ -60,7 +55,6 @@ STAGE = Stage(
     run=run,
     libraries=("numpy", "onnx-ir", "onnxruntime", "transformers"),
     effort=Effort(seconds=3.0),
-    output_bytes=output_bytes,
-    examines=examine,
+    forecast=Forecast(output_bytes=output_bytes, examines=examine),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

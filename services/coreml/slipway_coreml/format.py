@@ -16,6 +16,7 @@ from slipway.formats import (
     ModelSize,
     Needs,
     PlannedTask,
+    Quantization,
     RefusedLevel,
     Requirements,
     Runtime,
@@ -78,7 +79,9 @@ FORMAT = Format(
     settings=CoremlConfiguration,
     plan=plan,
     levels=("int8", "int4"),
-    refused_levels={"fp16": RefusedLevel("it is not a level: the package computes and stores float16", instead="none")},
+    quantization=Quantization(
+        refused={"fp16": RefusedLevel("it is not a level: the package computes and stores float16", instead="none")}
+    ),
     rank=45,
     output_bytes=output_bytes,
     runtime=Runtime(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Hardware, Stage
 from slipway_coreml.params import PRODUCT, CoremlParams
 
 
@@ -32,8 +32,10 @@ STAGE = Stage(
     run=run,
     libraries=("coremltools", "torch", "transformers"),
     effort=Effort(seconds=15.0, seconds_per_gb=40.0),
-    output_bytes=lambda params, size: size.at_level(str(params.get("level", "none"))) + 4 * size.largest,
-    model_memory=8.0,
-    refuses=lambda _, config: config.why_no_text_graph(PRODUCT),
+    forecast=Forecast(
+        output_bytes=lambda params, size: size.at_level(params.level) + 4 * size.largest,
+        refuses=lambda _, config: config.why_no_text_graph(PRODUCT),
+    ),
+    hardware=Hardware(memory=8.0),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

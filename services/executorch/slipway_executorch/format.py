@@ -14,6 +14,7 @@ from slipway.formats import (
     ModelSize,
     Needs,
     PlannedTask,
+    Quantization,
     RefusedLevel,
     Requirements,
     Runtime,
@@ -74,13 +75,15 @@ FORMAT = Format(
     settings=ExecutorchConfiguration,
     plan=plan,
     levels=(LEVEL,),
-    refused_levels={
-        "int4": RefusedLevel("XNNPACK multiplies 4-bit weights by 8-bit activations", instead=LEVEL),
-        "int8": RefusedLevel("its 8-bit weights are not made here", instead=LEVEL),
-    },
+    quantization=Quantization(
+        refused={
+            "int4": RefusedLevel("XNNPACK multiplies 4-bit weights by 8-bit activations", instead=LEVEL),
+            "int8": RefusedLevel("its 8-bit weights are not made here", instead=LEVEL),
+        },
+        group_sizes=GROUP_SIZES,
+    ),
     rank=40,
     output_bytes=output_bytes,
-    group_sizes=GROUP_SIZES,
     runtime=Runtime(
         name="executorch",
         files=("*.pte",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Hardware, Installation, Stage
 from slipway_executorch.params import PRODUCT, ExecutorchParams
 
 
@@ -31,10 +31,12 @@ STAGE = Stage(
     params=ExecutorchParams,
     run=run,
     libraries=("executorch", "torch", "torchao", "transformers"),
-    own_environment="it pins torchao and versions of what other tools need",
+    forecast=Forecast(
+        output_bytes=lambda params, size: size.at_level(params.level) + 4 * size.largest,
+        refuses=lambda _, config: config.why_no_text_graph(PRODUCT),
+    ),
+    hardware=Hardware(memory=8.0),
+    installation=Installation(own_environment="it pins torchao and versions of what other tools need"),
     effort=Effort(seconds=20.0, seconds_per_gb=40.0),
-    output_bytes=lambda params, size: size.at_level(str(params.get("level", "none"))) + 4 * size.largest,
-    model_memory=8.0,
-    refuses=lambda _, config: config.why_no_text_graph(PRODUCT),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -10,11 +10,12 @@ from slipway.formats import (
     LevelSettings,
     ModelSize,
     PlannedTask,
+    Quantization,
     RefusedLevel,
     Runtime,
     Usage,
 )
-from slipway_gguf.params import INPUT_ROUNDINGS, LEVELS, UNQUANTIZED
+from slipway_gguf.params import INPUT_ROUNDINGS, LEVELS, UNQUANTIZED, GGUFParams
 from slipway_gguf.stage import output_bytes
 
 _USUAL = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs", "q4_0", "", "bf16")
@@ -59,7 +60,7 @@ def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
 
 def level_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
     """Estimate an output's size."""
-    return output_bytes({"type": level or UNQUANTIZED}, size)
+    return output_bytes(GGUFParams.model_validate({"type": level or UNQUANTIZED}), size)
 
 
 FORMAT = Format(
@@ -68,15 +69,17 @@ FORMAT = Format(
     settings=GGUFConfiguration,
     plan=plan,
     levels=tuple(name for name in LEVELS if name not in ("f32", UNQUANTIZED)),
-    unquantized_level=UNQUANTIZED,
-    text_levels=tuple(name for name, level in LEVELS.items() if level.weighs),
-    refused_levels={
-        "fp16": RefusedLevel("its unquantized file is float16", instead=UNQUANTIZED),
-        "int8": RefusedLevel("llama.cpp has types of its own", instead="q8_0"),
-        "w8a8": RefusedLevel("llama.cpp has types of its own", instead="q8_0"),
-        "int4": RefusedLevel("llama.cpp has types of its own", instead="q4_k_m"),
-        "int3": RefusedLevel("llama.cpp has types of its own", instead="q4_k_m"),
-    },
+    quantization=Quantization(
+        unquantized=UNQUANTIZED,
+        text_levels=tuple(name for name, level in LEVELS.items() if level.weighs),
+        refused={
+            "fp16": RefusedLevel("its unquantized file is float16", instead=UNQUANTIZED),
+            "int8": RefusedLevel("llama.cpp has types of its own", instead="q8_0"),
+            "w8a8": RefusedLevel("llama.cpp has types of its own", instead="q8_0"),
+            "int4": RefusedLevel("llama.cpp has types of its own", instead="q4_k_m"),
+            "int3": RefusedLevel("llama.cpp has types of its own", instead="q4_k_m"),
+        },
+    ),
     rank=30,
     output_bytes=level_bytes,
     runtime=Runtime(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.estimates import ModelSize
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_gguf.architectures import refusal_reason
 from slipway_gguf.params import LEVELS, GGUFParams
 
@@ -26,9 +25,9 @@ def run(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -> dict[st
     return {"gguf": export_model(inputs, params, ctx)}
 
 
-def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
+def output_bytes(params: GGUFParams, size: ModelSize) -> int:
     """Return an upper estimate of a folder's size: the file with the vocabulary, and the tokenizer's own files."""
-    each = LEVELS[params["type"]].bytes_per_weight if params.get("type") in LEVELS else 2.0
+    each = LEVELS[params.type].bytes_per_weight
     return int(size.weights * each * _SHARE_OF_FLOAT32) + 3 * size.companion_bytes
 
 
@@ -42,7 +41,6 @@ STAGE = Stage(
     run=run,
     libraries=("gguf", "jinja2", "numpy", "xllamacpp"),
     effort=Effort(seconds=2.0, seconds_per_gb=6.0, phases={"weights": (0.05, 0.95)}),
-    output_bytes=output_bytes,
-    refuses=lambda _, config: refusal_reason(config),
+    forecast=Forecast(output_bytes=output_bytes, refuses=lambda _, config: refusal_reason(config)),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

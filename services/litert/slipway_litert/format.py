@@ -14,6 +14,7 @@ from slipway.formats import (
     ModelSize,
     Needs,
     PlannedTask,
+    Quantization,
     RefusedLevel,
     Requirements,
     Runtime,
@@ -68,7 +69,7 @@ FORMAT = Format(
     settings=LitertConfiguration,
     plan=plan,
     levels=(LEVEL,),
-    refused_levels={"int4": RefusedLevel("its 4-bit weights are not made here", instead=LEVEL)},
+    quantization=Quantization(refused={"int4": RefusedLevel("its 4-bit weights are not made here", instead=LEVEL)}),
     rank=45,
     output_bytes=output_bytes,
     runtime=Runtime(

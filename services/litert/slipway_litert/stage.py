@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Hardware, Installation, Stage
 from slipway_litert.params import PRODUCT, LitertParams
 
 
@@ -31,10 +31,12 @@ STAGE = Stage(
     params=LitertParams,
     run=run,
     libraries=("ai-edge-litert", "ai-edge-quantizer", "litert-converter", "litert-torch", "torch", "transformers"),
-    own_environment="its converter takes an older typing-extensions",
+    forecast=Forecast(
+        output_bytes=lambda params, size: size.at_level(params.level) + 4 * size.largest,
+        refuses=lambda _, config: config.why_no_text_graph(PRODUCT),
+    ),
+    hardware=Hardware(memory=8.0),
+    installation=Installation(own_environment="its converter takes an older typing-extensions"),
     effort=Effort(seconds=20.0, seconds_per_gb=60.0),
-    output_bytes=lambda params, size: size.at_level(str(params.get("level", "none"))) + 4 * size.largest,
-    model_memory=8.0,
-    refuses=lambda _, config: config.why_no_text_graph(PRODUCT),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -10,7 +10,9 @@ from slipway.formats import (
     LevelSettings,
     ModelSize,
     PlannedTask,
+    Quantization,
     Runtime,
+    SectionRules,
     Usage,
     quantized,
 )
@@ -53,7 +55,13 @@ FORMAT = Format(
     is_model=True,
     needs_tokenizer=lambda settings: settings.save_tokenizer,
     rank=0,
-    variables={"save_tokenizer": "EXPORT_SAVE_TOKENIZER"},
+    quantization=Quantization(
+        calibrated=True, zero_points=False, quantizer="slipway_quantize.own_quantizers:CHECKPOINTS"
+    ),
+    rules=SectionRules(
+        variables={"save_tokenizer": "EXPORT_SAVE_TOKENIZER"},
+        sample='{enabled: true, save_tokenizer: true, quantization: "int4"}',
+    ),
     output_bytes=output_bytes,
     runtime=Runtime(
         families=None,
@@ -63,9 +71,7 @@ FORMAT = Format(
         # compressed-tensors rounds inputs per token, or in ranges that lie in the output.
         rounds={"w8a8": "int8/row", "fp8": "float8/row", "fp8_static": "static"},
     ),
-    calibrated=True,
-    zero_points=False,  # transformers 5.23 unpacks all layers of a model with zero points by one scheme
-    quantizer="slipway_quantize.own_quantizers:CHECKPOINTS",
+    # transformers 5.23 unpacks all layers of a model with zero points by one scheme
     usage=Usage(
         template=("slipway_merge", "usage.example.j2"),
         library="transformers",
@@ -87,5 +93,4 @@ FORMAT = Format(
         ),
         Fit("cpu-server", "transformers runs it as it is; graphs are faster", levels=("",), rank=60),
     ),
-    sample='{enabled: true, save_tokenizer: true, quantization: "int4"}',
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.machine.environment import set_variable
-from slipway.stage import Context, Effort, Role, Stage
+from slipway.stage import Context, Deferral, Effort, Forecast, Keeps, Role, Stage
 from slipway_merge.params import MergeParams
 
 
@@ -34,12 +34,13 @@ STAGE = Stage(
     params=MergeParams,
     run=run,
     libraries=("numpy", "ml_dtypes", "peft", "torch", "transformers"),
-    resumable=True,
+    keeps=Keeps.PIECES,
+    forecast=Forecast(
+        output_bytes=lambda params, size: (
+            size.companion_bytes + (0 if params.weights == "deferred" else size.weight_bytes)
+        )
+    ),
+    deferral=Deferral(leaves_out=lambda params: params.verify != "full", reader="slipway_merge.deferred:MergedWeights"),
     role=Role.MERGE,
     effort=Effort(seconds_per_gb=5.0, phases={"check": (0.0, 0.05), "merge": (0.05, 0.7), "verify": (0.7, 0.95)}),
-    output_bytes=lambda params, size: (
-        size.companion_bytes + (0 if params.get("weights") == "deferred" else size.weight_bytes)
-    ),
-    defers=lambda params: params.get("verify") != "full",
-    reader="slipway_merge.deferred:MergedWeights",
 )

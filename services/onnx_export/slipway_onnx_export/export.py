@@ -63,7 +63,7 @@ def export_model(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Cont
     torch.set_num_threads(ctx.threads)
     started = time.monotonic()
     source = open_source(inputs["pytorch"], inputs)
-    deferred = params.weights == "deferred" and can_leave_out(params.model_dump())
+    deferred = params.weights == "deferred" and can_leave_out(params)
     if source.stand_ins and not deferred:
         source = _open_with_values(source, ctx)
     try:

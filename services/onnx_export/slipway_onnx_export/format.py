@@ -17,8 +17,10 @@ from slipway.formats import (
     ModelSize,
     PlannedTask,
     Problem,
+    Quantization,
     RefusedLevel,
     Runtime,
+    SectionRules,
     Usage,
     quantized,
     wrong_value,
@@ -280,11 +282,19 @@ FORMAT = Format(
     settings=OnnxConfiguration,
     plan=plan,
     levels=("fp16", "int8", "int8_dynamic", "int8_static", "int4"),
-    refused_levels={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
+    quantization=Quantization(
+        refused={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
+        calibrated=True,
+        quantizer="slipway_quantize.own_quantizers:GRAPHS",
+        packager="slipway_onnx_export.packaging.packages:complete_level",
+    ),
+    rules=SectionRules(
+        conflicts=conflicts,
+        cautions=cautions,
+        flags={"--layers": "activations.layers"},
+        sample='{enabled: true, shapes: dynamic, optimize_graph: true, quantization: ["int8", "int4"]}',
+    ),
     rank=10,
-    conflicts=conflicts,
-    cautions=cautions,
-    flags={"--layers": "activations.layers"},
     output_bytes=output_bytes,
     longest_text=longest_text,
     runtime=Runtime(
@@ -304,7 +314,6 @@ FORMAT = Format(
         },
         inspect="slipway_onnx_export.inspection.stage:INSPECTION",
     ),
-    calibrated=True,
     fits=(
         Fit(
             "browser",
@@ -349,8 +358,6 @@ FORMAT = Format(
         Fit("android", "ONNX Runtime runs on Android's processors", levels=("int4", "int8_dynamic", "int8"), rank=20),
         Fit("nvidia", "ONNX Runtime's CUDA provider runs it on any NVIDIA GPU", levels=("fp16", ""), rank=20),
     ),
-    quantizer="slipway_quantize.own_quantizers:GRAPHS",
-    packager="slipway_onnx_export.packaging.packages:complete_level",
     usage=Usage(
         template=("slipway_onnx_export", "usage.example.j2"),
         library="onnx",
@@ -364,5 +371,4 @@ FORMAT = Format(
         },
     ),
     media_types={".onnx": "application/vnd.onnx"},
-    sample='{enabled: true, shapes: dynamic, optimize_graph: true, quantization: ["int8", "int4"]}',
 )

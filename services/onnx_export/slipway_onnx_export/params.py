@@ -191,13 +191,13 @@ def describe_replaced_opset(opset: int) -> str:
     )
 
 
-def opset_advice(params: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def opset_advice(params: OnnxExportParams) -> tuple[str, str, str] | None:
     """Return the parameter, message and remedy if a task's opset will be replaced by another; None otherwise."""
-    message = describe_replaced_opset(params.get("opset") or 0)
+    message = describe_replaced_opset(params.opset or 0)
     return ("opset", message, "set formats.onnx.opset_version to 0 for the engine's best") if message else None
 
 
-def can_leave_out(params: Mapping[str, Any]) -> bool:
+def can_leave_out(params: OnnxExportParams) -> bool:
     """Return whether weights may be left out with these parameters: nothing of this stage needs them."""
-    unusual = any(params.get(name, value) != value for name, value in _NEEDED.items())
-    return not (unusual or params.get("parity") == "always" or params.get("packaging") or params.get("activations"))
+    unusual = any(getattr(params, name) != value for name, value in _NEEDED.items())
+    return not (unusual or params.parity == "always" or params.packaging or params.activations)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipway.estimates import GRAPH_BYTES
 from slipway.machine.onnx_runtime import runtime_provider
-from slipway.stage import Context, Effort, Provider, Stage, library_provider
+from slipway.stage import Context, Deferral, Effort, Forecast, Installation, Provider, Stage, library_provider
 from slipway_onnx_export.activations.settings import describe_activations
 from slipway_onnx_export.params import LIBRARIES, OnnxExportParams, can_leave_out, opset_advice, refusal_reason
 
@@ -36,18 +36,21 @@ STAGE = Stage(
     params=OnnxExportParams,
     run=run,
     libraries=LIBRARIES,
-    probe=probe,
+    forecast=Forecast(
+        output_bytes=lambda params, size: GRAPH_BYTES if params.weights == "deferred" else size.graph_bytes,
+        advice=opset_advice,
+        describes=describe_activations,
+        refuses=lambda _, config: refusal_reason(config),
+    ),
+    deferral=Deferral(
+        leaves_out=can_leave_out, reads=lambda params: ("pytorch",) if params.weights == "deferred" else ()
+    ),
+    installation=Installation(probe=probe),
     effort=Effort(
         seconds=8.0,
         seconds_per_gb=15.0,
         phases={"graph": (0.1, 0.3), "weights": (0.3, 0.7), "parity": (0.7, 0.95)},
     ),
-    output_bytes=lambda params, size: GRAPH_BYTES if params.get("weights") == "deferred" else size.graph_bytes,
     optional_inputs=("base", "adapter"),
-    defers=can_leave_out,
-    reads_deferred=lambda params: ("pytorch",) if params.get("weights") == "deferred" else (),
-    advice=opset_advice,
-    describes=describe_activations,
-    refuses=lambda _, config: refusal_reason(config),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

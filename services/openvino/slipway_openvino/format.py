@@ -13,6 +13,7 @@ from slipway.formats import (
     LevelSettings,
     ModelSize,
     PlannedTask,
+    Quantization,
     RefusedLevel,
     Runtime,
     Usage,
@@ -79,10 +80,12 @@ FORMAT = Format(
     settings=OpenVinoConfiguration,
     plan=plan,
     levels=("fp16", "int8", "int4"),
-    refused_levels={"bf16": RefusedLevel("its processors take weights of 16 bits in float16", instead="fp16")},
+    quantization=Quantization(
+        refused={"bf16": RefusedLevel("its processors take weights of 16 bits in float16", instead="fp16")},
+        calibrated=True,
+    ),
     rank=30,
     output_bytes=output_bytes,
-    calibrated=True,
     runtime=Runtime(
         name="openvino",
         files=(MODEL, DECODER_MODEL),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_openvino.params import OpenVinoParams, refusal_reason
 
 
@@ -36,7 +36,9 @@ STAGE = Stage(
         seconds_per_gb=2.0,
         phases={"read": (0.0, 0.2), "write": (0.2, 0.6), "tokenizer": (0.6, 1.0)},
     ),
-    output_bytes=lambda params, size: size.at_level(params["level"]) if params.get("level") else size.graph_bytes,
-    refuses=lambda _, config: refusal_reason(config),
+    forecast=Forecast(
+        output_bytes=lambda params, size: size.at_level(params.level) if params.level else size.graph_bytes,
+        refuses=lambda _, config: refusal_reason(config),
+    ),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Role, Stage
+from slipway.stage import Context, Effort, Forecast, Role, Stage
 from slipway_prepare.params import PrepareParams
 
 
@@ -32,5 +32,5 @@ STAGE = Stage(
     libraries=("compressed-tensors", "torch", "transformers"),
     role=Role.PREPARATION,
     effort=Effort(seconds_per_gb=10.0),
-    output_bytes=lambda _, size: size.stored_bytes,
+    forecast=Forecast(output_bytes=lambda _, size: size.stored_bytes),
 )

@@ -32,7 +32,7 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights import reading
 from slipway.model.weights.reading import Weights
 from slipway_quantize.grid import rounding
-from slipway_quantize.levels import unknown_family_reason
+from slipway_quantize.refusals import unknown_family_reason
 
 DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -91,7 +91,7 @@ class QuantizeParams(StageParams):
     @field_validator("format")
     @classmethod
     def _has_quantizer(cls, value: str) -> str:
-        known = tuple(name for name, each in formats().items() if each.quantizer)
+        known = tuple(name for name, each in formats().items() if each.quantization.quantizer)
         if value not in known:
             raise ValueError(f"{value!r} is not a format that can be quantized here; {did_you_mean(value, known)}")
         return value

@@ -57,7 +57,7 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
 
 
 def _load_calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibration:
-    if params.integers is None or not load_format(params.format).calibrated:
+    if params.integers is None or not load_format(params.format).quantization.calibrated:
         raise mismatch_error(f"{params.format} at level {params.level} takes none")
     calibration = Calibration(folder, params.integers)
     if load_format(params.format).is_model:
@@ -90,7 +90,7 @@ def _refuse_level(params: QuantizeParams) -> None:
     output_format = load_format(params.format)
     if params.level in output_format.levels:
         return
-    refused = output_format.refused_levels.get(params.level)
+    refused = output_format.quantization.refused.get(params.level)
     raise QuantizationError(
         f"{params.level} is not made for {output_format.title}" + (f": {refused.why}" if refused else ""),
         reason="QUANTIZATION_UNSUPPORTED",

@@ -52,7 +52,7 @@ def load_quantizer(format_name: str) -> Quantizer:
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: the format has none, or its quantizer cannot be imported.
     """
-    quantizer: Quantizer | None = _load(format_name, load_format(format_name).quantizer, "quantizer")
+    quantizer: Quantizer | None = _load(format_name, load_format(format_name).quantization.quantizer, "quantizer")
     if quantizer is None:
         raise _format_error(format_name, "names no quantizer")
     return quantizer
@@ -64,7 +64,7 @@ def load_packager(format_name: str) -> Packager | None:
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: it cannot be imported.
     """
-    packager: Packager | None = _load(format_name, load_format(format_name).packager, "packager")
+    packager: Packager | None = _load(format_name, load_format(format_name).quantization.packager, "packager")
     return packager
 
 

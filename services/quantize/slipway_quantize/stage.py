@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Role, Stage
-from slipway_quantize.levels import reads_deferred, refusal_reason
+from slipway.stage import Context, Deferral, Effort, Forecast, Role, Stage
 from slipway_quantize.params import QuantizeParams
+from slipway_quantize.refusals import reads_deferred, refusal_reason
 
 
 def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dict[str, Path]:
@@ -33,13 +33,12 @@ STAGE = Stage(
     params=QuantizeParams,
     run=run,
     libraries=("compressed-tensors", "onnx-ir", "onnxruntime", "safetensors", "torch", "transformers"),
-    reads_deferred=reads_deferred,
+    forecast=Forecast(output_bytes=lambda params, size: size.at_level(params.level), refuses=refusal_reason),
+    deferral=Deferral(reads=reads_deferred),
     role=Role.QUANTIZATION,
     effort=Effort(
         seconds_per_gb=6.0,
         phases={"quantize": (0.05, 0.8), "cast": (0.05, 0.8), "ranges": (0.05, 0.5), "check": (0.8, 0.95)},
     ),
-    output_bytes=lambda params, size: size.at_level(params["level"]),
-    refuses=refusal_reason,
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

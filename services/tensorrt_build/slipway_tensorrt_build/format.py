@@ -18,9 +18,11 @@ from slipway.formats import (
     Needs,
     PlannedTask,
     Problem,
+    Quantization,
     RefusedLevel,
     Requirements,
     Runtime,
+    SectionRules,
     Texts,
     Usage,
     quantized,
@@ -168,18 +170,20 @@ FORMAT = Format(
     settings=TensorRTConfiguration,
     plan=plan,
     levels=LEVELS,
-    refused_levels={
-        "int8": RefusedLevel(
-            "it multiplies integers only where those of activations are known too", instead="int8_static"
-        ),
-        "int8_dynamic": RefusedLevel("it finds no ranges of activations while it runs", instead="int8_static"),
-        "fp8": RefusedLevel("it finds no ranges of activations while it runs", instead="fp8_static"),
-        "int4": RefusedLevel("graphs of this level have operators of ONNX Runtime", instead="int8_static"),
-    },
+    quantization=Quantization(
+        refused={
+            "int8": RefusedLevel(
+                "it multiplies integers only where those of activations are known too", instead="int8_static"
+            ),
+            "int8_dynamic": RefusedLevel("it finds no ranges of activations while it runs", instead="int8_static"),
+            "fp8": RefusedLevel("it finds no ranges of activations while it runs", instead="fp8_static"),
+            "int4": RefusedLevel("graphs of this level have operators of ONNX Runtime", instead="int8_static"),
+        },
+        quantizer="slipway_quantize.own_quantizers:GRAPHS_FOR_TENSORRT",
+    ),
+    rules=SectionRules(conflicts=conflicts, sample='{enabled: true, targets: ["sm89"]}'),
     rank=20,
     output_bytes=output_bytes,
-    conflicts=conflicts,
-    quantizer="slipway_quantize.own_quantizers:GRAPHS_FOR_TENSORRT",
     runtime=Runtime(
         name="tensorrt",
         files=("*.engine",),
@@ -207,5 +211,4 @@ FORMAT = Format(
         ),
     ),
     media_types={".engine": "application/vnd.nvidia.tensorrt-engine"},
-    sample='{enabled: true, targets: ["sm89"]}',
 )

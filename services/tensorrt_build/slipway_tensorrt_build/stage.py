@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, TEXT_FAMILIES
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Hardware, Installation, Keeps, Stage
 from slipway_tensorrt_build.builders import probe
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.profiles import check_positions, positions_of
@@ -38,17 +34,13 @@ def refusal_reason(config: ModelConfig) -> str:
     return f"the model is {config.description}, and engines are built for text decoders and encoders only"
 
 
-def check_ranges(params: Mapping[str, Any], config: ModelConfig) -> None:
+def check_ranges(params: TensorRTBuildParams, config: ModelConfig) -> None:
     """Refuse ranges that begin beyond the positions of the model with this ``config.json``, before the graph is exported.
 
     Raises:
         slipway.errors.TensorRTBuildError: ``TENSORRT_PROFILE_INVALID``.
     """
-    try:
-        parsed = TensorRTBuildParams.model_validate_json(json.dumps(dict(params)))
-    except ValidationError:
-        return  # the stage refuses these by name
-    check_positions(parsed, positions_of(config), cached=config.family is DECODER)
+    check_positions(params, positions_of(config), cached=config.family is DECODER)
 
 
 STAGE = Stage(
@@ -59,15 +51,14 @@ STAGE = Stage(
     params=TensorRTBuildParams,
     run=run,
     libraries=("tensorrt", "tensorrt-rtx"),
-    device_bound=True,
-    remembers=True,
-    probe=probe,
-    alternatives=True,
+    keeps=Keeps.MEMORY,
+    forecast=Forecast(
+        output_bytes=lambda _, size: size.graph_bytes,
+        describes=check_ranges,
+        refuses=lambda _, config: refusal_reason(config),
+    ),
+    hardware=Hardware(device_bound=True, gpu_memory=1.0, gpu_bound_output=True),
+    installation=Installation(probe=probe, alternatives=True),
     effort=Effort(seconds=60.0, seconds_per_gb=120.0),
-    output_bytes=lambda _, size: size.graph_bytes,
-    model_gpu_memory=1.0,
-    gpu_bound_output=True,
-    describes=check_ranges,
-    refuses=lambda _, config: refusal_reason(config),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

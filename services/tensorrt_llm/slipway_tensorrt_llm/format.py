@@ -17,7 +17,7 @@ from slipway.formats import (
     Usage,
 )
 from slipway_tensorrt_llm import stage
-from slipway_tensorrt_llm.params import MOST_PARTS, Dtype
+from slipway_tensorrt_llm.params import MOST_PARTS, Dtype, TensorRTLLMParams
 
 
 class TensorRTLLMConfiguration(FormatSettings):
@@ -34,8 +34,8 @@ class TensorRTLLMConfiguration(FormatSettings):
     pp: int = Field(default=1, ge=1, le=MOST_PARTS)
 
 
-def _params(settings: TensorRTLLMConfiguration) -> dict[str, object]:
-    return {"dtype": settings.dtype, "tp": settings.tp, "pp": settings.pp}
+def _params(settings: TensorRTLLMConfiguration) -> TensorRTLLMParams:
+    return TensorRTLLMParams(dtype=settings.dtype, tp=settings.tp, pp=settings.pp)
 
 
 def plan(request: FormatRequest[TensorRTLLMConfiguration]) -> tuple[PlannedTask, ...]:
@@ -44,7 +44,7 @@ def plan(request: FormatRequest[TensorRTLLMConfiguration]) -> tuple[PlannedTask,
         PlannedTask(
             id=request.name,
             stage="tensorrt_llm",
-            params=_params(request.settings),
+            params=_params(request.settings).model_dump(),
             inputs={"pytorch": request.model},
             format=request.name,
             requirements=Requirements(any_of=(Needs(libraries=("ml_dtypes", "numpy")),)),

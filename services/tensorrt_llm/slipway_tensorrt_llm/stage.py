@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.estimates import ModelSize
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_tensorrt_llm.models.model import refusal_reason
 from slipway_tensorrt_llm.params import TensorRTLLMParams
 
@@ -27,12 +26,12 @@ def run(inputs: Mapping[str, Path], params: TensorRTLLMParams, ctx: Context) -> 
     return {"tensorrt_llm": export_model(inputs["pytorch"], params, ctx)}
 
 
-def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
+def output_bytes(params: TensorRTLLMParams, size: ModelSize) -> int:
     """Return an upper estimate of a folder's size.
 
     A tied head is stored too, each GPU of a layer has the embedding, and several may have the same keys.
     """
-    tp, each = int(params.get("tp", 1)), _BYTES.get(str(params.get("dtype")))
+    tp, each = params.tp, _BYTES.get(params.dtype)
     weights, largest = (size.weights * each, size.largest * each) if each else (size.weight_bytes, size.largest_bytes)
     return int(weights * (1 + _REPEATED * (tp - 1))) + tp * largest + size.companion_bytes
 
@@ -46,7 +45,6 @@ STAGE = Stage(
     run=run,
     libraries=("ml_dtypes", "numpy"),
     effort=Effort(seconds=1.0, seconds_per_gb=4.0, phases={"weights": (0.0, 0.6), "checking": (0.6, 1.0)}),
-    output_bytes=output_bytes,
-    refuses=refusal_reason,
+    forecast=Forecast(output_bytes=output_bytes, refuses=refusal_reason),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -14,6 +14,7 @@ from slipway.formats import (
     ModelSize,
     Needs,
     PlannedTask,
+    Quantization,
     RefusedLevel,
     Requirements,
     Runtime,
@@ -99,7 +100,7 @@ TORCHSCRIPT = Format(
     settings=TorchScriptConfiguration,
     plan=plan_torchscript,
     levels=tuple(params.LEVELS),
-    refused_levels=_REFUSED,
+    quantization=Quantization(refused=_REFUSED),
     rank=30,
     output_bytes=output_bytes,
     runtime=Runtime(
@@ -124,7 +125,7 @@ TORCH_EXPORT = Format(
     settings=TorchExportConfiguration,
     plan=plan_torch_export,
     levels=tuple(params.LEVELS),
-    refused_levels=_REFUSED,
+    quantization=Quantization(refused=_REFUSED),
     rank=31,
     output_bytes=output_bytes,
     runtime=Runtime(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from slipway.estimates import ModelSize
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Hardware, Stage
 from slipway_torchscript.params import TorchExportParams, TorchScriptParams, refusal_reason
 
 _LIBRARIES = ("torch", "transformers")
@@ -41,10 +39,6 @@ def write_torch_export(inputs: Mapping[str, Path], params: TorchExportParams, ct
     return {"torch_export": target}
 
 
-def _output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
-    return size.at_level(str(params.get("level", "none")))
-
-
 TORCHSCRIPT = Stage(
     name="torchscript",
     version=1,
@@ -54,9 +48,10 @@ TORCHSCRIPT = Stage(
     run=write_torchscript,
     libraries=_LIBRARIES,
     effort=Effort(seconds=15.0, seconds_per_gb=20.0),
-    output_bytes=_output_bytes,
-    model_memory=3.0,
-    refuses=lambda _, config: refusal_reason(config),
+    forecast=Forecast(
+        output_bytes=lambda params, size: size.at_level(params.level), refuses=lambda _, config: refusal_reason(config)
+    ),
+    hardware=Hardware(memory=3.0),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )
 TORCH_EXPORT = Stage(
@@ -68,8 +63,9 @@ TORCH_EXPORT = Stage(
     run=write_torch_export,
     libraries=_LIBRARIES,
     effort=Effort(seconds=30.0, seconds_per_gb=30.0),
-    output_bytes=_output_bytes,
-    model_memory=3.0,
-    refuses=lambda _, config: refusal_reason(config),
+    forecast=Forecast(
+        output_bytes=lambda params, size: size.at_level(params.level), refuses=lambda _, config: refusal_reason(config)
+    ),
+    hardware=Hardware(memory=3.0),
     recovery=Path(__file__).with_name("recovery_of_programs.yaml"),
 )

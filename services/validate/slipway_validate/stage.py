@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.machine.onnx_runtime import runtime_provider
-from slipway.stage import Context, Effort, Provider, Role, Stage, library_provider
+from slipway.stage import Context, Effort, Hardware, Installation, Provider, Role, Stage, library_provider
 from slipway_validate.params import ValidateParams
 
 
@@ -45,14 +45,14 @@ STAGE = Stage(
         "tensorrt-rtx",
     ),
     more_inputs=True,
-    device_bound=True,  # an engine runs only on the GPU it was built for, and speed is measured
-    probe=probe,
+    hardware=Hardware(device_bound=True, memory=2.0),
+    installation=Installation(probe=probe),  # an engine runs only on the GPU it was built for, and speed is measured
     role=Role.VALIDATION,
     effort=Effort(
         seconds=10.0,
         seconds_per_gb=40.0,
         phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "stored": (0.15, 0.2), "output": (0.15, 0.97)},
     ),
-    model_memory=2.0,  # a graph in 32 bits is loaded as a whole; the weights of PyTorch models are mapped
+    # a graph in 32 bits is loaded as a whole; the weights of PyTorch models are mapped
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -15,7 +15,7 @@ from slipway.formats.contract import Format
 from slipway.formats.registry import formats, translate_format_errors
 from slipway.formats.targets import ALIASES, TARGETS, Fit, target_name
 from slipway.formats.tasks import FormatRequest
-from slipway.registry import known_stage
+from slipway.model.configuration import ModelConfig
 from slipway.settings.problems import near_names
 from slipway.sizes import format_size
 
@@ -112,15 +112,15 @@ def _candidates(fit: Fit, each: Format[Any], subject: Subject | None, memory: in
         yield Candidate(each.name, level, fit.why, fit.source, fit.settings, size, needed, unfit, fit.variant)
 
 
-def _find_refusal(each: Format[Any], fit: Fit, level: str, config: Mapping[str, Any]) -> str:
+def _find_refusal(each: Format[Any], fit: Fit, level: str, config: ModelConfig) -> str:
     """Return why a stage that the output needs refuses a model with this configuration; empty if none does."""
     with translate_format_errors(each):
         section = each.settings(**fit.settings)
         levels = (level,) if level else ()
         request = FormatRequest(each.name, section, levels, "model", base="base", adapter="adapter")
         tasks = each.plan(request)
-    stages = ((known_stage(task.stage), task.params) for task in tasks)
-    return next((why for stage, params in stages if stage and (why := stage.refuses(params, config))), "")
+    calls = (known for task in tasks if (known := task.known()))
+    return next((why for stage, params in calls if (why := stage.forecast.refuses(params, config))), "")
 
 
 def _unfit_message(target: str, family: str, candidates: list[Candidate]) -> tuple[str]:

@@ -55,6 +55,6 @@ def action_key(stage: Stage[Any], inputs: Mapping[str, str], params: StageParams
         "inputs": dict(inputs),
         "params": params.model_dump(mode="json"),
         "libraries": stage.library_versions(),
-        "gpu_architecture": gpu_architecture if stage.device_bound else "",
+        "gpu_architecture": gpu_architecture if stage.hardware.device_bound else "",
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -51,7 +51,7 @@ def reads_text(configuration: Sections) -> bool:
     taken = named and (
         any(level in LEVELS and LEVELS[level].takes_text for level in _requested_levels(configuration))
         or any(
-            level in each.text_levels
+            level in each.quantization.text_levels
             for each, _ in configuration.formats.enabled()
             for level in configuration.levels(each.name)
         )

@@ -24,7 +24,7 @@ _COMMON: Mapping[str, str] = {
 }
 FLAGS: Mapping[str, str] = {
     **_COMMON,
-    **{flag: f"formats.{name}.{key}" for name, each in formats().items() for flag, key in each.flags.items()},
+    **{flag: f"formats.{name}.{key}" for name, each in formats().items() for flag, key in each.rules.flags.items()},
 }
 """Setting of each flag; formats bring the flags of their own settings."""
 
@@ -182,7 +182,7 @@ def _read_option(each: Format[Any], option: str, asked: _Request, layer: Layer) 
             asked.settings.setdefault(setting, []).append(value.lower() if known else value)
         return
     level = option.lower()
-    if level in (NONE, each.unquantized_level):
+    if level in (NONE, each.quantization.unquantized):
         asked.unquantized = True
     elif level in each.levels:
         asked.levels += [level] if level not in asked.levels else []
@@ -243,11 +243,11 @@ def _unknown_option(each: Format[Any], option: str) -> Problem:
     if not each.levels:
         known = ", ".join(options_of(each))
         return Problem(f"formats.{each.name}", f"has no levels, and {quoted(option)} is no setting", known, FLAG)
-    if refused := each.refused_levels.get(level):
+    if refused := each.quantization.refused.get(level):
         remedy = f"write {each.name}:{refused.instead}"
         return Problem(key, f"{level} is not delivered as {each.name}: {refused.why}", remedy, FLAG)
     others = [f"{other.name}:{level}" for other in formats().values() if level in other.levels]
-    near = near_names(option, (*each.levels, *filter(None, (each.unquantized_level,))))
+    near = near_names(option, (*each.levels, *filter(None, (each.quantization.unquantized,))))
     if others:
         return Problem(key, f"{level} is not a level of {each.name}", f"{near}; there is {' and '.join(others)}", FLAG)
     return Problem(key, f"{quoted(option)} is not a level of {each.name}", near, FLAG)

@@ -100,7 +100,7 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
                 f"optimization.group_size: {each.name} has no groups of {wanted} weights, and gets groups of {size}"
             )
         with translate_format_errors(each):
-            warnings += each.cautions(section)
+            warnings += each.rules.cautions(section)
     return (*warnings, *_find_unfit_outputs(configuration))
 
 
@@ -110,8 +110,8 @@ def _find_unfit_outputs(configuration: Sections) -> Iterable[str]:
     for each, section in configuration.formats.enabled() if target else ():
         fit = {kind for one in each.fits if one.target == target for kind in one.kinds}
         with translate_format_errors(each):
-            unquantized = [""] if configuration.unquantized(each.name) and each.plain(section) else []
-            variants = tuple(each.variants(section))
+            unquantized = [""] if configuration.unquantized(each.name) and each.variants.plain(section) else []
+            variants = tuple(each.variants.names(section))
         for level in [*unquantized, *configuration.levels(each.name), *variants]:
             if level not in fit:
                 how = f"; {_join_levels(sorted(fit))} of this format fits" if fit else ", as no level of this format is"
@@ -194,7 +194,7 @@ def _refused_levels(configuration: Sections) -> Iterable[Problem]:
 
 def _nearest_level(each: Format[Any], level: str) -> tuple[str, str]:
     """Return the format's nearest level to one it lacks, and the reason it lacks it, worded as the end of a sentence."""
-    refused = each.refused_levels.get(level)
+    refused = each.quantization.refused.get(level)
     return (
         (refused.instead, f": {refused.why}") if refused else (each.levels[0], f", which has {', '.join(each.levels)}")
     )
@@ -214,7 +214,7 @@ def _conflicts_of_formats(configuration: Sections) -> Iterable[Problem]:
     for each, section in configuration.formats.enabled():
         with translate_format_errors(each):
             problems = [
-                replace(problem, key=f"formats.{each.name}.{problem.key}") for problem in each.conflicts(section)
+                replace(problem, key=f"formats.{each.name}.{problem.key}") for problem in each.rules.conflicts(section)
             ]
         yield from problems
 

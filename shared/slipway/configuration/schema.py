@@ -63,7 +63,7 @@ def values(key: str) -> tuple[str, ...]:
     kind = _type_of(key)
     if get_origin(kind) is tuple and get_args(kind)[0] is Level:
         of_format = formats().get(key.removeprefix("formats.").partition(".")[0])
-        named = filter(None, (of_format.unquantized_level, *of_format.levels)) if of_format else levels()
+        named = filter(None, (of_format.quantization.unquantized, *of_format.levels)) if of_format else levels()
         return ("none", *named)
     if kind is bool:
         return ("true", "false")

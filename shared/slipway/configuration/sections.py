@@ -322,14 +322,14 @@ class Sections(Section):
 
     def levels(self, format_name: str) -> tuple[Level, ...]:
         """Return the quantization levels requested of a format: its own setting or the common one; empty if it has no levels."""
-        unquantized = formats()[format_name].unquantized_level
+        unquantized = formats()[format_name].quantization.unquantized
         return tuple(level for level in self._requested_levels(format_name) if level != unquantized)
 
     def unquantized(self, format_name: str) -> bool:
         """Return whether a format is delivered unquantized: by its setting, or by another name in its levels."""
         section = self.formats[format_name]
         by_setting = not isinstance(section, LevelSettings) or section.unquantized
-        return by_setting or formats()[format_name].unquantized_level in self._requested_levels(format_name)
+        return by_setting or formats()[format_name].quantization.unquantized in self._requested_levels(format_name)
 
     def _requested_levels(self, format_name: str) -> tuple[Level, ...]:
         section = self.formats[format_name]

@@ -34,7 +34,7 @@ from slipway.observability import metrics
 from slipway.observability.telemetry import current_traceparent, span
 from slipway.registry import IMPORT, load_stage
 from slipway.settings.stage_environment import without_current_folder
-from slipway.stage import Progress
+from slipway.stage import Keeps, Progress
 from slipway.stage_call import StageCall
 
 log = logging.getLogger("slipway.execution")
@@ -109,11 +109,11 @@ class TaskRunner:
             metrics.CACHE.add(stage=call.stage, result="miss" if recorded is None else "hit")
             if recorded is not None:
                 return TaskResult(outputs=recorded.outputs, facts=recorded.facts, reused=True)
-            place = key if stage.resumable else MEMORY if stage.remembers else ""
+            place = {Keeps.PIECES: key, Keeps.MEMORY: MEMORY}.get(stage.keeps, "")
             keeping = kept_folder(self.scratch, stage.name, place) if place else nullcontext()
             with keeping as kept, unfinished(self.scratch / stage.name) as folder:
                 result = await self._execute(call, key, folder, kept=kept, on_progress=on_progress, on_log=on_log)
-                if kept is not None and stage.resumable and not _can_be_continued(result.failure):
+                if kept is not None and stage.keeps is Keeps.PIECES and not _can_be_continued(result.failure):
                     shutil.rmtree(kept, ignore_errors=True)
                 return result
         except Exception as error:  # a stage's module and the checks of its parameters are its author's code

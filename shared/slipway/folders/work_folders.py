@@ -4,7 +4,7 @@ A result is put together in a folder that ends with its process, and renamed to 
 at all.
 
 A kept folder lies beside the work folders and is named by action key, so its content belongs to the same inputs, parameters and
-versions: the next attempt reuses what an interrupted one finished. A stage that remembers has one for all of its actions. A
+versions: the next attempt reuses what an interrupted one finished. A stage that keeps a memory has one for all of its actions. A
 kept folder is removed with the action's result, or after a few days without use.
 """
 
@@ -24,7 +24,7 @@ UNUSED_SECONDS = 3 * 86_400
 """After this time an interrupted attempt is not expected to be repeated."""
 
 MEMORY = "memory"
-"""Stands for the action key in the name of the folder of a stage that remembers."""
+"""Stands for the action key in the name of the folder of a stage that keeps a memory."""
 
 _KEPT = ".slipway-kept-"
 

@@ -1,7 +1,7 @@
 """The contract of a format, which a distribution provides under the entry point group ``slipway.formats``."""
 
 from slipway.estimates import FLOAT32_BYTES, GRAPH_BYTES, ModelSize
-from slipway.formats.contract import Format, RefusedLevel, Runtime, Usage
+from slipway.formats.contract import Format, Quantization, RefusedLevel, Runtime, SectionRules, Usage, Variants
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.targets import TARGETS, Fit
 from slipway.formats.tasks import FormatRequest, PlannedTask, quantized
@@ -24,14 +24,17 @@ __all__ = [
     "Needs",
     "PlannedTask",
     "Problem",
+    "Quantization",
     "QuantizationLevel",
     "RefusedLevel",
     "Requirements",
     "Runtime",
     "Section",
+    "SectionRules",
     "Text",
     "Texts",
     "Usage",
+    "Variants",
     "as_tuple",
     "quantized",
     "wrong_value",

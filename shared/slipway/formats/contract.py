@@ -147,6 +147,68 @@ class Usage:
         return files(package).joinpath(name)
 
 
+@dataclass(frozen=True, slots=True, config=_CHECKED)
+class Quantization:
+    """What there is beside the names of a format's levels.
+
+    Attributes:
+        unquantized: Another name for its unquantized output in a list of levels, such as ``f16``; empty for none.
+        text_levels: Levels of its own that are made with the text of an export that names some (``optimization.calibration``).
+        refused: Levels of other formats that this one lacks on purpose, each with the reason.
+        group_sizes: Numbers of weights in a row that may share one scale, smallest first; empty: all of ``optimization.group_size``. Its levels get
+            the nearest of them, with a warning.
+        calibrated: Whether its quantizer takes the integers of a calibration (``optimization.method``).
+        zero_points: Whether its runtimes take zero points beside weights of other bits; if not, its calibrated integers have none.
+        quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
+        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that completes each output at a level. The output begins
+            with a copy of the unquantized output's description; the function adds the files that were asked for beside the weights. Empty for none.
+    """
+
+    unquantized: str = ""
+    text_levels: tuple[str, ...] = ()
+    refused: Mapping[str, RefusedLevel] = field(default_factory=dict)
+    group_sizes: tuple[int, ...] = ()
+    calibrated: bool = False
+    zero_points: bool = True
+    quantizer: str = ""
+    packager: str = ""
+
+
+@dataclass(frozen=True, slots=True, config=_CHECKED)
+class Variants(Generic[S]):
+    """Outputs of a format beside the plain one and those of its levels.
+
+    Attributes:
+        names: Function that returns the variants that these settings ask for; a variant's output is named ``NAME-VARIANT``, like that of a level.
+        plain: Function that says whether these settings ask for the output that is neither a level nor a variant.
+        runtimes: The way to recognise and run outputs of a variant, by its name. Without one, they run like those of the format whose
+            runtime recognises their folder.
+    """
+
+    names: Callable[[S], Iterable[str]] = lambda _: ()
+    plain: Callable[[S], bool] = lambda _: True
+    runtimes: Mapping[str, Runtime] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, config=_CHECKED)
+class SectionRules(Generic[S]):
+    """What a format's section of the configuration has beside its settings.
+
+    Attributes:
+        variables: ``EXPORT_*`` variables by setting, if they are not ``EXPORT_{NAME}_{SETTING}`` (or ``EXPORT_ENABLE_{NAME}``).
+        flags: Settings (or parts of one: ``activations.layers``) by the flag of ``slipway export`` that is a shorthand for them.
+        conflicts: Function that returns the contradictions in the enabled format's settings; their keys are relative to the section.
+        cautions: Function that returns warnings about valid settings.
+        sample: The section's settings in the configuration that ``slipway sample`` writes, as one line of YAML; empty omits the section.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    conflicts: Callable[[S], Iterable[Problem]] = lambda _: ()
+    cautions: Callable[[S], Iterable[str]] = lambda _: ()
+    sample: str = ""
+
+
 @dataclass(frozen=True, config=_CHECKED)
 class Format(Generic[S]):
     """One kind of output: its settings, its tasks, and how it is estimated, validated and described.
@@ -158,36 +220,20 @@ class Format(Generic[S]):
             setting under ``Attributes:``.
         plan: Pure function that returns the tasks for a request. The task that delivers an output names it in ``format``.
         levels: Its quantization levels.
-        variants: Function that returns the variants that these settings ask for; a variant's output is named ``NAME-VARIANT``, like that of a level.
-        plain: Function that says whether these settings ask for the output that is neither a level nor a variant.
-        variant_runtimes: The way to recognise and run outputs of a variant, by its name. Without one, they run like those of the format whose
-            runtime recognises their folder.
-        unquantized_level: Another name for its unquantized output in a list of levels, such as ``f16``; empty for none.
-        text_levels: Levels of its own that are made with the text of an export that names some (``optimization.calibration``).
-        refused_levels: Levels of other formats that this one lacks on purpose, each with the reason.
+        quantization: How they are named, asked for and made.
+        variants: Its outputs beside the plain one and those of its levels.
         is_model: Whether its unquantized output is the merged model itself; ``plan`` then returns only the tasks of its levels.
         needs_tokenizer: Function that says whether, with these settings, the merged model needs its tokenizer.
+        rules: What its section of the configuration has beside its settings.
         rank: Place among the formats in tables and plans, lowest first.
-        variables: ``EXPORT_*`` variables by setting, if they are not ``EXPORT_{NAME}_{SETTING}`` (or ``EXPORT_ENABLE_{NAME}``).
-        flags: Settings (or parts of one: ``activations.layers``) by the flag of ``slipway export`` that is a shorthand for them.
-        conflicts: Function that returns the contradictions in the enabled format's settings; their keys are relative to the section.
-        cautions: Function that returns warnings about valid settings.
         output_bytes: Function that returns, from above, the size of an output with these settings at a level (empty: unquantized) of a model of
             this size; None uses the estimate of its stage.
         longest_text: Function that returns the most tokens of a text that outputs with these settings take, so that all are judged on texts of that
             length; 0 for as many as the model takes.
         runtime: The way to recognise and run outputs for validation; with None, outputs are not validated, and the report says so.
-        group_sizes: Numbers of weights in a row that may share one scale, smallest first; empty: all of ``optimization.group_size``. Its levels get
-            the nearest of them, with a warning.
-        calibrated: Whether its quantizer takes the integers of a calibration (``optimization.method``).
-        zero_points: Whether its runtimes take zero points beside weights of other bits; if not, its calibrated integers have none.
-        quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
-        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that completes each output at a level. The output begins
-            with a copy of the unquantized output's description; the function adds the files that were asked for beside the weights. Empty for none.
         usage: The usage example of the model card; None for none.
         media_types: Media types of its files by suffix (``.onnx``).
         fits: The targets that its outputs run well on, with the reason; ``slipway recommend`` chooses among them.
-        sample: The section's settings in the configuration that ``slipway sample`` writes, as one line of YAML; empty omits the section.
     """
 
     name: str
@@ -195,31 +241,18 @@ class Format(Generic[S]):
     settings: type[S]
     plan: Callable[[FormatRequest[S]], tuple[PlannedTask, ...]]
     levels: tuple[str, ...] = ()
-    variants: Callable[[S], Iterable[str]] = lambda _: ()
-    plain: Callable[[S], bool] = lambda _: True
-    variant_runtimes: Mapping[str, Runtime] = field(default_factory=dict)
-    unquantized_level: str = ""
-    text_levels: tuple[str, ...] = ()
-    refused_levels: Mapping[str, RefusedLevel] = field(default_factory=dict)
+    quantization: Quantization = Quantization()
+    variants: Variants[S] = Variants()
+    rules: SectionRules[S] = SectionRules()
     is_model: bool = False
     needs_tokenizer: Callable[[S], bool] = lambda _: True
     rank: int = 100
-    variables: Mapping[str, str] = field(default_factory=dict)
-    flags: Mapping[str, str] = field(default_factory=dict)
-    conflicts: Callable[[S], Iterable[Problem]] = lambda _: ()
-    cautions: Callable[[S], Iterable[str]] = lambda _: ()
     output_bytes: Callable[[S, str, ModelSize], int] | None = None
     longest_text: Callable[[S], int] = lambda _: 0
     runtime: Runtime | None = None
-    group_sizes: tuple[int, ...] = ()
-    calibrated: bool = False
-    zero_points: bool = True
-    quantizer: str = ""
-    packager: str = ""
     usage: Usage | None = None
     media_types: Mapping[str, str] = field(default_factory=dict)
     fits: tuple[Fit, ...] = ()
-    sample: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a value that could not be used later; the types of all fields are checked before.
@@ -229,7 +262,7 @@ class Format(Generic[S]):
         """
         if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
             raise ValueError(f"{self.name!r} cannot be a format's name: use lower-case letters, digits and underscores")
-        named = [*self.levels, *filter(None, [self.unquantized_level]), *self.variant_runtimes]
+        named = [*self.levels, *filter(None, [self.quantization.unquantized]), *self.variants.runtimes]
         wrong = [level for level in named if not _LEVEL.fullmatch(level) or level == "none" or named.count(level) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} cannot be a level's name: use lower-case letters, digits and underscores")
@@ -238,7 +271,8 @@ class Format(Generic[S]):
         if not issubclass(self.settings, base):
             raise ValueError(f"{self.settings.__name__} is not a {base.__name__}")  # noqa: TRY004 - like every other fault here
         unknown = sorted(
-            {*self.variables, *(key.partition(".")[0] for key in self.flags.values())} - set(self.settings.model_fields)
+            {*self.rules.variables, *(key.partition(".")[0] for key in self.rules.flags.values())}
+            - set(self.settings.model_fields)
         )
         if unknown:
             raise ValueError(f"variables or flags name {unknown[0]!r}, which is not a setting")
@@ -251,7 +285,7 @@ class Format(Generic[S]):
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
         of_runtimes = (name for each in self.runtimes() for name in (each.load, each.inspect, each.explain))
-        for reference in filter(None, (self.quantizer, self.packager, *of_runtimes)):
+        for reference in filter(None, (self.quantization.quantizer, self.quantization.packager, *of_runtimes)):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
 
@@ -266,20 +300,20 @@ class Format(Generic[S]):
 
     def runtime_of(self, level: str) -> Runtime | None:
         """Return the runtime of outputs at a level or of a variant; the format's own if a variant has none."""
-        return self.variant_runtimes.get(level, self.runtime)
+        return self.variants.runtimes.get(level, self.runtime)
 
     def runtimes(self) -> tuple[Runtime, ...]:
         """Return all runtimes."""
-        return (*self.variant_runtimes.values(), *((self.runtime,) if self.runtime else ()))
+        return (*self.variants.runtimes.values(), *((self.runtime,) if self.runtime else ()))
 
     def variable(self, setting: str) -> str:
         """Return the ``EXPORT_*`` variable of a setting."""
         usual = f"ENABLE_{self.name}" if setting == "enabled" else f"{self.name}_{setting}"
-        return self.variables.get(setting, f"EXPORT_{usual.upper()}")
+        return self.rules.variables.get(setting, f"EXPORT_{usual.upper()}")
 
     def group_size(self, wanted: int) -> int:
         """Return the number of weights that share one scale in its levels: the wanted one, or the nearest that it has."""
-        return min(self.group_sizes or (wanted,), key=lambda size: abs(size - wanted))
+        return min(self.quantization.group_sizes or (wanted,), key=lambda size: abs(size - wanted))
 
     def all_variables(self) -> tuple[str, ...]:
         """Return the variables of all settings."""

@@ -113,7 +113,7 @@ def load_format(name: str) -> Format[Any]:
 
 def levels() -> tuple[str, ...]:
     """Return the quantization levels of all formats, each once."""
-    named = (level for each in formats().values() for level in (*each.levels, each.unquantized_level))
+    named = (level for each in formats().values() for level in (*each.levels, each.quantization.unquantized))
     return tuple(dict.fromkeys(filter(None, named)))
 
 
@@ -157,7 +157,7 @@ def is_adapter_alone(name: str) -> bool:
         known is not None
         and runtime is not None
         and runtime.on_base
-        and (not level or level in known.levels or level in known.variant_runtimes)
+        and (not level or level in known.levels or level in known.variants.runtimes)
     )
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from slipway.errors import ConfigurationError
 from slipway.formats.settings import FormatSettings
 from slipway.levels import LEVELS, widths_of
-from slipway.registry import stage_of
+from slipway.registry import known_stage, stage_of
 from slipway.requirements import ANY, Requirements
-from slipway.stage import Role
+from slipway.stage import Role, Stage, StageParams
 from slipway.stage_call import StageCall
 from slipway.texts import file_name
 
@@ -53,6 +54,17 @@ class PlannedTask:
     def call(self) -> StageCall:
         """Return the call of the stage."""
         return StageCall(self.stage, self.params, self.inputs)
+
+    def known(self) -> tuple[Stage[Any], StageParams] | None:
+        """Return the stage and the task's parameters.
+
+        None if the stage is not installed here, such as a plug-in of another machine, or refuses the parameters; it says so when it runs.
+        """
+        stage = known_stage(self.stage)
+        try:
+            return None if stage is None else (stage, self.call.params_of(stage))
+        except ConfigurationError:
+            return None
 
     @property
     def reference(self) -> str:
@@ -109,7 +121,7 @@ def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ..
     """Plan a task of the quantization stage for every requested level.
 
     Args:
-        request: The request to the format; the stage uses the format's :attr:`~slipway.formats.Format.quantizer`.
+        request: The request to the format; the stage uses the format's :attr:`~slipway.formats.Quantization.quantizer`.
         source: Reference to the format's unquantized output.
     """
     stage = stage_of(Role.QUANTIZATION)

@@ -121,7 +121,9 @@ def _outputs_health(each: Format[Any], by_name: Mapping[str, StageHealth]) -> It
     try:
         with translate_format_errors(each):
             every = each.settings(**every_choice(each.settings))
-            asked += [(each.output_name(name), name, replace(request, settings=every)) for name in each.variants(every)]
+            asked += [
+                (each.output_name(name), name, replace(request, settings=every)) for name in each.variants.names(every)
+            ]
         for output, kind, one in asked:
             with translate_format_errors(each):
                 needed = _stages_before(tuple(each.plan(one)), each.output_name(kind), model=one.model)

@@ -16,7 +16,7 @@ def is_runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
     if not providers:
         return True
     available = [provider.available for provider in providers]
-    return any(available) if stage.alternatives else all(available)
+    return any(available) if stage.installation.alternatives else all(available)
 
 
 def missing_library_error(stage: Stage[Any], error: BaseException) -> StageError | None:
@@ -44,8 +44,10 @@ def install_remedy(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
     libraries = [provider.name for provider in lacking if provider == library_provider(provider.name)]
     extra = stage_extra(stage.params.__module__)
     if len(libraries) == len(lacking) and extra != WORKER:
-        return f"{', '.join(libraries)} missing: {install_line(extra, own_environment=stage.own_environment)}"
-    joint = " or: " if stage.alternatives else "; "
+        return (
+            f"{', '.join(libraries)} missing: {install_line(extra, own_environment=stage.installation.own_environment)}"
+        )
+    joint = " or: " if stage.installation.alternatives else "; "
     return joint.join(provider.detail or f"pip install {provider.name}" for provider in lacking)
 
 

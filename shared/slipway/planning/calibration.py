@@ -85,7 +85,7 @@ class Calibrations:
         self.text = _plan_text(configuration, source_names, model=model)
         self.reads_text = reads_text(configuration)
         self.in_reserve = bool(reserve)
-        asked = [each for each, _ in configuration.formats.enabled() if each.calibrated]
+        asked = [each for each, _ in configuration.formats.enabled() if each.quantization.calibrated]
         self._tasks = {
             symmetric: self._plan(model, symmetric=symmetric)
             for symmetric in dict.fromkeys(self._is_symmetric(each) for each in asked)
@@ -98,7 +98,7 @@ class Calibrations:
 
     def references(self, each: Format[Any]) -> dict[str, str]:
         """Return the reference to the calibration of each level of a format that has one."""
-        own = self._tasks.get(self._is_symmetric(each), {}) if each.calibrated else {}
+        own = self._tasks.get(self._is_symmetric(each), {}) if each.quantization.calibrated else {}
         return {level: task.reference for level, task in own.items()}
 
     def used(self, tasks: Iterable[PlannedTask]) -> list[PlannedTask]:
@@ -117,7 +117,7 @@ class Calibrations:
         """Return whether the calibrated integers of a format have no zero points."""
         optimization = self._configuration.optimization
         mixed = bool(optimization.size_budget or optimization.wide_share)
-        return optimization.symmetric or (mixed and not each.zero_points)
+        return optimization.symmetric or (mixed and not each.quantization.zero_points)
 
     def _plan(self, model: str, *, symmetric: bool) -> dict[str, PlannedTask]:
         """Return the task that calibrates each level that needs it, now or in reserve, by level."""

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from slipway.formats.tasks import PlannedTask
-from slipway.registry import known_stage
 
 
 def defer_weights(tasks: Sequence[PlannedTask]) -> list[PlannedTask]:
@@ -34,7 +33,7 @@ def _plan_deferral(tasks: Sequence[PlannedTask], whole: Collection[str]) -> dict
             for name, used in reader.inputs.items()
             if used == task.reference
         ]
-        if task.format or task.id in whole or not readers or not _defers(task):
+        if task.format or task.id in whole or not readers or not _leaves_out(task):
             continue
         if all(_reads(reader, name) for reader, name in readers):
             planned[task.id] = replace(task, params={**task.params, "weights": "deferred"})
@@ -59,11 +58,11 @@ def _join_inputs(tasks: Sequence[PlannedTask], planned: dict[str, PlannedTask]) 
     return ""
 
 
-def _defers(task: PlannedTask) -> bool:
-    stage = known_stage(task.stage)
-    return stage is not None and stage.defers(task.params)
+def _leaves_out(task: PlannedTask) -> bool:
+    known = task.known()
+    return known is not None and known[0].deferral.leaves_out(known[1])
 
 
 def _reads(task: PlannedTask, name: str) -> bool:
-    stage = known_stage(task.stage)
-    return stage is not None and name in stage.reads_deferred(task.params)
+    known = task.known()
+    return known is not None and name in known[0].deferral.reads(known[1])

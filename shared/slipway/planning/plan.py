@@ -267,7 +267,7 @@ def format_tasks(
     )
     known, ids = {model, *calibrated.values(), *filter(None, [base, adapter, text])}, set(taken)
     with translate_format_errors(each):
-        names = (*request.levels, *each.variants(section))
+        names = (*request.levels, *each.variants.names(section))
         wanted = {each.output_name(name) for name in names} | (set() if each.is_model else {each.name})
         tasks = tuple(each.plan(request))
         for task in tasks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +28,7 @@ from slipway.model.model_files import CONFIG
 from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
 from slipway.sizes import format_size
-from slipway.stage import Role
+from slipway.stage import Role, Stage, StageParams
 from slipway.validation.inputs import ADAPTER
 
 _WEIGHTS = {".safetensors", ".bin"}
@@ -159,8 +159,8 @@ def task_bytes(task: PlannedTask, size: ModelSize, sections: Mapping[str, Format
         with translate_format_errors(delivered):
             settings = sections.get(delivered.name) or delivered.settings()
             return int(delivered.output_bytes(settings, split_output(task.format)[1], size))
-    stage = known_stage(task.stage)
-    return stage.output_bytes(task.params, size) if stage is not None else 0
+    known = task.known()
+    return known[0].forecast.output_bytes(known[1], size) if known else 0
 
 
 def _with_stored_weights(task: PlannedTask) -> PlannedTask:
@@ -173,15 +173,20 @@ def _with_stored_weights(task: PlannedTask) -> PlannedTask:
 def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
     """Estimate the memory of the task that needs most. Streaming stages hold a few copies of the largest tensor."""
     streaming = 4 * size.largest * FLOAT32_BYTES
-    whole = size.weights * FLOAT32_BYTES  # stages with model_memory or model_gpu_memory load the whole model
+    whole = size.weights * FLOAT32_BYTES  # stages with memory of the model's size load all of it
     stages = [stage for task in tasks if (stage := known_stage(task.stage)) is not None]
-    heavy = any(stage.model_memory or stage.model_gpu_memory for stage in stages)
+    heavy = any(stage.hardware.memory or stage.hardware.gpu_memory for stage in stages)
     return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
+
+
+def _known(tasks: Sequence[PlannedTask]) -> Iterator[tuple[Stage[Any], StageParams]]:
+    """Yield the stages of tasks that are installed here, each with its parameters."""
+    return (known for task in tasks if (known := task.known()))
 
 
 def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
     """Return the stages' warnings about parameters whose effect will differ from the setting."""
-    said = [stage.advice(task.params) for task in tasks if (stage := known_stage(task.stage)) is not None]
+    said = [stage.forecast.advice(params) for stage, params in _known(tasks)]
     return [
         Finding(check, Verdict.WARNING, message, remedy) for check, message, remedy in dict.fromkeys(filter(None, said))
     ]
@@ -190,13 +195,12 @@ def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
 def _descriptions(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | None) -> list[Finding]:
     """Return what the stages say about their parameters with this model; parameters that a stage will refuse are an error."""
     config, findings = _read_configuration(base, config), list[Finding]()
-    for task in tasks if config else ():
-        stage = known_stage(task.stage)
+    for stage, params in _known(tasks) if config else ():
         try:
-            said = stage.describes(task.params, config) if stage else None
+            said = stage.forecast.describes(params, config)
         except ModelExportError as error:
             findings.append(
-                Finding(f"stage: {task.stage}", Verdict.ERROR, error.message, error.remedy, reason=error.reason)
+                Finding(f"stage: {stage.name}", Verdict.ERROR, error.message, error.remedy, reason=error.reason)
             )
             continue
         findings += [Finding(said[0], Verdict.OK, said[1])] if said else []
@@ -217,7 +221,7 @@ def _refusals(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | No
     refused = dict.fromkeys(
         (task.stage, why, task.fallback)
         for task in sorted(tasks, key=lambda task: task.stage)
-        if config and (stage := known_stage(task.stage)) and (why := stage.refuses(task.params, config))
+        if config and (known := task.known()) and (why := known[0].forecast.refuses(known[1], config))
     )
     remedy = "disable its formats, so that the export succeeds"
     return [
@@ -232,12 +236,12 @@ def _examine_adapter(tasks: Sequence[PlannedTask], adapter: Path | None) -> list
     """Return the stages' warnings about the adapter; an adapter that a stage will refuse is an error."""
     findings: dict[Finding, None] = {}
     for task in tasks if adapter is not None else ():
-        stage = known_stage(task.stage)
-        if stage is None or adapter is None or f"source:{ADAPTER}" not in task.inputs.values():
+        known = task.known()
+        if known is None or adapter is None or f"source:{ADAPTER}" not in task.inputs.values():
             continue
         check = f"stage: {task.stage}"
         try:
-            said = stage.examines(task.params, adapter)
+            said = known[0].forecast.examines(known[1], adapter)
         except ModelExportError as error:
             findings[Finding(check, Verdict.ERROR, error.message, error.remedy, reason=error.reason)] = None
         else:

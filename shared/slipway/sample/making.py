@@ -31,7 +31,7 @@ export:
 
 def export_yaml() -> str:
     """Return the sample's configuration, with what every installed format has in it."""
-    lines = [f"{name}: {each.sample}" for name, each in formats().items() if each.sample]
+    lines = [f"{name}: {each.rules.sample}" for name, each in formats().items() if each.rules.sample]
     return _EXPORT_YAML.replace("FORMATS", "\n    ".join(lines))
 
 

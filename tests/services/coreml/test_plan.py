@@ -49,7 +49,7 @@ def test_groups_are_powers_of_two() -> None:
     ],
 )  # fmt: skip
 def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None:
-    said = STAGE.refuses({}, ModelConfig(config))
+    said = STAGE.forecast.refuses(STAGE.params(), ModelConfig(config))
     assert why in said
     assert bool(said) is bool(why)
     if why:

@@ -123,14 +123,12 @@ def test_other_values_are_named(tiny: _Tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_validation_names_each_of_them(tiny: _Tiny, tmp_path: Path) -> None:
+def test_validation_names_faults_of_texts_and_of_weights(tiny: _Tiny, tmp_path: Path) -> None:
     """The whole stage, in processes of its own; names of levels are those of copies of one f16 file."""
     outputs = {
         "gguf": tiny.good,
-        "gguf-bf16": faulty(tiny.good, tmp_path / "a", fields=_TEMPLATE),
-        "gguf-q8_0": faulty(tiny.good, tmp_path / "b", fields=_PRE),
-        "gguf-q6_k": faulty(tiny.good, tmp_path / "c", change=in_own_order),
-        "gguf-q4_0": faulty(tiny.good, tmp_path / "d", change=without_head),
+        "gguf-bf16": faulty(tiny.good, tmp_path / "a", fields=_TEMPLATE | _PRE),
+        "gguf-q6_k": faulty(tiny.good, tmp_path / "b", change=in_own_order),
     }
     inputs = {"base": tiny.base, "adapter": tiny.adapter, "pytorch": tiny.merged, **outputs}
     work = tmp_path / "work"
@@ -143,13 +141,11 @@ def test_validation_names_each_of_them(tiny: _Tiny, tmp_path: Path) -> None:
     assert good.texts is not None
     assert good.texts.texts > 40
     named = {
-        "gguf-bf16": "no chat template",
-        "gguf-q8_0": "other tokens than by transformers",
-        "gguf-q6_k": "not in llama.cpp's order",
-        "gguf-q4_0": "its head is lost",
+        "gguf-bf16": ("no chat template", "other tokens than by transformers"),
+        "gguf-q6_k": ("not in llama.cpp's order",),
     }
     for name, said in named.items():
         found = report.output(name)
         assert found.status is OutputStatus.FAILED, name
-        assert said in found.explanation, (name, found.explanation)
+        assert all(each in found.explanation for each in said), (name, found.explanation)
     assert {check.name for check in report.output("gguf-q6_k").failed_checks} >= {"module_strength_error"}

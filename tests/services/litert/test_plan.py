@@ -48,7 +48,7 @@ def test_a_short_text_has_a_short_signature(longest: int, lengths: tuple[int, ..
     ],
 )  # fmt: skip
 def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None:
-    said = STAGE.refuses({}, ModelConfig(config))
+    said = STAGE.forecast.refuses(STAGE.params(), ModelConfig(config))
     assert why in said
     assert bool(said) is bool(why)
     if why:

@@ -34,9 +34,8 @@ def vectors(model: tf.PreTrainedModel, kind: str) -> torch.Tensor:
         return model.eval()(**inputs_of(kind)).last_hidden_state
 
 
-@pytest.mark.parametrize("task", ["FEATURE_EXTRACTION", pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("kind", "named"), [("bert-masked", "BertModel"), pytest.param("qwen3", "Qwen3Model", marks=pytest.mark.slow)]
+    ("kind", "named", "task"), [("bert-masked", "BertModel", "FEATURE_EXTRACTION"), ("qwen3", "Qwen3Model", None)]
 )
 def test_the_language_head_is_left_out(tmp_path: Path, kind: str, named: str, task: str | None) -> None:
     base = make_family_model(kind, tmp_path / "base")

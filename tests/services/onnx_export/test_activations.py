@@ -21,10 +21,10 @@ SLOW = pytest.mark.slow
 LIMIT = 1e-4
 EVERY = {"layers": ("all",), "kinds": tuple(kind for kind in KINDS if kind != "cross_attentions")}
 LEGACY = {"engine": "legacy", "opset": 17}
-FEED_FORWARD = {"bert": "output.dense", "roberta": "output.dense", "distilbert": "ffn", "opt": "fc2"}
+FEED_FORWARD = {"bert": "output.dense", "distilbert": "ffn"}
 """Module in a layer whose output is the feed-forward part's, by model type; ``mlp`` for the others."""
-ATTENTION = {"bert": "attention.self", "roberta": "attention.self", "distilbert": "attention", "gpt2": "attn"}
-LAYERS = {"bert": "encoder.layer", "roberta": "encoder.layer", "distilbert": "transformer.layer", "gpt2": "h"}
+ATTENTION = {"bert": "attention.self", "distilbert": "attention", "gpt2": "attn"}
+LAYERS = {"bert": "encoder.layer", "distilbert": "transformer.layer", "gpt2": "h"}
 
 
 def recorded(model: Any, feed: dict[str, Any]) -> dict[str, Any]:
@@ -100,22 +100,8 @@ def compared(exported: Exported, model: Any) -> None:
     ("name", "params"),
     [
         pytest.param("bert-classes", LEGACY, id="bert-legacy"),
-        *(
-            pytest.param(name, LEGACY, id=f"{name}-legacy", marks=SLOW)
-            for name in (
-                "qwen3",
-                "gpt2",
-                "distilbert-classes",
-                "qwen3-classes",
-                "bert-features",
-                "bert-masked",
-                "roberta-classes",
-            )
-        ),
-        *(
-            pytest.param(name, {}, id=f"{name}-dynamo", marks=SLOW)
-            for name in ("bert-classes", "bert-features", "qwen3", "gpt2")
-        ),
+        *(pytest.param(name, LEGACY, id=f"{name}-legacy", marks=SLOW) for name in ("gpt2", "distilbert-classes")),
+        *(pytest.param(name, {}, id=f"{name}-dynamo", marks=SLOW) for name in ("bert-features", "qwen3")),
     ],
 )
 def test_activations_are_those_of_hooks(

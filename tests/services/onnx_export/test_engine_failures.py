@@ -42,17 +42,21 @@ def _branch(monkeypatch: pytest.MonkeyPatch, module: str, kind: str) -> None:
     monkeypatch.setattr(layer, "forward", branching)
 
 
-BRANCHES = [
-    pytest.param("OPT", "opt.modeling_opt", "OPTDecoderLayer"),
-    pytest.param("Marian", "marian.modeling_marian", "MarianDecoderLayer", marks=pytest.mark.slow),
-    pytest.param("BERT, masked", "bert.modeling_bert", "BertLayer", marks=pytest.mark.slow),
-]
+OPT = ("OPT", "opt.modeling_opt", "OPTDecoderLayer")
+MARIAN = ("Marian", "marian.modeling_marian", "MarianDecoderLayer")
+BERT = ("BERT, masked", "bert.modeling_bert", "BertLayer")
+CAPTURED = {"engine": "dynamo"}, "DYNAMIC_SHAPE"
+TRACED = {"engine": "legacy", "opset": 17}, "TRACER_WARNING"
 
 
-@pytest.mark.parametrize(("name", "module", "kind"), BRANCHES)
 @pytest.mark.parametrize(
-    ("engine", "reason"),
-    [({"engine": "dynamo"}, "DYNAMIC_SHAPE"), ({"engine": "legacy", "opset": 17}, "TRACER_WARNING")],
+    ("name", "module", "kind", "engine", "reason"),
+    [
+        (*OPT, *CAPTURED),
+        (*OPT, *TRACED),
+        pytest.param(*MARIAN, *TRACED, marks=pytest.mark.slow),
+        pytest.param(*BERT, *CAPTURED, marks=pytest.mark.slow),
+    ],
 )
 def test_a_branch_on_values_in_any_family_is_found_by_the_engine(
     monkeypatch: pytest.MonkeyPatch,

@@ -22,21 +22,15 @@ LEGACY = {"engine": "legacy", "opset": 14}
 READERS = (
     ("bert-classes", LEGACY),
     ("bert-classes", {}),
-    *(
-        pytest.param(name, LEGACY, marks=SLOW)
-        for name in (
-            *("roberta-classes", "distilbert-classes", "qwen3-classes", "bart-classes", "llama-classes-unpadded"),
-            *("bert-tokens", "roberta-questions", "bert-masked", "bert-features"),
-        )
-    ),
-    # The table and whole exports run the others by dynamo.
-    *(pytest.param(name, {}, marks=SLOW) for name in ("bart-classes", "llama-classes-unpadded", "roberta-questions")),
+    *(pytest.param(name, LEGACY, marks=SLOW) for name in ("bart-classes", "bert-tokens", "roberta-questions")),
+    *(pytest.param(name, {}, marks=SLOW) for name in ("bart-classes", "llama-classes-unpadded")),
 )
 PAIRS = (
     ("marian-two-vocabularies", LEGACY),
-    *(pytest.param(name, LEGACY, marks=SLOW) for name in ("marian", "t5", "bart")),
-    *(pytest.param(name, {}, marks=SLOW) for name in ("marian-two-vocabularies", "t5")),
+    pytest.param("t5", {}, marks=SLOW),
 )
+EXAMPLES = ("bert-tokens", "roberta-questions")
+"""Models whose folder's example is run too; other tests run that of other kinds."""
 
 
 def named(value: Any) -> str:
@@ -88,6 +82,8 @@ def test_models_that_read_a_text_in_one_call(
         reference = wanted[output].numpy()
         kept = mask.astype(bool) if reference.shape[:2] == mask.shape else ...
         assert np.abs(value[kept] - reference[kept]).max() < LIMIT
+    if name in EXAMPLES:
+        said_by_example(exported.folder)
 
 
 @pytest.mark.parametrize(("name", "params"), PAIRS, ids=named)
@@ -137,13 +133,12 @@ def test_encoder_decoders_over_ten_steps(
             cache = {key: value[beam] for key, value in cache.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("params", [{}, LEGACY], ids=["dynamo", "legacy"])
-def test_speech(tmp_path: Path, export: Callable[..., Exported], params: dict[str, Any]) -> None:
+@SLOW
+def test_speech(tmp_path: Path, export: Callable[..., Exported]) -> None:
     import torch
 
     source = make_family_model("whisper", tmp_path / "model")
-    exported = export(source, **params)
+    exported = export(source)
     features = np.random.default_rng(3).standard_normal((2, 8, 32)).astype(np.float32)
     encoded = run(session(exported.folder, "encoder_model.onnx"), {"input_features": features})
     model = loaded("whisper", source)
@@ -180,19 +175,17 @@ def test_a_lost_weight_is_named(tmp_path: Path, export: Callable[..., Exported])
     assert "bert.encoder.layer.1.output.dense.weight" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["bert-classes", *(pytest.param(name, marks=SLOW) for name in ("marian", "bert-tokens", "roberta-questions"))],
-)
-def test_the_folder_s_example_runs(tmp_path: Path, export: Callable[..., Exported], name: str) -> None:
-    exported = export(make_family_model(name, tmp_path / "model"), parity="never", **LEGACY)
-    done = subprocess.run(
-        [sys.executable, "-P", exported.folder / "example.py", "a house by the sea"], capture_output=True, text=True
-    )
+def said_by_example(folder: Path) -> str:
+    words = [sys.executable, "-P", folder / "example.py", "a house by the sea"]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    if name == "bert-classes":
-        labels = json.loads((exported.folder / "config.json").read_text())["id2label"].values()
-        assert {line.split()[0] for line in done.stdout.splitlines()} == set(labels)
+    return done.stdout
+
+
+def test_the_folder_s_example_runs(tmp_path: Path, export: Callable[..., Exported]) -> None:
+    folder = export(make_family_model("bert-classes", tmp_path / "model"), parity="never", **LEGACY).folder
+    labels = json.loads((folder / "config.json").read_text())["id2label"].values()
+    assert {line.split()[0] for line in said_by_example(folder).splitlines()} == set(labels)
 
 
 def test_graphs_for_tensorrt_are_made_of_decoders_and_encoders_only(

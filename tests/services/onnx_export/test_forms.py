@@ -29,16 +29,15 @@ def shapes(graph: Any) -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.parametrize("params", [{}, pytest.param({"engine": "dynamo"}, marks=SLOW)], ids=str)
 def test_a_static_decoder_fixes_every_axis_and_continues_a_text(
-    family: Callable[[str], Path], export: Callable[..., Exported], params: dict[str, Any]
+    family: Callable[[str], Path], export: Callable[..., Exported]
 ) -> None:
     import onnxruntime
     import torch
     from transformers import AutoModelForCausalLM
 
     source = family("qwen3-tied")
-    exported = export(source, shapes="static", batch=1, sequence=2, past=30, **params)
+    exported = export(source, shapes="static", batch=1, sequence=2, past=30)
     found = shapes(exported.onnx)
     assert found["input_ids"] == found["position_ids"] == [1, 2]
     assert found["attention_mask"] == [1, 32]
@@ -70,13 +69,7 @@ def test_a_static_decoder_fixes_every_axis_and_continues_a_text(
     ("name", "params"),
     [
         ("bert-classes", {"sequence": 12, "engine": "legacy", "opset": 17}),
-        pytest.param("bert-classes", {"sequence": 12}, marks=SLOW),
-        pytest.param("roberta-questions", {"sequence": 12}, marks=SLOW),
-        pytest.param("bert-masked", {"engine": "legacy", "opset": 14}, marks=SLOW),
-        pytest.param("marian", {"cache": False, "sequence": 10, "batch": 2}, marks=SLOW),
-        pytest.param("whisper", {"cache": False}, marks=SLOW),
-        pytest.param("qwen3", {"cache": False, "sequence": 16}, marks=SLOW),
-        pytest.param("qwen3-classes", {"sequence": 12}, marks=SLOW),
+        pytest.param("marian", {"cache": False, "sequence": 10, "batch": 2, "engine": "legacy"}, marks=SLOW),
     ],
     ids=str,
 )
@@ -97,8 +90,7 @@ def test_static_graphs_of_other_families(
     ("name", "params"),
     [
         ("qwen3", {"engine": "legacy"}),
-        *(pytest.param(name, {}, marks=SLOW) for name in ("qwen3", "t5", "whisper")),
-        *(pytest.param(name, {"engine": "legacy"}, marks=SLOW) for name in ("gpt2", "marian")),
+        pytest.param("whisper", {}, marks=SLOW),
     ],
     ids=str,
 )
@@ -146,12 +138,12 @@ def test_attention_that_a_model_does_not_have(tmp_path: Path, export: Callable[.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["dynamo", "legacy"])
 def test_optimization_off_leaves_the_traced_graph(
-    family: Callable[[str], Path], export: Callable[..., Exported], engine: str
+    family: Callable[[str], Path], export: Callable[..., Exported]
 ) -> None:
     nodes = {
-        level: export(family("qwen3"), engine=engine, optimization=level).facts["nodes"] for level in ("none", "basic")
+        level: export(family("qwen3"), engine="legacy", optimization=level).facts["nodes"]
+        for level in ("none", "basic")
     }
     assert nodes["none"] > nodes["basic"]
 
@@ -161,14 +153,7 @@ def test_optimization_off_leaves_the_traced_graph(
     [
         pytest.param("qwen3", {}, id="qwen3-mobius"),
         pytest.param("bert-classes", {"engine": "legacy", "opset": 17}, id="bert-legacy"),
-        *(
-            pytest.param(name, {"engine": "legacy", "opset": 17}, id=f"{name}-legacy", marks=SLOW)
-            for name in ("t5", "whisper")
-        ),
-        *(
-            pytest.param(name, {"engine": "dynamo"}, id=f"{name}-dynamo", marks=SLOW)
-            for name in ("qwen3", "bert-classes", "marian")
-        ),
+        pytest.param("marian", {"engine": "dynamo"}, id="marian-dynamo", marks=SLOW),
     ],
 )
 def test_a_portable_graph_has_standard_operators_only(
@@ -229,7 +214,6 @@ def test_static_graphs_that_would_compute_something_else(
     [
         {"shapes": "static", "sequence": 4, "past": 40},
         pytest.param({"shapes": "static", "batch": 2}, marks=SLOW),
-        pytest.param({"cache": False, "engine": "legacy"}, marks=SLOW),
         pytest.param({"cache": False, "engine": "legacy", "shapes": "static", "sequence": 40}, marks=SLOW),
     ],
     ids=str,
@@ -253,23 +237,22 @@ def test_the_example_of_each_form_generates_what_transformers_generates(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "params"),
+    ("name", "forms"),
     [
-        ("marian", {"cache": False}),
-        ("marian", {"cache": False, "shapes": "static", "batch": 2, "sequence": 16}),
-        ("bert-classes", {"shapes": "static", "sequence": 16}),
+        ("marian", [{"cache": False}, {"cache": False, "shapes": "static", "batch": 2, "sequence": 16}]),
+        ("bert-classes", [{"shapes": "static", "sequence": 16}]),
     ],
 )
 def test_the_example_prints_the_same_for_every_form(
-    tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
+    tmp_path: Path, export: Callable[..., Exported], name: str, forms: list[dict[str, Any]]
 ) -> None:
     source, said = make_family_model(name, tmp_path / "model"), []
-    for choice in ({}, params):
+    for choice in ({}, *forms):
         exported = export(source, parity="never", engine="legacy", **choice)
         words = [sys.executable, "-P", exported.folder / "example.py", "a house"]
         words += [] if "classes" in name else ["--max-new-tokens", "8"]
         said.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-    assert said[0] == said[1]
+    assert set(said) == {said[0]}
     assert said[0].strip()
 
 

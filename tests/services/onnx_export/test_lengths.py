@@ -69,7 +69,6 @@ def _difference(source: Path, made: Exported, length: int) -> float:
     [
         pytest.param({}, marks=pytest.mark.slow),
         _LEGACY,
-        pytest.param({"shapes": "batch"}, marks=pytest.mark.slow),
         pytest.param({"cache": False, **_LEGACY}, marks=pytest.mark.slow),
     ],
     ids=str,

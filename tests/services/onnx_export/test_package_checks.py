@@ -60,11 +60,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("Qwen3", {**_LEGACY, "cache": False, "tracer_warnings": "prove"}),
         pytest.param("Whisper", _LEGACY, marks=pytest.mark.slow),
         pytest.param("Marian", {**_LEGACY, "cache": False}, marks=pytest.mark.slow),
-        pytest.param("T5", {"engine": "dynamo"}, marks=pytest.mark.slow),
         pytest.param("T5", {**_LEGACY, "shapes": "batch", "batch": 3}, marks=pytest.mark.slow),
-        pytest.param("BART", {**_LEGACY, "activations": {"layers": ("0",), "kinds": ("hidden_states",)}}, marks=pytest.mark.slow),
-        pytest.param("BERT, classes", _LEGACY, marks=pytest.mark.slow),
-        pytest.param("Qwen3, classes", _LEGACY, marks=pytest.mark.slow),
         pytest.param("MiniLM, features", {**_LEGACY, "external_data": False}, marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
@@ -79,9 +75,7 @@ def test_sound_packages_pass(tmp_path: Path, export: Callable[..., Exported], ro
     assert len(refused) < len(ALL)
 
 
-@pytest.mark.parametrize(
-    "level", ["int4", pytest.param("fp16", marks=pytest.mark.slow), pytest.param("int8", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("level", ["int4", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_packages_of_a_level_are_checked(pair: Path, tmp_path: Path, level: str) -> None:
     record = json.loads((level_of(pair, level, tmp_path / "level") / "onnx_export.json").read_text())
     assert record["package_checks"] == {kind: dict.fromkeys(_CHECKS, "passed") for kind in ALL}

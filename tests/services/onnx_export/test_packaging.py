@@ -23,11 +23,17 @@ from support.commands.transformers_js import run_example, run_node
 from support.models.family_models import make_family_model
 from support.models.genai_runs import genai_continuations
 from support.models.onnx_models import Exported
-from support.models.packaged_models import empty_cache, padded_source, session, steps_of_merged, steps_of_two_files
+from support.models.packaged_models import (
+    empty_cache,
+    padded_source,
+    session,
+    steps_of_merged,
+    steps_of_three_files,
+    steps_of_two_files,
+)
 from support.models.triton_schema import triton_schema
 from support.models.web_page import result_of_page
 
-DTYPES = {"": "fp32", "fp16": "fp16", "int8": "q8", "int4": "q4"}
 WORDS = "the of and to in"
 LEGACY = {"engine": "legacy", "opset": 14}
 
@@ -63,7 +69,7 @@ def decoder(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, params, context)["onnx"], context.facts)
 
 
-@pytest.mark.parametrize("level", ["", pytest.param("fp16", marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize("level", ["", "int4"])
 def test_genai_continues_as_the_folder_does(decoder: Exported, tmp_path: Path, level: str) -> None:
     folder = at_level(decoder.folder, level, tmp_path / "level")
     rows = [[5, 9, 17, 4, 30, 8], [7, 3, 21]]
@@ -75,20 +81,20 @@ def test_genai_continues_as_the_folder_does(decoder: Exported, tmp_path: Path, l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["", "fp16", "int8", "int4"])
 def test_genai_shares_a_buffer_of_past_and_present(
-    family: Callable[[str], Path], export: Callable[..., Exported], tmp_path: Path, level: str
+    family: Callable[[str], Path], export: Callable[..., Exported], tmp_path: Path
 ) -> None:
     """Alone and in a batch whose shorter row is padded on the right, also where only logits of last tokens are computed."""
     served = export(family("qwen3-tied"), past_present_share_buffer=True, logits_to_keep=1, packaging=("genai",))
-    folder = at_level(served.folder, level, tmp_path / "level")
-    assert json.loads((folder / "genai_config.json").read_text())["search"]["past_present_share_buffer"] is True
     rows = [[5, 9, 17, 4, 30, 8], [7, 3, 21]]
-    wanted = [greedy(folder, row, 12) for row in rows]
-    assert min(map(len, wanted)) > 2
-    alone = [genai_continuations(folder, [row], 12)[0] for row in rows]
-    assert alone == wanted
-    assert genai_continuations(folder, rows, 12) == wanted
+    for level in ("", "fp16", "int8", "int4"):
+        folder = at_level(served.folder, level, tmp_path / level)
+        assert json.loads((folder / "genai_config.json").read_text())["search"]["past_present_share_buffer"] is True
+        wanted = [greedy(folder, row, 12) for row in rows]
+        assert min(map(len, wanted)) > 2
+        alone = [genai_continuations(folder, [row], 12)[0] for row in rows]
+        assert alone == wanted
+        assert genai_continuations(folder, rows, 12) == wanted
 
 
 def test_a_levels_record_describes_its_own_graph(decoder: Exported, tmp_path: Path) -> None:
@@ -323,32 +329,40 @@ def repackaged(source: Path, target: Path, *kinds: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "params"),
     [
-        *((name, LEGACY) for name in ("marian-two-vocabularies", "t5", "bart", "whisper")),
-        *((name, {}) for name in ("marian-two-vocabularies", "t5")),  # whole exports run the others
+        *((name, LEGACY) for name in ("marian-two-vocabularies", "whisper")),
+        *((name, {}) for name in ("bart", "t5")),
     ],
     ids=lambda value: value if isinstance(value, str) else value.get("engine", "dynamo"),
 )
-def test_the_merged_decoder_computes_what_the_two_files_do(
+def test_other_files_of_a_decoder_compute_what_the_two_do(
     tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
 ) -> None:
-    """Ten steps of rows with padding on both sides, reordered in between; each call returns the whole cache."""
-    folder = export(make_family_model(name, tmp_path / "model"), packaging=("transformers_js",), **params).folder
-    source = padded_source(name)
-    wanted = steps_of_two_files(folder, source, start=1, steps=10)
+    """The merged one, and optimum's three: ten steps of rows with padding on both sides, reordered in between. Each call of the merged one returns the whole cache, of optimum's the first."""
+    source = make_family_model(name, tmp_path / "model")
+    folder = export(source, packaging=("transformers_js", "optimum"), **params).folder
+    given = padded_source(name)
+    wanted = steps_of_two_files(folder, given, start=1, steps=10)
     graphs = [
         folder / "transformers_js" / "onnx" / f"{part}.onnx" for part in ("encoder_model", "decoder_model_merged")
     ]
-    found = steps_of_merged(*graphs, source, start=1, steps=10)
-    np.testing.assert_allclose(
-        np.stack([each[:, 0] for each in found]), np.stack([each[:, 0] for each in wanted]), atol=1e-5
-    )
+    merged = steps_of_merged(*graphs, given, start=1, steps=10)
+    three = steps_of_three_files(folder / "optimum", given, start=1, steps=10)
+    for found in (merged, three):
+        np.testing.assert_allclose(
+            np.stack([each[:, 0] for each in found]), np.stack([each[:, 0] for each in wanted]), atol=1e-5
+        )
+    assert {path.name for path in (folder / "optimum").glob("*.onnx")} == {
+        "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx",
+    }  # fmt: skip
+    for data in (folder / "optimum").glob("*.data"):
+        assert data.samefile(folder / data.name)
 
 
 # transformers.js.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", DTYPES)
+@pytest.mark.parametrize("level", ["fp16", "int8"])
 def test_javascript_continues_as_the_folder_does(decoder: Exported, modules: Path, tmp_path: Path, level: str) -> None:
     folder = at_level(decoder.folder, level, tmp_path / "level")
     assert run_example(folder, modules, WORDS) == [{"generated_text": continued(folder)}]

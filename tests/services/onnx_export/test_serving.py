@@ -63,9 +63,7 @@ def results(model: LanguageModel, rows: list[list[int]], segments: tuple[int, ..
     return [row[real.astype(bool)] for row, real in zip(found, mask, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3-tied", *(pytest.param(name, marks=SLOW) for name in ("qwen3", "qwen2", "llama", "gpt2"))]
-)
+@pytest.mark.parametrize("name", ["qwen3-tied", *(pytest.param(name, marks=SLOW) for name in ("qwen2", "gpt2"))])
 def test_all_that_it_promises_is_what_pytorch_computes(
     family: Callable[[str], Path], export: Callable[..., Exported], name: str
 ) -> None:
@@ -117,8 +115,6 @@ def test_a_wrong_graph_is_found(family: Callable[[str], Path], export: Callable[
     "params",
     [
         {},
-        pytest.param({"opset": 14}, marks=SLOW),
-        pytest.param({"engine": "legacy", "opset": 17}, marks=SLOW),
         pytest.param({"engine": "dynamo"}, marks=SLOW),
         pytest.param({"cache": False, "opset": 17}, marks=SLOW),
     ],
@@ -143,23 +139,25 @@ def test_logits_of_the_last_token_alone(
 
 
 @SLOW
-@pytest.mark.parametrize("level", ["fp16", "int8", "int4"])
 def test_levels_keep_the_promise(
-    family: Callable[[str], Path], export: Callable[..., Exported], tmp_path: Path, level: str
+    family: Callable[[str], Path], export: Callable[..., Exported], tmp_path: Path
 ) -> None:
     from slipway_quantize.stage import STAGE
 
-    def at_level(folder: Path) -> Path:
+    def at_level(folder: Path, level: str) -> Path:
         (work := tmp_path / f"level-{len(list(tmp_path.iterdir()))}").mkdir()
         return STAGE.run({"model": folder}, STAGE.params(format="onnx", level=level), Context(workdir=work))["model"]
 
-    served = at_level(export(family("qwen3-tied"), past_present_share_buffer=True, parity="never").folder)
-    usual = at_level(export(family("qwen3-tied"), parity="never").folder)
-    found, wanted = (results(load(folder, threads=1), ROWS, (4, 1, 1)) for folder in (served, usual))
+    plain = [
+        export(family("qwen3-tied"), past_present_share_buffer=shared, parity="never").folder
+        for shared in (True, False)
+    ]
     # The same weights: only sums in half precision, and integers of activations, are rounded in another order.
-    most = {"fp16": 0.02, "int8": 0.05, "int4": 0.05}[level]
-    assert max(np.abs(one - other).max() for one, other in zip(found, wanted, strict=True)) < most
-    assert greedy(served, ROWS[0], 5) == greedy(usual, ROWS[0], 5)
+    for level, most in {"fp16": 0.02, "int8": 0.05, "int4": 0.05}.items():
+        served, usual = (at_level(folder, level) for folder in plain)
+        found, wanted = (results(load(folder, threads=1), ROWS, (4, 1, 1)) for folder in (served, usual))
+        assert max(np.abs(one - other).max() for one, other in zip(found, wanted, strict=True)) < most, level
+        assert greedy(served, ROWS[0], 5) == greedy(usual, ROWS[0], 5)
 
 
 def test_a_model_without_such_a_form_is_refused_by_name(

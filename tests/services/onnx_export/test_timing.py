@@ -27,10 +27,9 @@ _LEGACY = {"engine": "legacy", "opset": 17}
         ("Marian, two vocabularies", _LEGACY, ["prefill_ms", "decode_ms"]),
         ("BERT, classes", _LEGACY, ["prefill_ms"]),
         pytest.param("Whisper", _LEGACY, ["prefill_ms", "decode_ms"], marks=pytest.mark.slow),
-        pytest.param("Qwen3", {"shapes": "static"}, ["prefill_ms", "decode_ms"], marks=pytest.mark.slow),
-        pytest.param("Qwen3", {**_LEGACY, "cache": False}, ["prefill_ms"], marks=pytest.mark.slow),
-        pytest.param("Qwen3", {"external_data": False}, ["prefill_ms", "decode_ms"], marks=pytest.mark.slow),
-        pytest.param("T5", {"engine": "dynamo"}, ["prefill_ms", "decode_ms"], marks=pytest.mark.slow),
+        pytest.param(
+            "Qwen3", {"shapes": "static", "external_data": False}, ["prefill_ms", "decode_ms"], marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )

@@ -67,10 +67,12 @@ def _forget(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
     monkeypatch.setattr(legacy, "build_weightless", build_other)
 
 
-@pytest.mark.parametrize("traced", [None, 601, 599])
 @pytest.mark.parametrize(
-    ("row", "settings"),
-    [("Mistral, window", {}), pytest.param("Gemma 3, window", {"layer_types": _KINDS}, marks=pytest.mark.slow)],
+    ("row", "settings", "traced"),
+    [
+        *(("Mistral, window", {}, traced) for traced in (None, 601, 599)),
+        pytest.param("Gemma 3, window", {"layer_types": _KINDS}, 601, marks=pytest.mark.slow),
+    ],
 )
 def test_a_long_window_that_a_graph_does_not_keep_to(
     tmp_path: Path,

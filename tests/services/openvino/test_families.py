@@ -20,11 +20,12 @@ from support.models.table_models import ROWS, Row, make_row
 pytestmark = pytest.mark.slow
 
 NAMES = (
-    *("Qwen3", "Qwen2", "Llama", "Mistral, window", "Gemma", "Gemma 2, window", "Gemma 3, window", "Phi-3", "SmolLM3"),
-    *("Granite", "GPT-2", "Qwen3-MoE", "BERT, classes", "BERT, masked", "MiniLM, features", "RoBERTa, questions"),
-    *("XLM-R, tokens", "DistilBERT, classes", "DeBERTa v2, classes", "ModernBERT, masked", "Qwen3, classes"),
+    *("Gemma 2, window", "Gemma 3, window", "Phi-3", "GPT-2", "Qwen3-MoE", "MiniLM, features", "RoBERTa, questions"),
+    *("DeBERTa v2, classes", "ModernBERT, masked", "Qwen3, classes"),
 )
-PAIRS = ("Marian", "Marian, two vocabularies", "BART", "mBART", "Pegasus", "M2M-100", "T5", "mT5", "Whisper")
+"""Those whose graphs differ: others are plain decoders, as every other test's, or BERT with another head."""
+PAIRS = ("M2M-100", "Whisper")
+"""Positions that follow from the text, and a source without a mask; verdicts judge T5 and Whisper, and other tests run Marian."""
 LENGTHS = (30, 17, 5)
 LIMIT = 1e-4
 

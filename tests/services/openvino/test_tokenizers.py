@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from slipway.stage import Context
 from slipway.validation.texts import CONVERSATIONS
@@ -81,7 +81,7 @@ def save(kind: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["Qwen", "SentencePiece", "BERT"])
 def test_tokens_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     save(kind, tmp_path)
     ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
@@ -121,21 +121,6 @@ def test_installed_packages_that_have_no_part_are_not_named(tmp_path: Path, monk
         assert "1.2.3" not in said
 
 
-@pytest.mark.slow
-def test_a_wrong_pre_tokenizer_is_found_by_name(tmp_path: Path) -> None:
-    """The folder's tokenizer splits digits one by one; the converted one does not."""
-    save("GPT-2", tmp_path)
-    write_tokenizer(tmp_path, Context(workdir=tmp_path, log=logging.getLogger("test")))
-    wrong = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    wrong.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    wrong.save(str(tmp_path / "tokenizer.json"))
-    differing = compare(tmp_path, AutoTokenizer.from_pretrained(tmp_path))
-    assert "digits" in differing["splits text"]
-    assert "emoji" not in differing["splits text"]
-    assert "joins tokens" not in differing
-
-
 def test_a_tokenizer_that_splits_otherwise_is_not_delivered(tmp_path: Path) -> None:
     """openvino-tokenizers splits runs of punctuation, which this one keeps."""
     tokenizer = byte_level()
@@ -146,6 +131,8 @@ def test_a_tokenizer_that_splits_otherwise_is_not_delivered(tmp_path: Path) -> N
     record = write_tokenizer(tmp_path, ctx)
     assert record["converted"] is False
     assert "code" in record["differing"]["splits text"]
+    assert "digits" not in record["differing"]["splits text"]
+    assert "joins tokens" not in record["differing"]
     assert "splits text otherwise than transformers: " in ctx.facts["warnings"][0]
     assert not list(tmp_path.glob("openvino_*"))
 

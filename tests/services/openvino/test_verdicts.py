@@ -185,7 +185,7 @@ def test_a_classifier_is_judged_against_its_stored_weights(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["marian", "bart", "t5", "whisper"])
+@pytest.mark.parametrize("name", ["t5", "whisper"])
 def test_both_models_of_a_pair_are_judged_against_what_they_store(name: str, tmp_path: Path) -> None:
     """Also where positions are looked up by code of their own; and a fault in the decoder's model is named."""
     model = make(name, tmp_path / "model")

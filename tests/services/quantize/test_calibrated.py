@@ -36,7 +36,7 @@ from support.models.quantize_models import (
 )
 
 Quantize = Callable[..., tuple[Path, Context]]
-GRIDS = [(4, True), (4, False), *(pytest.param(8, symmetric, marks=pytest.mark.slow) for symmetric in (True, False))]
+GRIDS = [(4, True), (4, False), pytest.param(8, False, marks=pytest.mark.slow)]
 
 
 @pytest.fixture

@@ -28,29 +28,28 @@ def heldout(sample: Path) -> np.ndarray:
     return np.array(tokens[: 16 * 96], np.int64).reshape(16, 96)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["fp16", "int8", "int4"])
-def test_pytorch_levels(quantize: Quantize, sample: Path, heldout: np.ndarray, level: str) -> None:
-    result, ctx = quantize(sample / "qwen3-base", format="pytorch", level=level)
-    kl, agreement = divergence(torch_logits(sample / "qwen3-base", heldout), torch_logits(result, heldout))
-    assert kl < LIMITS[level][0]
-    assert agreement > LIMITS[level][1]
-    assert ctx.facts["reduction"] > 0.45
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["fp16", "int8", "int4"])
-def test_onnx_levels(quantize: Quantize, sample: Path, heldout: np.ndarray, sample_onnx: Path, level: str) -> None:
-    result, ctx = quantize(sample_onnx, format="onnx", level=level)
-    kl, agreement = divergence(torch_logits(sample / "qwen3-base", heldout), onnx_logits(result, heldout))
-    assert kl < LIMITS[level][0]
-    assert agreement > LIMITS[level][1]
-    assert ctx.facts["reduction"] > {"fp16": 0.45, "int8": 0.65, "int4": 0.8}[level]
-
-
 @pytest.fixture(scope="module")
-def sample_onnx(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workdir = tmp_path_factory.mktemp("sample-onnx")
-    return EXPORT.run({"pytorch": sample / "qwen3-base"}, OnnxExportParams(parity="never"), Context(workdir=workdir))[
-        "onnx"
-    ]
+def exact(sample: Path, heldout: np.ndarray) -> np.ndarray:
+    return torch_logits(sample / "qwen3-base", heldout)
+
+
+@pytest.mark.slow
+def test_pytorch_levels(quantize: Quantize, sample: Path, heldout: np.ndarray, exact: np.ndarray) -> None:
+    for level, (most, least) in LIMITS.items():
+        result, ctx = quantize(sample / "qwen3-base", format="pytorch", level=level)
+        kl, agreement = divergence(exact, torch_logits(result, heldout))
+        assert kl < most, level
+        assert agreement > least, level
+        assert ctx.facts["reduction"] > 0.45, level
+
+
+@pytest.mark.slow
+def test_onnx_levels(quantize: Quantize, sample: Path, heldout: np.ndarray, exact: np.ndarray, tmp_path: Path) -> None:
+    params = OnnxExportParams(parity="never")
+    graph = EXPORT.run({"pytorch": sample / "qwen3-base"}, params, Context(workdir=tmp_path))["onnx"]
+    for level, (most, least) in LIMITS.items():
+        result, ctx = quantize(graph, format="onnx", level=level)
+        kl, agreement = divergence(exact, onnx_logits(result, heldout))
+        assert kl < most, level
+        assert agreement > least, level
+        assert ctx.facts["reduction"] > {"fp16": 0.45, "int8": 0.65, "int4": 0.8}[level], level

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from slipway.errors import TensorRTBuildError
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_tensorrt_build.params import TensorRTBuildParams
+from slipway_tensorrt_build.refitting import Skeleton, mark_refittable, skeleton_of
 from slipway_tensorrt_build.stage import STAGE
 from support.models.calibrated_models import write_data
 from support.models.family_models import make_family_model
@@ -29,6 +31,21 @@ def exported(model: Path, workdir: Path, **params: Any) -> Path:
     workdir.mkdir(exist_ok=True)
     chosen = OnnxExportParams(runtime="tensorrt", **{"parity": "never", **params})
     return EXPORT.run({"pytorch": model}, chosen, Context(workdir=workdir))["onnx"]
+
+
+def assert_every_weight_is_known(graph: Path) -> None:
+    """Check that a network that TensorRT parses knows each weight by the graph's name, and says which one it does not know."""
+    import tensorrt_rtx as trt
+
+    skeleton = skeleton_of(graph / "model.onnx")
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    assert trt.OnnxParser(network, logger).parse_from_file(str(graph / "model.onnx"))
+    mark_refittable(network, skeleton)
+    assert all(network.are_weights_marked_refittable(weight) for weight in skeleton.weights)
+    with pytest.raises(TensorRTBuildError, match="does not know the weight 'lost'"):
+        mark_refittable(network, Skeleton("", {"lost": ("FLOAT", 4)}))
 
 
 @pytest.fixture(scope="session")

@@ -171,10 +171,10 @@ def test_ranges_beyond_the_positions_are_refused_by_the_plan(positions: int, arc
         {"model_type": model_type, "architectures": [architecture], "max_position_embeddings": positions}
     )
     if not told:
-        assert STAGE.describes(task.params, config) is None
+        assert STAGE.forecast.describes(task.call.params_of(STAGE), config) is None
         return
     with pytest.raises(TensorRTBuildError) as caught:
-        STAGE.describes(task.params, config)
+        STAGE.forecast.describes(task.call.params_of(STAGE), config)
     assert told in caught.value.message
     assert caught.value.reason == "TENSORRT_PROFILE_INVALID"
 

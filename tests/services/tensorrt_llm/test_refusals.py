@@ -18,6 +18,7 @@ from slipway.model.configuration import ModelConfig
 from slipway_tensorrt_llm.models.fields import checkpoint_fields
 from slipway_tensorrt_llm.models.model import model_of, refusal_reason
 from slipway_tensorrt_llm.models.table import ARCHITECTURES
+from slipway_tensorrt_llm.params import TensorRTLLMParams
 from support.models.tensorrt_llm_models import save_model, write_checkpoint
 
 _LLAMA: dict[str, Any] = {
@@ -63,7 +64,7 @@ _GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 128, "n_embd": 64, 
     ],
 )  # fmt: skip
 def test_models_are_refused_by_name(config: dict[str, Any], params: dict[str, int], why: str) -> None:
-    said = refusal_reason(params, ModelConfig(config))
+    said = refusal_reason(TensorRTLLMParams(**params), ModelConfig(config))
     assert why in said
     assert bool(said) is bool(why)
 
@@ -142,7 +143,7 @@ _KEYS = (
 )
 def test_no_configuration_ends_in_a_traceback(found: str, changes: dict[str, Any], tp: int) -> None:
     config = _LLAMA | _GPT2 | {"architectures": [found]} | changes
-    assert isinstance(refusal_reason({"tp": tp}, ModelConfig(config)), str)
+    assert isinstance(refusal_reason(TensorRTLLMParams(tp=tp), ModelConfig(config)), str)
     with contextlib.suppress(TensorRTLLMExportError):
         model = model_of(ModelConfig(config))
         assert json.loads(json.dumps(checkpoint_fields(model, dtype="float16", tp=tp, pp=1), allow_nan=False))

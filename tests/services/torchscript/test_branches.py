@@ -27,6 +27,13 @@ class OnValues(torch.nn.Module):
         return x
 
 
+class OnLength(torch.nn.Module):
+    """A layer that computes otherwise for long texts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[1] > 7 else x
+
+
 class OnInfinity(torch.nn.Module):
     """The guard of transformers' encoders, which no random tokens reach."""
 
@@ -210,24 +217,17 @@ def test_a_loss_without_a_warning_is_found_by_the_comparison(
     assert caught.value.reason == "EXPORT_PARITY_FAILED"
 
 
-@pytest.mark.slow
-def test_a_program_is_not_made_of_a_branch_on_length(
-    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
-
-    monkeypatch.setattr(Qwen3MLP, "forward", long_texts_differ)
-    with pytest.raises(TorchGraphError) as caught:
-        export(save_tiny(tmp_path / "source"), "torch_export")
-    assert caught.value.reason == "DYNAMIC_SHAPE"
-
-
-def test_a_program_is_not_made_of_a_branch_on_values() -> None:
+@pytest.mark.parametrize(
+    ("module", "said", "kind"),
+    [(OnValues(), "branches on values", "data"), (OnLength(), "an axis would be fixed", "axis")],
+    ids=("values", "length"),
+)
+def test_a_program_is_not_made_of_a_branch(module: torch.nn.Module, said: str, kind: str) -> None:
     from slipway_torchscript.capture import capture_module
     from slipway_torchscript.interface import Interface
 
-    interface = Interface(OnValues(), ("input_ids",), ("logits",), (), frozenset(), False, 9, 0, torch.float32)
-    with pytest.raises(TorchGraphError, match="branches on values") as caught:
+    interface = Interface(module, ("input_ids",), ("logits",), (), frozenset(), False, 9, 0, torch.float32)
+    with pytest.raises(TorchGraphError, match=said) as caught:
         capture_module(interface, (torch.ones(2, 6),), 64)
     assert caught.value.reason == "DYNAMIC_SHAPE"
-    assert caught.value.about["kind"] == "data"
+    assert caught.value.about["kind"] == kind

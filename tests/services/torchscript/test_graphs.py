@@ -22,6 +22,26 @@ from .conftest import Export, difference, step, torch_results
 
 LIMIT = 1e-4
 STAGES = ("torchscript", "torch_export")
+EQUAL = (
+    "Gemma 3, window",  # rotary embeddings and a window by kind of layer
+    "GPT-2",  # learned positions
+    "GPT-Neo",  # eager attention, whose mask is a branch that padding proves; a window
+    "Falcon",  # one head of keys and values, and no row of the cache is fixed to it
+    "MPT",  # no positions at all, and branches on sizes
+    "MiniLM, features",
+    "RoBERTa, questions",
+    "ELECTRA, tokens",
+    "ModernBERT, masked",  # a window in an encoder
+    "DeBERTa v2, classes",  # functions of TorchScript, eager attention, values and branches that a trace fixes
+    "Qwen3, classes",  # a decoder that reads a whole text
+)
+REFUSED = {
+    "Bloom": "TORCH_GRAPH_FAILED",  # its GELU is a function of Python, which no file holds
+    "Mixtral": "FAMILY_UNSUPPORTED",
+    "Whisper": "FAMILY_UNSUPPORTED",
+}
+TRIED = [row for row in ROWS if row.name in (*EQUAL, *REFUSED)]
+"""A row for each way through the stage; Qwen3 goes through it everywhere else here."""
 COMPILE = """
 import json, sys
 from pathlib import Path
@@ -45,10 +65,20 @@ def tokens(rows: int, length: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("stage", [STAGES[0], pytest.param(STAGES[1], marks=pytest.mark.slow)])
-def test_a_decoder_answers_as_pytorch_however_it_is_called(tmp_path: Path, export: Export, stage: str) -> None:
-    """In one call, token by token through the cache, and with padding on the left."""
+def test_a_decoder_answers_as_pytorch_however_it_is_called(
+    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """In one call, token by token through the cache, and with padding on the left.
+
+    A program that is to be compiled, where no compiler is, is delivered as it is.
+    """
     source = save_tiny(tmp_path / "source")
-    folder, ctx = export(source, stage)
+    program = stage == "torch_export"
+    with monkeypatch.context() as alone:
+        alone.setenv("PATH", "")
+        folder, ctx = export(source, stage, **({"aot": True} if program else {}))
+    assert not (folder / "model.aoti.pt2").exists()
+    assert ("needs a C++ compiler" in "".join(ctx.facts.get("warnings", ()))) is program
     ids = tokens(2, 12)
     mask = np.ones_like(ids)
     wanted, model = torch_results(source, ids, mask), loaded(folder)
@@ -146,24 +176,19 @@ def test_the_optimized_graph_is_equal(tmp_path: Path, export: Export) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_is_compiled_where_a_compiler_is(
-    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_is_compiled_where_a_compiler_is(tmp_path: Path) -> None:
     from slipway_torchscript import capture
 
+    if not capture.compiler():
+        pytest.skip("no C++ compiler is here")
     source = save_tiny(tmp_path / "source", num_hidden_layers=1)
-    if capture.compiler():
-        (work := tmp_path / "compiled").mkdir()
-        command = [sys.executable, "-P", "-c", COMPILE, source, work]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        folder, differences = json.loads(done.stdout.splitlines()[-1])
-        assert max(differences.values()) < LIMIT
-        assert (Path(folder) / "model.aoti.pt2").stat().st_size > 0
-    monkeypatch.setenv("PATH", "")
-    folder, ctx = export(source, "torch_export", aot=True)
-    assert not (folder / "model.aoti.pt2").exists()
-    assert "needs a C++ compiler" in ctx.facts["warnings"][0]
+    (work := tmp_path / "compiled").mkdir()
+    command = [sys.executable, "-P", "-c", COMPILE, source, work]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    folder, differences = json.loads(done.stdout.splitlines()[-1])
+    assert max(differences.values()) < LIMIT
+    assert (Path(folder) / "model.aoti.pt2").stat().st_size > 0
 
 
 @pytest.mark.parametrize("stage", ["torchscript", pytest.param("torch_export", marks=pytest.mark.slow)])
@@ -172,7 +197,7 @@ def test_rotary_frequencies_follow_the_text(tmp_path: Path, export: Export, stag
     import torch
 
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    source = save_tiny(tmp_path / "source", rope_parameters=rope, max_position_embeddings=32)
+    source = save_tiny(tmp_path / "source", rope_parameters=rope, max_position_embeddings=32, num_hidden_layers=1)
     folder, ctx = export(source, stage=stage)
     assert ctx.facts["max_length"] == 32
     assert not ctx.facts.get("proven_branches")
@@ -187,15 +212,15 @@ def test_rotary_frequencies_follow_the_text(tmp_path: Path, export: Export, stag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_every_family_is_equal_or_refused(tmp_path: Path, export: Export, row: Row) -> None:
+@pytest.mark.parametrize("row", TRIED, ids=[row.name for row in TRIED])
+def test_each_kind_of_model_is_equal_or_refused(tmp_path: Path, export: Export, row: Row) -> None:
     source = make_row(row, tmp_path / "source")
     try:
         folder, _ = export(source, control_flow="prove")
     except TorchGraphError as error:
-        assert (row.name, error.reason) in REFUSED
+        assert REFUSED.get(row.name) == error.reason
         return
-    assert row.name not in dict(REFUSED)
+    assert row.name not in REFUSED
     ids = tokens(2, 33)
     mask = np.ones_like(ids)
     if family_of(json.loads((source / "config.json").read_text())) is DECODER:
@@ -211,14 +236,3 @@ def test_every_family_is_equal_or_refused(tmp_path: Path, export: Export, row: R
             assert difference(one[:, real], other[:, real]) < LIMIT
         else:
             assert difference(one, other) < LIMIT
-
-
-REFUSED: set[tuple[str, str]] = {
-    ("Bloom", "TORCH_GRAPH_FAILED")
-} | {  # its GELU is a function of Python, which no file holds
-    (name, "FAMILY_UNSUPPORTED")
-    for name in (
-        *("Mixtral", "Qwen3-MoE", "Qwen2-MoE", "OLMoE", "DeepSeek-V3", "Whisper", "Marian", "Marian, two vocabularies"),
-        *("BART", "mBART", "Pegasus", "M2M-100", "T5", "mT5"),
-    )
-}

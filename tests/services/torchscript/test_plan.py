@@ -11,6 +11,7 @@ from slipway.planning.plan import plan
 from slipway.proof.cases import cases, first_unproven_length
 from slipway.registry import load_stage
 from slipway_torchscript.params import refusal_reason
+from support.models.table_models import ROWS
 
 ENCODER = {"model_type": "bert", "vocab_size": 9}
 
@@ -65,6 +66,22 @@ def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None
     assert bool(said) is bool(why)
     if why:
         assert config["architectures"][0] in said  # type: ignore[index]
+
+
+REFUSED = {
+    "encoder-decoder": ("Marian", "T5", "Whisper"),
+    "mixture of experts": ("Mixtral", "Qwen3-MoE", "Qwen2-MoE", "OLMoE", "DeepSeek-V3"),
+}
+"""Rows of the table of families, by what is said of them."""
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_pairs_and_mixtures_are_refused_whatever_their_configuration_calls_it(why: str) -> None:
+    import transformers
+
+    for row in (each for each in ROWS if each.name in REFUSED[why]):
+        settings = getattr(transformers, row.model).config_class(**row.settings).to_dict()
+        assert why in refusal_reason(ModelConfig({**settings, "architectures": [row.model]})), row.name
 
 
 def test_calls_go_beyond_every_length_at_which_a_model_computes_otherwise() -> None:

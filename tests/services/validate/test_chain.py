@@ -74,10 +74,8 @@ def test_sharded_bfloat16_base_through_every_stage(tmp_path: Path, held_out: Pat
     assert len(shards(merged)) > 2
     onnx = EXPORT.run({"pytorch": merged}, OnnxExportParams(), context("export"))["onnx"]
     outputs = {"pytorch": merged, "onnx": onnx}
-    for name, level in (("pytorch", "int8"), ("onnx", "int8"), ("onnx", "fp16")):
-        quantized = QuantizeParams.model_validate({"format": name, "level": level})
-        label = f"{name}-{level}"
-        outputs[label] = QUANTIZE.run({"model": outputs[name]}, quantized, context(label))["model"]
+    quantized = QuantizeParams.model_validate({"format": "pytorch", "level": "int8"})
+    outputs["pytorch-int8"] = QUANTIZE.run({"model": merged}, quantized, context("pytorch-int8"))["model"]
     sources = {"base": base, "adapter": adapter, "heldout": held_out}
     # Untrained weights give nearly flat distributions, whose largest value changes easily; KL and strength judge.
     limits = {"int8": {"top1_agreement": 0.9}}

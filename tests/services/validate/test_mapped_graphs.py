@@ -18,7 +18,6 @@ from slipway_validate.runner.onnx_graphs.load import load
     ("file", "content", "mapped"),
     [
         ("onnx_export.json", {"precision": "float32"}, True),
-        ("onnx_export.json", {"precision": "fp16"}, False),
         ("quantization.json", {"level": "int4"}, False),
     ],
 )

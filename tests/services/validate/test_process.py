@@ -189,11 +189,10 @@ class TestWhileBeingTimed:
             runner.begin()
             assert (runner.result.status, runner.result.reason) == ("failed", "STAGE_KILLED")
 
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-    def test_a_crash_leaves_the_output_its_comparison(self, spec: Spec, context: Context, number: int) -> None:
+    def test_a_crash_leaves_the_output_its_comparison(self, spec: Spec, context: Context) -> None:
         with self.waiting(spec, context) as runner:
             first = runner.time_round()
-            os.kill(pid_of(context), number)
+            os.kill(pid_of(context), signal.SIGKILL)
             speed, note = Stopwatch(None, ValidateParams(), context).time(runner)
             assert speed is None
             assert "process of" in note
@@ -242,15 +241,6 @@ def test_the_runner_ends_with_the_stage(inputs: dict[str, Path], tmp_path: Path)
         os.kill(stage.pid, signal.SIGKILL)
         stage.wait()
     wait_for(lambda: not runner.is_running() or runner.status() == psutil.STATUS_ZOMBIE)
-
-
-@pytest.mark.slow
-def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: Context) -> None:
-    spec = RunSpec(runtime="slipway_validate.runner.onnx_graphs.load:load", model=tiny_onnx, samples=tiny_onnx / "none")
-    before = set(psutil.Process().children(recursive=True))  # servers that other tests share
-    result = process.run(Spec(run=spec), context.workdir / "run", context, label="x", timeout_seconds=0.05)
-    assert (result.status, result.reason) == ("failed", "STAGE_TIMEOUT")
-    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_what_native_code_prints_never_reaches_the_pipe(tmp_path: Path) -> None:

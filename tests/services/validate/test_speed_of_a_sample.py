@@ -67,11 +67,7 @@ def test_after_the_comparison_a_model_computes_as_it_is_served(outputs: dict[str
 def test_one_model_under_two_names_has_one_speed(
     sources: dict[str, Path], outputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    twice = {
-        "pytorch": outputs["pytorch"],
-        "pytorch-again": outputs["pytorch"],
-        "pytorch-int4": outputs["pytorch-int4"],
-    }
+    twice = {"pytorch": outputs["pytorch"], "pytorch-again": outputs["pytorch"]}
     params = ValidateParams(
         effort="thorough", test_samples=1, sequence_length=64, benchmark_repeats=ROUNDS, benchmark_seconds=60
     )

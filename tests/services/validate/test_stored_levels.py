@@ -105,7 +105,7 @@ def test_an_output_is_served_in_its_own_type_after_the_comparison(folders: dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert-classes", "bert-tokens", "bert-masked"])
+@pytest.mark.parametrize("name", ["bert-classes", "bert-masked"])
 def test_classifiers_and_encoders_pass_in_8_bits(name: str, tmp_path: Path) -> None:
     """Fewer bits move random weights, of which no result is sure, beyond the limits, as int4 does."""
     model = judged_families.make(name, tmp_path / name)

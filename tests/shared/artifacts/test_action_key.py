@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipway.artifacts import action_key
+from slipway.stage import Hardware
 from support.stages.plain import ECHO, EchoParams
 
 INPUTS = {"in": "sha256:" + "1" * 64}
@@ -24,6 +25,6 @@ def test_key_follows_what_shapes_the_result() -> None:
 
 
 def test_the_gpu_counts_only_where_the_output_depends_on_it() -> None:
-    bound = replace(ECHO, device_bound=True)
+    bound = replace(ECHO, hardware=Hardware(device_bound=True))
     assert action_key(ECHO, INPUTS, EchoParams(), gpu_architecture="sm89") == action_key(ECHO, INPUTS, EchoParams())
     assert action_key(bound, INPUTS, EchoParams(), gpu_architecture="sm89") != action_key(bound, INPUTS, EchoParams())

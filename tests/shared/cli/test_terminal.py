@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -17,8 +19,9 @@ from rich.text import Text
 
 from slipway.cli.terminal.columns import Column, FittedTable, wrap
 from support import TINY_STAGES
-from support.commands.cli import SLIPWAY, environment, slipway
+from support.commands.cli import SLIPWAY, Done, environment, in_process, slipway
 from support.commands.terminal import WIDTHS, Screen, on_terminal, script_on_terminal
+from support.models import tiny_models
 
 LEVELS = ("pytorch", "pytorch-int8", "pytorch-int4", "onnx", "onnx-int8", "onnx-int4")
 
@@ -72,11 +75,17 @@ def tiny(project: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def home(project: Path, tiny: dict[str, str]) -> Path:
+def first(project: Path, tiny: dict[str, str]) -> Done:
+    """Export into a home, with pipes for what is said."""
+    done = slipway("export", *where(project), *NO_VALIDATION, "--out", project / "first", home=project / "home", **tiny)
+    assert done.code == 6, done.err
+    return done
+
+
+@pytest.fixture(scope="module")
+def home(project: Path, first: Done) -> Path:
     """Make a home with one ended export, and one whose state is not a database."""
     home = project / "home"
-    done = slipway("export", *where(project), *NO_VALIDATION, "--out", project / "first", home=home, **tiny)
-    assert done.code == 6, done.err
     (home / "exports" / "e-damaged").mkdir()
     (home / "exports" / "e-damaged" / "state.db").write_bytes(b"no database" * 100)
     return home
@@ -86,12 +95,11 @@ NO_VALIDATION = ("--set", "validation.enabled=false")
 
 
 @pytest.mark.slow
-@widths
-def test_an_export_on_a_terminal(project: Path, tiny: dict[str, str], tmp_path: Path, width: int) -> None:
+def test_an_export_on_a_terminal(project: Path, tiny: dict[str, str], tmp_path: Path) -> None:
     out = ("--out", tmp_path / "out")
-    screen = on_terminal("export", *where(project), *NO_VALIDATION, *out, home=tmp_path / "home", width=width, **tiny)
+    screen = on_terminal("export", *where(project), *NO_VALIDATION, *out, home=tmp_path / "home", width=60, **tiny)
     assert screen.code == 6, screen.text
-    check(screen, width, *LEVELS, "format", "state", "size", "reason", copied=("output", "report"))
+    check(screen, 60, *LEVELS, "format", "state", "size", "reason", copied=("output", "report"))
     assert next(line for line in screen.lines if line) == "checkpoint-40 of h_half onto qwen3-base"
     start = max(number for number, line in enumerate(screen.lines) if re.match(r"format +state", line))
     rows = {line.split()[0]: line.split()[1:] for line in screen.lines[start + 1 : start + 7]}
@@ -137,78 +145,72 @@ def test_checkpoints_on_a_terminal(project: Path, tmp_path: Path, width: int) ->
 
 
 @pytest.mark.slow
-@widths
-def test_local_exports_and_the_cache_on_a_terminal(home: Path, width: int) -> None:
-    screen = on_terminal("list", home=home, width=width)
-    assert screen.code == 0, screen.text
-    (name,) = {word for word in screen.words() if re.fullmatch(r"e-[0-9a-f]{18}", word)}
-    check(screen, width, "export", "state", "failed", "e-damaged", "unreadable")
-    if width > 60:
-        assert "checkpoint-40 of h_half" in screen.text
+def test_local_exports_and_the_cache_on_a_terminal(home: Path) -> None:
+    for width in (60, 80):
+        screen = on_terminal("list", home=home, width=width)
+        assert screen.code == 0, screen.text
+        (name,) = {word for word in screen.words() if re.fullmatch(r"e-[0-9a-f]{18}", word)}
+        check(screen, width, "export", "state", "failed", "e-damaged", "unreadable")
+        assert width == 60 or "checkpoint-40 of h_half" in screen.text
 
-    cache = on_terminal("cache", "ls", home=home, width=width)
+    cache = on_terminal("cache", "ls", home=home, width=60)
     assert cache.code == 0, cache.text
-    check(cache, width, "artifact", "digest", "size", copied=("6 artifacts",))
+    check(cache, 60, "artifact", "digest", "size", copied=("6 artifacts",))
     assert "h_half onnx-int8" in cache.text
     assert "h_half pytorch-int8" in cache.text
     assert "qwen3-base (base)" in cache.text
     assert "h_half checkpoint-40" in cache.text
     assert re.search(r"[0-9a-f]{16}", cache.text) is None
 
-    one = on_terminal("get", name, home=home, width=width)
-    check(one, width, "quantize-onnx-int8", "quantize-onnx-int4", copied=("projects/", "slipway pull"))
+    one = on_terminal("get", name, home=home, width=60)
+    check(one, 60, "quantize-onnx-int8", "quantize-onnx-int4", copied=("projects/", "slipway pull"))
     assert "checkpoint-40 of h_half onto qwen3-base" in one.text
     assert one.text.count("slipway pull sha256:") == 4
 
 
 @pytest.mark.slow
-def test_a_command_that_get_offers_fetches_the_result(home: Path, tmp_path: Path) -> None:
-    listed = slipway("list", "--json", home=home).json["exports"]
+def test_what_is_told_of_exports_on_this_machine(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The list takes filters and changes nothing; a command that ``get`` offers fetches the result."""
+
+    def told(*words: str, home: Path = home) -> Done:
+        return in_process(capfd, *words, home=home)
+
+    states = sorted((home / "exports").glob("*/state.db"))
+    before = [path.read_bytes() for path in states]
+    listed = told("list", "--json").json["exports"]
     assert {entry["local_state"] for entry in listed} == {"failed", "unreadable"}
     damaged = next(entry for entry in listed if entry["local_state"] == "unreadable")
     assert "not a database" in damaged["problem"]
-    name = next(entry["name"] for entry in listed if entry["local_state"] == "failed")
-    got = slipway("get", name, home=home)
-    assert "slipway pull" not in got.out, "standard output is for the answer alone"
-    command = next(line.strip() for line in got.err.splitlines() if "pull" in line and line.endswith("onnx-int8"))
-    assert slipway("get", name, "--json", home=home).json["commands"]["fetch onnx-int8"] == command
-    subprocess.run([SLIPWAY, *command.split()[1:]], env=environment(home), cwd=tmp_path, check=True)
-    assert (tmp_path / "onnx-int8" / "made").read_text().startswith("quantize")
-    missing = slipway("get", "e-1", "--json", home=home)
-    assert (missing.code, missing.json["reason"]) == (3, "EXPORT_NOT_FOUND")
-
-
-@pytest.mark.slow
-def test_a_list_of_this_machine_takes_filters_and_changes_nothing(home: Path) -> None:
-    states = sorted((home / "exports").glob("*/state.db"))
-    before = [path.read_bytes() for path in states]
-    assert [
-        entry["local_state"]
-        for entry in slipway("list", "--filter", "state=succeeded", "--json", home=home).json["exports"]
-    ] == ["unreadable"]
-    assert slipway("list", "--filter", "colour=red", home=home).code == 3
+    succeeded = told("list", "--filter", "state=succeeded", "--json").json["exports"]
+    assert [entry["local_state"] for entry in succeeded] == ["unreadable"]
+    assert told("list", "--filter", "colour=red").code == 3
     assert [path.read_bytes() for path in states] == before
 
+    name = next(entry["name"] for entry in listed if entry["local_state"] == "failed")
+    got = told("get", name)
+    assert "slipway pull" not in got.out, "standard output is for the answer alone"
+    command = next(line.strip() for line in got.err.splitlines() if "pull" in line and line.endswith("onnx-int8"))
+    assert told("get", name, "--json").json["commands"]["fetch onnx-int8"] == command
+    pull = [SLIPWAY, *command.split()[1:]]
+    subprocess.run(pull, env=environment(home), cwd=tmp_path, capture_output=True, check=True)
+    assert (tmp_path / "onnx-int8" / "made").read_text().startswith("quantize")
+    missing = told("get", "e-1", "--json")
+    assert (missing.code, missing.json["reason"]) == (3, "EXPORT_NOT_FOUND")
 
-@pytest.mark.slow
-def test_an_export_that_was_killed_is_interrupted_and_one_in_use_runs(home: Path, tmp_path: Path) -> None:
-    import fcntl
-    import shutil
-
-    shutil.copytree(home / "exports", tmp_path / "exports")
-    shutil.rmtree(tmp_path / "exports" / "e-damaged")
-    (state,) = (tmp_path / "exports").glob("*/state.db")
+    # One that was killed is interrupted, and one in use runs.
+    other = tmp_path / "other"
+    shutil.copytree(home / "exports", other / "exports")
+    shutil.rmtree(other / "exports" / "e-damaged")
+    (state,) = (other / "exports").glob("*/state.db")
     with sqlite3.connect(state) as connection:
         ((text,),) = connection.execute("SELECT record FROM slipway_exports").fetchall()
         record = json.loads(text) | {"state": "running", "end_time": None, "failure": None}
         connection.execute("UPDATE slipway_exports SET record = ?, state = 'running', ended = 0", (json.dumps(record),))
     connection.close()
-    states = [entry["local_state"] for entry in slipway("list", "--json", home=tmp_path).json["exports"]]
-    assert states == ["interrupted"]
+    assert [entry["local_state"] for entry in told("list", "--json", home=other).json["exports"]] == ["interrupted"]
     with state.with_name("state.db.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        states = [entry["local_state"] for entry in slipway("list", "--json", home=tmp_path).json["exports"]]
-    assert states == ["running"]
+        assert [entry["local_state"] for entry in told("list", "--json", home=other).json["exports"]] == ["running"]
 
 
 RESULT = """
@@ -285,17 +287,26 @@ def test_every_failed_output_begins_a_line_of_the_summary(result: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_the_sample_is_exported_on_a_terminal(sample: Path, tmp_path: Path) -> None:
-    """Real stages and a real validation at the narrowest width, with the answer in a pipe."""
-    config = ("-c", sample / "export.yaml", "--out", tmp_path / "out", "--json")
-    settings = ("--set", "formats.tensorrt.enabled=false", "--set", "validation.test_samples=2")
-    screen = on_terminal("export", *config, *settings, home=tmp_path / "home", width=60, pipe_answer=True)
+def test_real_stages_on_a_terminal(tmp_path: Path) -> None:
+    """And a real validation at the narrowest width, with the answer in a pipe."""
+    base, run = tmp_path / "tiny-base", tmp_path / "run"
+    tiny_models.make_base(base)
+    tiny_models.make_checkpoint(base, run)
+    sources = ("--checkpoint", run, "--base-model", base, "--out", tmp_path / "out", "--json")
+    few = (
+        "formats.onnx.enabled=false",
+        "optimization.quantization=int8",
+        "validation.test_samples=2",
+        "validation.benchmark_performance=false",
+    )
+    settings = [word for setting in few for word in ("--set", setting)]
+    screen = on_terminal("export", *sources, *settings, home=tmp_path / "home", width=60, pipe_answer=True)
     document = json.loads(screen.answer)
     assert screen.code == (0 if document["success"] else 4), screen.text
-    check(screen, 60, "merge", "onnx_export", "quantize-onnx-int8", "quantize-onnx-int4", "validate", "total")
+    check(screen, 60, "merge", "quantize-pytorch-int8", "validate", "total")
     outputs = len(document["formats"])
     assert any(f"output {outputs} of {outputs}:" in line for line in screen.lines)
-    assert f"onto {document and 'qwen3-base'}" in next(line for line in screen.lines if line)
+    assert "onto tiny-base" in next(line for line in screen.lines if line)
     warnings = document["warnings"]
     assert len(set(warnings)) == len(warnings)
     shares = [int(share) for share in re.findall(r"total.*?(\d+)%", screen.text)]
@@ -304,17 +315,16 @@ def test_the_sample_is_exported_on_a_terminal(sample: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_plain_lines_and_whole_rows(project: Path, tiny: dict[str, str], tmp_path: Path) -> None:
-    done = slipway("export", *where(project), *NO_VALIDATION, "--out", tmp_path / "o", home=tmp_path / "h", **tiny)
-    lines = done.err.splitlines()
+def test_a_pipe_gets_plain_lines_and_whole_rows(first: Done) -> None:
+    lines = first.err.splitlines()
     assert [line for line in lines if not re.match(r"\d\d:\d\d:\d\d ", line)] == []
     assert lines[0].endswith("checkpoint-40 of h_half onto qwen3-base")
     assert sum("warning: skipped" in line for line in lines) == 1
     assert any(re.search(r"quantize-onnx-int8: done in \d", line) for line in lines)
     assert not any("leased" in line or "projects/" in line for line in lines), "what a coordinator logs for itself"
-    header = next(line for line in done.out.splitlines() if line.startswith("format"))
+    header = next(line for line in first.out.splitlines() if line.startswith("format"))
     assert header.split()[-2:] == ["merged", "reason"], "nothing is dropped"
-    assert "\x1b" not in done.out + done.err
+    assert "\x1b" not in first.out + first.err
 
 
 @pytest.mark.slow

@@ -87,22 +87,24 @@ def watching(address: str, name: str, *, blocking: bool) -> Iterator[list[pb.Exp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "blocking"), [(signal.SIGKILL, False), (signal.SIGTERM, True)], ids=["killed", "stopped"]
-)
-def test_a_watch_goes_on_over_a_restart(coordinator: Restarting, number: signal.Signals, blocking: bool) -> None:
-    with Client(coordinator.address) as client:
+def test_a_watch_goes_on_over_restarts(coordinator: Restarting) -> None:
+    """Of either client, when the coordinator was killed and when it was stopped."""
+    with Client(coordinator.address) as client, ExitStack() as stack:
         name = client.create_export(CONFIGURATION, sources=SOURCES, export_id="x").name
-        with watching(coordinator.address, name, blocking=blocking) as seen:
-            wait_for(lambda: seen and seen[-1].export.state == pb.EXPORT_STATE_RUNNING)
-            before = len(seen)
+        watches = [stack.enter_context(watching(coordinator.address, name, blocking=each)) for each in (False, True)]
+        for seen in watches:
+            wait_for(lambda seen=seen: seen and seen[-1].export.state == pb.EXPORT_STATE_RUNNING)
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            before = [len(seen) for seen in watches]
             coordinator.end(number)
             coordinator.start()
-            wait_for(lambda: len(seen) > before)
-            client.cancel_export(name)
-    sequences = [event.sequence for event in seen]
-    assert sequences == sorted(set(sequences))
-    assert seen[-1].export.state == pb.EXPORT_STATE_CANCELLED
+            for seen, count in zip(watches, before, strict=True):
+                wait_for(lambda seen=seen, count=count: len(seen) > count)
+        client.cancel_export(name)
+    for seen in watches:
+        sequences = [event.sequence for event in seen]
+        assert sequences == sorted(set(sequences))
+        assert seen[-1].export.state == pb.EXPORT_STATE_CANCELLED
 
 
 def test_without_patience_a_disconnect_is_an_error(coordinator: Restarting) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,16 @@ def read(path: Path | None = None, **sources: Any) -> None:
     assert configuration_of(configuration_message(loaded.configuration)) == loaded.configuration
 
 
+@contextmanager
+def naming(text: str) -> Iterator[None]:
+    """Let a failure say of which text it is."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"of the text {text[:500]!r}")
+        raise
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hostile") / "export.yaml"
@@ -50,16 +62,28 @@ def test_a_document_that_stands_for_more_than_it_holds_is_refused(file: Path, nu
             load_it(file)
 
 
-@pytest.mark.parametrize("scalar", SCALARS)
-def test_every_scalar_is_taken_or_refused_by_every_kind_of_setting(file: Path, scalar: str) -> None:
-    for key in ("checkpoint.path", "combination.weights", "combination.seed", "resources.max_memory_bytes", "validation.limits",
-                "validation.enabled", "optimization.group_size", "output.naming_pattern", "formats.tensorrt.batch"):  # fmt: skip
-        section, _, name = key.rpartition(".")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "checkpoint.path",
+        "combination.weights",
+        "combination.seed",
+        "resources.max_memory_bytes",
+        "validation.limits",
+        "validation.enabled",
+        "optimization.group_size",
+        "output.naming_pattern",
+        "formats.tensorrt.batch",
+    ],
+)
+def test_every_scalar_is_taken_or_refused_by_every_kind_of_setting(file: Path, key: str) -> None:
+    section, _, name = key.rpartition(".")
+    for scalar in SCALARS:
         inner = f"{{{name}: {scalar}}}"
         for part in reversed(section.split(".")):
             inner = f"{{{part}: {inner}}}"
         file.write_text(f"export: {inner}\n", errors="surrogatepass")
-        with within_bounds(allowed=REASONS):
+        with naming(scalar), within_bounds(allowed=REASONS):
             read(file)
 
 
@@ -92,17 +116,20 @@ def test_any_variable_is_a_setting_or_an_error(name: str, text: str) -> None:
         read(environment={name: text, "EXPORT_CHECKPOINT_PATH": "run"} | {name: text})
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_any_setting_of_a_machine_is_taken_or_an_error(text: str) -> None:
-    for name in (
+@pytest.mark.parametrize(
+    "name",
+    [
         "SLIPWAY_HOME",
         "SLIPWAY_SCRATCH",
         "SLIPWAY_STORE",
         "SLIPWAY_CACHE_SIZE",
         "SLIPWAY_OPEN_UPLOADS",
         "SLIPWAY_TRACING",
-    ):
-        with within_bounds():
+    ],
+)
+def test_any_setting_of_a_machine_is_taken_or_an_error(name: str) -> None:
+    for text in TEXTS:
+        with naming(text), within_bounds():
             Settings.from_environment({name: text})
 
 

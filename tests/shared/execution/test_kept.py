@@ -53,7 +53,7 @@ def test_a_final_failure_keeps_nothing(runner: TaskRunner, tmp_path: Path) -> No
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_stage_that_remembers_has_one_folder_for_all_actions(runner: TaskRunner, tmp_path: Path) -> None:
+def test_a_stage_that_keeps_a_memory_has_one_folder_for_all_actions(runner: TaskRunner, tmp_path: Path) -> None:
     runs = []
     for text in ("one", "other"):
         call = StageCall("support.stages.plain:REMEMBERING", {"text": text}, {})

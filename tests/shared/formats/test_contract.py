@@ -12,7 +12,17 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
-from slipway.formats import Format, FormatSettings, LevelSettings, PlannedTask, Runtime, registry
+from slipway.formats import (
+    Format,
+    FormatSettings,
+    LevelSettings,
+    PlannedTask,
+    Quantization,
+    Runtime,
+    SectionRules,
+    Variants,
+    registry,
+)
 from slipway.formats.registry import format_of_output, formats, load_format, merged_output, split_output
 from slipway.machine import doctor
 from slipway.planning.plan import format_tasks, plan
@@ -32,7 +42,7 @@ def runtime(pattern: str, *, load: str = "module:load") -> Runtime:
 
 def test_a_variant_has_its_own_runtime_or_that_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     own, beside = runtime("model.bin"), runtime("beside.bin")
-    each = plain(runtime=own, variant_runtimes={"beside": beside}, levels=("int8",), settings=LevelSettings)
+    each = plain(runtime=own, variants=Variants(runtimes={"beside": beside}), levels=("int8",), settings=LevelSettings)
     monkeypatch.setattr(registry, "formats", lambda: {"plain": each})  # what an installed distribution would provide
     found = {
         name: registry.runtime_of_output(name) for name in ("plain", "plain-int8", "plain-beside", "plain-other", "x")
@@ -65,7 +75,7 @@ def test_formats_are_found_by_the_names_of_their_outputs() -> None:
 
 @pytest.mark.parametrize("each", formats().values(), ids=lambda each: each.name)
 def test_what_a_format_names_is_there(each: Format[Any]) -> None:
-    named = [each.quantizer, *(runtime.load for runtime in each.runtimes())]
+    named = [each.quantization.quantizer, *(runtime.load for runtime in each.runtimes())]
     for reference in filter(None, named):
         module, _, attribute = reference.partition(":")
         try:
@@ -85,12 +95,12 @@ def test_what_a_format_names_is_there(each: Format[Any]) -> None:
         ({"name": "Onnx"}, "cannot be a format's name"),
         ({"levels": ("int8",)}, "is not a LevelSettings"),
         ({"levels": ("none",), "settings": LevelSettings}, "cannot be a level's name"),
-        ({"variables": {"nonesuch": "EXPORT_X"}}, "which is not a setting"),
-        ({"quantizer": "module.without.attribute"}, "is not module:attribute"),
-        ({"variant_runtimes": {"beside": runtime("*.gguf", load="nothing")}}, "is not module:attribute"),
-        ({"variant_runtimes": {"With-Hyphen": runtime("*.gguf")}}, "cannot be a level's name"),
+        ({"rules": SectionRules(variables={"nonesuch": "EXPORT_X"})}, "which is not a setting"),
+        ({"quantization": Quantization(quantizer="module.without.attribute")}, "is not module:attribute"),
+        ({"variants": Variants(runtimes={"beside": runtime("*.gguf", load="nothing")})}, "is not module:attribute"),
+        ({"variants": Variants(runtimes={"With-Hyphen": runtime("*.gguf")})}, "cannot be a level's name"),
         (
-            {"levels": ("x",), "settings": LevelSettings, "variant_runtimes": {"x": runtime("*")}},
+            {"levels": ("x",), "settings": LevelSettings, "variants": Variants(runtimes={"x": runtime("*")})},
             "cannot be a level's name",
         ),
     ],

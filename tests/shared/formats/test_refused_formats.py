@@ -17,7 +17,7 @@ from support.commands.distributions import install_format
 
 OWN = list(formats())
 FORMAT = """
-from slipway.formats import Format, FormatSettings, LevelSettings, Section, Usage, Runtime
+from slipway.formats import Format, FormatSettings, LevelSettings, Runtime, Section, SectionRules, Usage
 
 class Settings(FormatSettings):
     squeeze: bool = False
@@ -74,12 +74,18 @@ def code(name: str = "npz", changes: str = "") -> str:
         (code(changes="settings=dict"), "settings: Input should be a subclass of FormatSettings"),
         (code(changes="settings=Nested"), "its setting 'part' is a section"),
         (code(changes="settings=Required"), "part"),
-        (code(changes="variables={'squeeze': 'SQUEEZE'}"), "'SQUEEZE' is not EXPORT_NAME"),
-        (code(changes="variables={'squeeze': 'EXPORT_ENABLE_NPZ'}"), "belongs to two settings"),
+        (code(changes="rules=SectionRules(variables={'squeeze': 'SQUEEZE'})"), "'SQUEEZE' is not EXPORT_NAME"),
+        (code(changes="rules=SectionRules(variables={'squeeze': 'EXPORT_ENABLE_NPZ'})"), "belongs to two settings"),
         (code(changes="runtime=Runtime(name='x', files=('/x',), load='a:b')"), "'/x' cannot be a pattern"),
         (code(changes="usage=Usage(('slipway', 'none.j2'), library='x', packages='x')"), "slipway/none.j2 does not"),
-        (code(changes="variables={'enabled': 'EXPORT_ENABLE_PYTORCH'}"), "shares the variable EXPORT_ENABLE_PYTORCH"),
-        (code(changes="variables={'squeeze': 'EXPORT_LOG_LEVEL'}"), "EXPORT_LOG_LEVEL belongs to log.level"),
+        (
+            code(changes="rules=SectionRules(variables={'enabled': 'EXPORT_ENABLE_PYTORCH'})"),
+            "shares the variable EXPORT_ENABLE_PYTORCH",
+        ),
+        (
+            code(changes="rules=SectionRules(variables={'squeeze': 'EXPORT_LOG_LEVEL'})"),
+            "EXPORT_LOG_LEVEL belongs to log.level",
+        ),
     ],
 )
 def test_a_format_that_cannot_be_used_is_refused_by_name_alone(site: Site, module: str, fault: str) -> None:
@@ -105,7 +111,9 @@ def test_slipways_own_format_is_not_replaced(site: Site) -> None:
     parse({"formats": {"onnx": {"enabled": True}}})
 
 
-@pytest.mark.parametrize(("other", "changes"), [("npz", ""), ("npy", "variables={'squeeze': 'EXPORT_NPZ_SQUEEZE'}")])
+@pytest.mark.parametrize(
+    ("other", "changes"), [("npz", ""), ("npy", "rules=SectionRules(variables={'squeeze': 'EXPORT_NPZ_SQUEEZE'})")]
+)
 def test_two_formats_that_clash_are_both_refused(site: Site, other: str, changes: str) -> None:
     site.install(code())
     site.install(code(other, changes), name=other, distribution="other-format")
@@ -117,7 +125,7 @@ def test_two_formats_that_clash_are_both_refused(site: Site, other: str, changes
 
 
 def test_a_refused_format_refuses_no_other(site: Site) -> None:
-    site.install(code(changes="variables={'squeeze': 'EXPORT_ENABLE_ONNX'}"))
+    site.install(code(changes="rules=SectionRules(variables={'squeeze': 'EXPORT_ENABLE_ONNX'})"))
     site.install(code("npz"), distribution="good-format")
     assert list(formats()) == [*OWN, "npz"]
     assert [each.distribution for each in refused_formats()] == ["npz-format"]

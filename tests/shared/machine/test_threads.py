@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,15 +23,8 @@ from slipway.stage_call import Limits, StageCall
 BUSY = "while True: pass"
 SHOW_OPENMP = {"OMP_DISPLAY_ENV": "VERBOSE"}
 """Makes an OpenMP runtime print what it read, when it is loaded."""
-PREPARE_TRAINING = """
-import os
-from slipway.sample.training import deterministic
-with deterministic(1):
-    import torch
-print("left" if "OMP_WAIT_POLICY" in os.environ else "clean")
-"""
 TRAIN = """
-import sys, time
+import os, sys, time
 from dataclasses import replace
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import deterministic
@@ -41,6 +34,7 @@ with deterministic(int(sys.argv[2])):
     from slipway.sample.base import train_base
     train_base(AutoTokenizer.from_pretrained(sys.argv[1]), list(range(1000)) * 4, recipe=replace(Recipe(), base_steps=6), seed=0,
                on_step=lambda _: times.append(time.process_time()))
+assert "OMP_WAIT_POLICY" not in os.environ
 print((times[-1] - times[1]) / 4)
 """
 
@@ -76,15 +70,6 @@ def test_sessions_of_onnx_runtime_do_not_spin() -> None:
     assert (options.intra_op_num_threads, session_options(0).intra_op_num_threads) == (2, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("own", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
-def test_training_loads_its_openmp_with_threads_that_sleep(own: Mapping[str, str], policy: str) -> None:
-    command = [sys.executable, "-c", PREPARE_TRAINING]
-    ran = subprocess.run(command, env=environment(**SHOW_OPENMP, **own), capture_output=True, text=True, check=True)
-    assert f"OMP_WAIT_POLICY = '{policy}'" in ran.stderr
-    assert ran.stdout.strip() == ("left" if own else "clean")
-
-
 @pytest.mark.parametrize(("own", "policy"), [("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
 def test_so_does_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, policy: str) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -107,19 +92,20 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
-def step_alone(sample: Path) -> float:
-    """Return the processor time of a training step with one thread, in seconds."""
-    command = [sys.executable, "-c", TRAIN, str(sample / "qwen3-base"), "1"]
-    return float(subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout)
+def step(sample: Path, *, threads: int) -> float:
+    """Return the processor time of a training step, in seconds."""
+    command = [sys.executable, "-c", TRAIN, str(sample / "qwen3-base"), str(threads)]
+    ran = subprocess.run(command, env=environment(**SHOW_OPENMP), capture_output=True, text=True, check=True)
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in ran.stderr, "training loads its OpenMP with threads that sleep"
+    return float(ran.stdout)
 
 
 @pytest.mark.slow
 def test_training_beside_busy_processes_does_not_collapse(sample: Path) -> None:
-    command = [sys.executable, "-c", TRAIN, str(sample / "qwen3-base"), "2"]
     with busy_processes(len(os.sched_getaffinity(0))):
-        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+        spent = step(sample, threads=2)
     # Threads that spin for one that gets no time take many times the processor time of the work itself.
-    assert float(ran.stdout) < 3 * step_alone(sample)
+    assert spent < 3 * step(sample, threads=1)
 
 
 @contextmanager
@@ -163,11 +149,3 @@ def test_a_real_quota_of_half_a_core_is_one_thread() -> None:
         pytest.skip("this process has a quota already")
     with half_a_core() as join:
         assert joined(join, program).split() == ["0.5", "1"]
-
-
-@pytest.mark.slow
-def test_training_within_half_a_core_does_not_collapse(sample: Path) -> None:
-    """Even with two threads, more than the quota allows."""
-    with half_a_core() as join:
-        spent = float(joined(join, TRAIN, str(sample / "qwen3-base"), "2"))
-    assert spent < 3 * step_alone(sample)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,29 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from slipway.formats import PlannedTask
 from slipway.planning.preflight import Verdict, preflight
 from slipway.sizes import format_size
 from slipway_onnx_export.params import BEST_OPSET, ENGINE_OPSETS, describe_replaced_opset
 
 
-@dataclass(frozen=True)
-class Task:
-    id: str
-    stage: str
-    params: dict[str, Any] = field(default_factory=dict)
-    format: str = ""
-    fallback: str = ""
-    inputs: dict[str, str] = field(default_factory=dict)
+def planned(
+    task: str,
+    stage: str,
+    params: Mapping[str, Any] | None = None,
+    format: str = "",  # noqa: A002 - as the task names it
+    *,
+    fallback: str = "",
+    inputs: Mapping[str, str] | None = None,
+) -> PlannedTask:
+    return PlannedTask(task, stage, params or {}, inputs or {}, format, fallback=fallback)
 
 
 PLAN = (
-    Task("merge", "merge", format="pytorch"),
-    Task("int4", "quantize", {"level": "int4", "format": "pytorch"}, "pytorch-int4"),
-    Task("onnx_export", "onnx_export", format="onnx"),
-    Task("validate", "validate"),
+    planned("merge", "merge", format="pytorch"),
+    planned("int4", "quantize", {"level": "int4", "format": "pytorch"}, "pytorch-int4"),
+    planned("onnx_export", "onnx_export", format="onnx"),
+    planned("validate", "validate"),
 )
 
 
@@ -57,7 +59,7 @@ def test_packages_count_for_each_output_that_gets_them(base: Path, tmp_path: Pat
     from slipway_onnx_export.format import OnnxConfiguration
 
     (base / "tokenizer.json").write_bytes(b" " * 5000)
-    plan = [Task("onnx", "onnx_export", format="onnx"), Task("int4", "quantize", {"level": "int4"}, "onnx-int4")]
+    plan = [planned("onnx", "onnx_export", format="onnx"), planned("int4", "quantize", {"level": "int4"}, "onnx-int4")]
 
     def sizes(*kinds: str) -> dict[str, int]:
         section = OnnxConfiguration.model_validate({"packaging": kinds})
@@ -78,7 +80,7 @@ def test_packages_count_for_each_output_that_gets_them(base: Path, tmp_path: Pat
 def test_an_opset_that_no_engine_writes_is_said_with_what_comes_instead(
     base: Path, tmp_path: Path, opset: int, instead: str
 ) -> None:
-    plan = [Task("onnx_export", "onnx_export", {"opset": opset}, "onnx")]
+    plan = [planned("onnx_export", "onnx_export", {"opset": opset}, "onnx")]
     checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
     (finding,) = [finding for finding in checked.findings if finding.check == "opset"]
     assert finding.verdict is Verdict.WARNING
@@ -89,7 +91,7 @@ def test_an_opset_that_no_engine_writes_is_said_with_what_comes_instead(
 
 @pytest.mark.parametrize("opset", [None, 14, 18, 23, 24])
 def test_an_opset_that_an_engine_writes_needs_no_word(base: Path, tmp_path: Path, opset: int | None) -> None:
-    plan = [Task("onnx_export", "onnx_export", {"opset": opset}, "onnx")]
+    plan = [planned("onnx_export", "onnx_export", {"opset": opset}, "onnx")]
     checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
     assert [finding for finding in checked.findings if finding.check == "opset"] == []
 
@@ -130,7 +132,7 @@ def _engine(params: dict[str, Any]) -> str:
 def test_weights_that_delivery_copies_take_their_space_twice(
     base: Path, tmp_path: Path, name: str, copies: int
 ) -> None:
-    task = Task(name, "onnx_export", format=name)
+    task = planned(name, "onnx_export", format=name)
     checked = preflight([task], base=base, home=tmp_path / "home", output=tmp_path / "out")
     (finding,) = [finding for finding in checked.findings if finding.check.startswith("disk")]
     made = copies * (checked.task_bytes or {})[name]
@@ -138,7 +140,7 @@ def test_weights_that_delivery_copies_take_their_space_twice(
 
 
 def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path) -> None:
-    large = Task("onnx_export", "onnx_export", format="onnx")
+    large = planned("onnx_export", "onnx_export", format="onnx")
     save_file({"a": np.zeros((2500, 1000), np.float16)}, base / "model.safetensors")
     checked = preflight([large], base=base, home=small_disk, output=small_disk)
     (finding,) = [finding for finding in checked.findings if finding.check.startswith("disk")]
@@ -159,16 +161,16 @@ def test_a_merge_that_peft_computes_needs_the_disk_for_its_weights(
     if adapter:
         (checkpoint / "adapter_config.json").write_text(json.dumps(adapter))
     plan = [
-        Task("merge", "merge", {"weights": "deferred"}),
-        Task("graph", "onnx_export", {"weights": "deferred"}),
-        Task("whole", "onnx_export", {"packaging": ["genai"]}),
+        planned("merge", "merge", {"weights": "deferred"}),
+        planned("graph", "onnx_export", {"weights": "deferred"}),
+        planned("whole", "onnx_export", {"packaging": ["genai"]}),
     ]
     checked = preflight(plan, base=base, adapter=checkpoint, home=tmp_path / "home", output=tmp_path / "out")
     assert checked.task_bytes == {"merge": merged, "graph": 2 << 20, "whole": 4096 + (2 << 20)}
 
 
 def test_a_stage_that_is_not_installed_rules_out_or_warns(base: Path, tmp_path: Path) -> None:
-    plan = (*PLAN, Task("x", "nonesuch"))
+    plan = (*PLAN, planned("x", "nonesuch"))
     checked = preflight(plan, base=base, home=tmp_path, output=tmp_path)
     findings = {finding.check: finding for finding in checked.findings}
     assert findings["stage: merge"].verdict is Verdict.OK
@@ -191,12 +193,12 @@ def without(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_an_export_that_can_make_nothing_here_ends_before_anything_runs(
     base: Path, tmp_path: Path, without: str
 ) -> None:
-    alone = [Task("merge", "merge"), Task("x", without, inputs={"pytorch": "task:merge/pytorch"}, format=without)]
+    alone = [planned("merge", "merge"), planned("x", without, inputs={"pytorch": "task:merge/pytorch"}, format=without)]
     error = preflight(alone, base=base, home=tmp_path, output=tmp_path).error()
     assert error is not None
     assert (error.reason, error.message) == ("UNSUPPORTED", f"stage: {without}: cannot run on this machine")
     assert "slipway-litert/bin/pip install 'slipway-ml[all,litert]'" in error.remedy
-    checked = preflight([*alone, Task("y", "gguf", format="gguf")], base=base, home=tmp_path, output=tmp_path)
+    checked = preflight([*alone, planned("y", "gguf", format="gguf")], base=base, home=tmp_path, output=tmp_path)
     assert checked.error() is None
     (finding,) = [each for each in checked.findings if each.check == f"stage: {without}"]
     assert finding.verdict is Verdict.WARNING
@@ -233,7 +235,7 @@ def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
     base: Path, tmp_path: Path, config: dict[str, Any], said: str
 ) -> None:
     (base / "config.json").write_text(json.dumps(config))
-    plan = [Task("merge", "merge", format="pytorch"), Task("onnx_export", "onnx_export", {"opset": None}, "onnx")]
+    plan = [planned("merge", "merge", format="pytorch"), planned("onnx_export", "onnx_export", {"opset": None}, "onnx")]
     checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
     found = [finding.message for finding in checked.findings if finding.reason == "FAMILY_UNSUPPORTED"]
     assert [said in message for message in found] == ([True] if said else [])
@@ -243,12 +245,12 @@ def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
 @pytest.mark.parametrize(
     "tasks",
     [
-        (Task("x", "gguf", {"type": "f16"}),),
-        (Task("x", "torchscript", {"level": "none"}),),
-        (Task("x", "torch_export", {"level": "none"}),),
-        (Task("graph", "onnx_export", {"opset": None}), Task("x", "openvino", {"level": ""})),
-        (Task("x", "executorch", {"level": "none"}),),
-        (Task("x", "litert", {"level": "none"}),),
+        (planned("x", "gguf", {"type": "f16"}),),
+        (planned("x", "torchscript", {"level": "none"}),),
+        (planned("x", "torch_export", {"level": "none"}),),
+        (planned("graph", "onnx_export", {"opset": None}), planned("x", "openvino", {"level": ""})),
+        (planned("x", "executorch", {"level": "none"}),),
+        (planned("x", "litert", {"level": "none"}),),
     ],
     ids=lambda tasks: str(tasks[-1].stage),
 )
@@ -261,7 +263,7 @@ def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
     ids=["images", "states"],
 )
 def test_every_format_says_before_work_what_it_is_not_made_of(
-    base: Path, tmp_path: Path, tasks: tuple[Task, ...], config: dict[str, Any]
+    base: Path, tmp_path: Path, tasks: tuple[PlannedTask, ...], config: dict[str, Any]
 ) -> None:
     (base / "config.json").write_text(json.dumps(config))
     checked = preflight(tasks, base=base, home=tmp_path, output=tmp_path, here=False)
@@ -280,7 +282,7 @@ def test_formats_without_encoder_decoders_name_one_that_takes_them(
 ) -> None:
     config = {"architectures": [kind], "model_type": model_type, "is_encoder_decoder": True, "vocab_size": 9}
     (base / "config.json").write_text(json.dumps(config))
-    plan = [Task("graph", "onnx_export", {"opset": None}), Task("x", stage, {}, stage)]
+    plan = [planned("graph", "onnx_export", {"opset": None}), planned("x", stage, {}, stage)]
     checked = preflight(plan, base=base, home=tmp_path, output=tmp_path, here=False)
     found = [(each.check, each.message) for each in checked.findings if each.reason == "FAMILY_UNSUPPORTED"]
     assert [check for check, _ in found] == [f"stage: {stage}"]
@@ -298,7 +300,7 @@ def test_integers_that_are_not_made_of_this_kind_of_model_are_a_warning(
 ) -> None:
     text = {"vocab_size": 9} if kind == "BertModel" else {}
     (base / "config.json").write_text(json.dumps({"architectures": [kind], "model_type": "bert", **text}))
-    plan = [Task("x", "quantize", {"level": level, "format": "pytorch"}, f"pytorch-{level}")]
+    plan = [planned("x", "quantize", {"level": level, "format": "pytorch"}, f"pytorch-{level}")]
     checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
     found = [each for each in checked.findings if each.reason == "FAMILY_UNSUPPORTED"]
     assert [(each.check, kind in each.message, each.verdict) for each in found] == (
@@ -328,7 +330,7 @@ def test_what_is_done_without_a_calibration_is_said_before(
             }
         )
     )
-    plan = [Task("calibrate-int4", "calibrate", {"bits": 4}, fallback="integers are rounded")]
+    plan = [planned("calibrate-int4", "calibrate", {"bits": 4}, fallback="integers are rounded")]
     checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
     found = [each for each in checked.findings if "integers are rounded" in each.message]
     assert [(each.check, each.verdict, "is not calibrated" in each.message) for each in found] == (
@@ -342,7 +344,7 @@ def test_the_size_of_activations_is_predicted(base: Path, tmp_path: Path) -> Non
     (base / "config.json").write_text(json.dumps({**sizes, "architectures": ["Qwen3ForCausalLM"]}))
 
     def found(**activations: list[str]) -> Any:
-        tasks = (Task("onnx_export", "onnx_export", {"activations": activations}, "onnx"),)
+        tasks = (planned("onnx_export", "onnx_export", {"activations": activations}, "onnx"),)
         return preflight(tasks, base=base, home=tmp_path / "home", output=tmp_path / "out")
 
     checked = found(layers=["0", "last"], kinds=["attentions", "hidden_states"])

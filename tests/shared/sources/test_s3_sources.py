@@ -27,7 +27,7 @@ from slipway.sources import SourceFolders
 from slipway.sources import bucket_origin as origins
 from slipway.sources.bucket_origin import BucketOrigin
 from slipway.sources.mirror import Mirror
-from support.commands.cli import slipway
+from support.commands.cli import in_process
 from support.coordinators.harness import wait_for
 from support.servers.s3_server import BUCKET, S3Server
 
@@ -227,11 +227,13 @@ def test_a_hub_snapshot_of_the_cache_is_found_by_revision(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("run")
-def test_the_commands_work_on_a_bucket(s3: S3Server, bucket: S3Bucket, tmp_path: Path) -> None:
+def test_the_commands_work_on_a_bucket(
+    s3: S3Server, bucket: S3Bucket, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     store, home = f"s3://{BUCKET}/{uuid.uuid4().hex}", tmp_path / "home"
 
     def run_json(*arguments: str | Path) -> Any:
-        done = slipway(*arguments, "--json", home=home, SLIPWAY_STORE=store, **s3.environment())
+        done = in_process(capfd, *arguments, "--json", home=home, SLIPWAY_STORE=store, **s3.environment())
         assert done.code == 0, done.err
         return done.json
 

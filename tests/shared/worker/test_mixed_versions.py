@@ -72,20 +72,16 @@ def test_each_version_of_a_library_has_results_of_its_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_library_that_is_missing_is_a_version_too(tmp_path: Path) -> None:
-    with_it = work(tmp_path, install(tmp_path / "old", "1.0"), "LIBRARY")
-    without = work(tmp_path, None, "LIBRARY")
-    assert without["versions"] == {}
-    assert (without["LIBRARY"]["version"], without["LIBRARY"]["reused"]) == ("", False)
-    assert with_it["LIBRARY"]["output"] != without["LIBRARY"]["output"]
-
-
-@pytest.mark.slow
-def test_results_that_depend_on_the_gpu_are_not_taken_from_another(tmp_path: Path) -> None:
-    stages = ("DEVICE", "SOURCE")
+def test_results_that_depend_on_the_gpu_or_a_library_are_not_taken_from_another(tmp_path: Path) -> None:
+    """A library that is missing is a version too."""
+    stages = ("DEVICE", "SOURCE", "LIBRARY")
     first = work(tmp_path, None, *stages, architecture="sm89")
-    other = work(tmp_path, None, *stages, architecture="sm90")
+    other = work(tmp_path, install(tmp_path / "old", "1.0"), *stages, architecture="sm90")
     again = work(tmp_path, None, *stages, architecture="sm89")
+    assert (first["versions"], other["versions"]) == ({}, {LIBRARY: "1.0"})
+    assert [made["LIBRARY"]["version"] for made in (first, other, again)] == ["", "1.0", ""]
+    assert [made["LIBRARY"]["reused"] for made in (first, other, again)] == [False, False, True]
+    assert first["LIBRARY"]["output"] != other["LIBRARY"]["output"]
     assert [made["DEVICE"]["reused"] for made in (first, other, again)] == [False, False, True]
     assert [made["SOURCE"]["reused"] for made in (first, other, again)] == [False, True, True]
 
@@ -94,5 +90,5 @@ def test_results_that_depend_on_the_gpu_are_not_taken_from_another(tmp_path: Pat
 def test_what_runs_on_the_gpu_is_bound_to_it(stage: str) -> None:
     from slipway.registry import load_stage
 
-    assert load_stage(stage).device_bound
+    assert load_stage(stage).hardware.device_bound
     assert {"tensorrt", "tensorrt-rtx"} <= set(load_stage(stage).libraries)

@@ -34,7 +34,7 @@ def render(folder: Path) -> list[Object]:
         pytest.skip("kubectl renders the overlays, and is not on this machine")
     command = ["kubectl", "kustomize", str(folder)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return list(yaml.safe_load_all(text))
+    return list(yaml.load_all(text, Loader=yaml.CSafeLoader))  # as safe_load_all, but ten times as fast
 
 
 @cache

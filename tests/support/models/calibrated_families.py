@@ -37,7 +37,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "bert classifier": lambda: tf.BertForSequenceClassification(tf.BertConfig(**BERT, num_labels=3)),
     "bert token classifier": lambda: tf.BertForTokenClassification(tf.BertConfig(**BERT, num_labels=3)),
     "bert question answering": lambda: tf.BertForQuestionAnswering(tf.BertConfig(**BERT)),
-    "bert masked language model": lambda: tf.BertForMaskedLM(tf.BertConfig(**BERT)),
     "bert feature extraction": lambda: tf.BertModel(tf.BertConfig(**BERT)),
     "distilbert classifier": lambda: tf.DistilBertForSequenceClassification(
         tf.DistilBertConfig(vocab_size=1024, dim=64, hidden_dim=128, n_layers=2, n_heads=2, num_labels=3)
@@ -46,7 +45,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: tf.Gemma3ForCausalLM(
         tf.Gemma3TextConfig(**{**QWEN, "num_key_value_heads": 1, "sliding_window": 16})
     ),
-    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**{**BERT, "num_key_value_heads": 1})),
     "marian": lambda: tf.MarianMTModel(tf.MarianConfig(**MARIAN)),
     "bart": lambda: tf.BartForConditionalGeneration(tf.BartConfig(**MARIAN)),
     "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5, decoder_start_token_id=0)),

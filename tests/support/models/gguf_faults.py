@@ -129,7 +129,6 @@ PLANTED: Mapping[str, Mapping[str, Any]] = {
     "q8_0": {"fields": {"tokenizer.ggml.pre": "gpt-2"}},
     "q6_k": {"fields": {"tokenizer.chat_template": None}},
     "q4_0": {"change": without_head},
-    "q5_k_m": {"change": with_wrong_head},  # of a tied model
 }
 """Faults that :func:`plant` puts into the file of a level."""
 

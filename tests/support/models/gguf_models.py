@@ -83,9 +83,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen2moe": _of("Qwen2MoeConfig", "Qwen2MoeForCausalLM", **_EXPERTS, shared_expert_intermediate_size=64),
     "qwen3moe": _of("Qwen3MoeConfig", "Qwen3MoeForCausalLM", **_EXPERTS, head_dim=32, norm_topk_prob=True),
     "llama": _of("LlamaConfig", "LlamaForCausalLM"),
-    "llama-bias": _of("LlamaConfig", "LlamaForCausalLM", attention_bias=True, mlp_bias=True),
     "llama3": _of("LlamaConfig", "LlamaForCausalLM", rope_parameters=_LLAMA3, tie_word_embeddings=True),
-    "llama-linear": _of("LlamaConfig", "LlamaForCausalLM", rope_parameters=_LINEAR),
+    "llama-linear-bias": _of(
+        "LlamaConfig", "LlamaForCausalLM", rope_parameters=_LINEAR, attention_bias=True, mlp_bias=True
+    ),
     "mistral": _of("MistralConfig", "MistralForCausalLM", head_dim=32, sliding_window=None),
     "gemma2": _of("Gemma2Config", "Gemma2ForCausalLM", **_gemma(4, 2)),
     "gemma3": _of("Gemma3TextConfig", "Gemma3ForCausalLM", **_gemma(7, 6)),

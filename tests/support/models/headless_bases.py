@@ -79,12 +79,9 @@ _ALL = ("q_proj", "v_proj", "down_proj")
 _QUERY = ("query", "value")
 HEADLESS: dict[str, HeadlessCase] = {
     "qwen3-tied": HeadlessCase(_qwen3(tied=True), CLASSES, _ALL, padding=1),
-    "qwen3-untied": HeadlessCase(_qwen3(tied=False), CLASSES, _ALL, padding=1),
     "qwen3-sharded": HeadlessCase(_qwen3(tied=False), CLASSES, _ALL, padding=1, shard="20KB"),
-    "qwen3-bare": HeadlessCase(_qwen3(tied=True, model="Qwen3Model"), CLASSES, _ALL, padding=1),
     "qwen3-all-linear": HeadlessCase(_qwen3(tied=True), CLASSES, ("all-linear",), padding=1),
     "qwen3-embeddings": HeadlessCase(_qwen3(tied=True), CLASSES, ("q_proj", "embed_tokens"), padding=1),
-    "qwen3-tokens": HeadlessCase(_qwen3(tied=True), TOKENS, _ALL, padding=1, labels=5),
     "qwen3-answers": HeadlessCase(_qwen3(tied=True, model="Qwen3Model"), ANSWERS, _ALL, padding=1, labels=2),
     "qwen3-dora": HeadlessCase(_qwen3(tied=True), CLASSES, _ALL, padding=1, more={"use_dora": True}),
     "qwen3-moe": HeadlessCase(

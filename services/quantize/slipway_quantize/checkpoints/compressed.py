@@ -29,7 +29,7 @@ from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.forms.choice import Layers, form_of, least_width
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.integers import PackedIntegers
-from slipway_quantize.levels import WIDE, WITHOUT_BUDGET, is_named, size_budget_refusal
+from slipway_quantize.levels import WIDE, is_named
 from slipway_quantize.model_weights import (
     DTYPES,
     LinearWeight,
@@ -43,6 +43,7 @@ from slipway_quantize.model_weights import (
 )
 from slipway_quantize.pieces import PIECE_WEIGHTS, Pieces, Squares
 from slipway_quantize.quantizer import QuantizeRequest
+from slipway_quantize.refusals import WITHOUT_BUDGET, size_budget_refusal
 from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 
 _APART = "it should have more bits than the others, and transformers unpacks all weights of this model with the same"

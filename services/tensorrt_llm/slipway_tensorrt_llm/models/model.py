@@ -17,6 +17,7 @@ from slipway.model.decoders.decoder import Decoder, decoder_of, kinds_of_layers,
 from slipway.model.decoders.rotary import BASE, ORIGINAL, longrope_attention
 from slipway.texts import quoted
 from slipway_tensorrt_llm.models.table import KNOWN, Architecture, architecture_of
+from slipway_tensorrt_llm.params import TensorRTLLMParams
 
 VALUES = ConfigValues(TensorRTLLMExportError)
 positive, flag = VALUES.positive, VALUES.flag
@@ -117,10 +118,10 @@ def check_division(model: Model, *, tp: int, pp: int) -> None:
         raise _division_error("pp", pp, f"the model's {decoder.layers} layers cannot be divided by it")
 
 
-def refusal_reason(params: Mapping[str, Any], config: ModelConfig) -> str:
+def refusal_reason(params: TensorRTLLMParams, config: ModelConfig) -> str:
     """Return why no checkpoint can be written for this ``config.json`` and these parameters; an empty text if one can."""
     try:
-        check_division(model_of(config), tp=int(params.get("tp", 1)), pp=int(params.get("pp", 1)))
+        check_division(model_of(config), tp=params.tp, pp=params.pp)
     except TensorRTLLMExportError as error:
         return error.message if error.reason == "FAMILY_UNSUPPORTED" else ""
     return ""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.estimates import ModelSize
-from slipway.stage import Context, Effort, Role, Stage
+from slipway.stage import Context, Effort, Forecast, Hardware, Role, Stage
 from slipway_validate.params import SampleParams
 
 _SMALLEST_WIDTH = 64
@@ -18,7 +17,7 @@ def run(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> dict[
     """Run base + adapter, or the base itself without an adapter, and write its results.
 
     Raises:
-        ValidationError: ``VALIDATION_IMPOSSIBLE``: the model, the tokenizer or the held-out text cannot be used.
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: the model, the tokenizer or the held-out text cannot be params.
         StageError: ``CANCELLED``; ``DISK_FULL``.
     """
     from slipway_validate.reference.running import make_reference
@@ -26,12 +25,11 @@ def run(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> dict[
     return {"reference": make_reference(inputs, params, ctx)}
 
 
-def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
+def output_bytes(params: SampleParams, size: ModelSize) -> int:
     """Estimate the size of the logits with and without the adapter, and of those of long continuations."""
-    used = SampleParams.model_validate(dict(params))
     per_token = 4 * (size.largest // _SMALLEST_WIDTH)
-    windows = min(2 * used.windows * used.sequence_length * per_token, used.logit_bytes // 2)
-    return windows + min(used.continuation_prompts * used.continuation_tokens * per_token, used.logit_bytes // 2)
+    windows = min(2 * params.windows * params.sequence_length * per_token, params.logit_bytes // 2)
+    return windows + min(params.continuation_prompts * params.continuation_tokens * per_token, params.logit_bytes // 2)
 
 
 STAGE = Stage(
@@ -45,7 +43,7 @@ STAGE = Stage(
     libraries=("torch", "transformers", "peft"),
     role=Role.REFERENCE,
     effort=Effort(seconds=15.0, seconds_per_gb=20.0, phases={"tokenize": (0.0, 0.1), "reference": (0.1, 0.9)}),
-    output_bytes=output_bytes,
-    model_memory=1.0,
+    forecast=Forecast(output_bytes=output_bytes),
+    hardware=Hardware(memory=1.0),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

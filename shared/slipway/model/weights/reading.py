@@ -72,7 +72,7 @@ def open_weights(folder: Path, inputs: Mapping[str, Path]) -> Weights:
     except (OSError, ValueError) as error:
         raise description_error(f"it cannot be read ({error})") from error
     stage = known_stage(name) if isinstance(name, str) and ":" not in name else None
-    module, _, attribute = stage.reader.partition(":") if stage else ("", "", "")
+    module, _, attribute = stage.deferral.reader.partition(":") if stage else ("", "", "")
     if not module:
         raise description_error(f"it names the stage {quoted(name)}, which reads no weights here")
     reader: Reader = getattr(import_module(module), attribute)

@@ -192,6 +192,8 @@ def test_after_a_shortage_of_memory_more_is_preferred() -> None:
     offered = offer_of(record, task)
     assert offered.requirements == Requirements(prefers=(Needs(memory_bytes=6 * GIB),))
     assert offered.call.limits.timeout_seconds == 60
+    other = record.task("validate").with_(attempts=(again.with_(number=1),))
+    assert offer_of(record, other).call.limits.timeout_seconds != 60, "that of another stage"
     assert offer_of(record, task, alone=True).requirements == Requirements()
     other_run = task.with_(attempts=(failed, again.with_(run=2)))
     assert offer_of(record.with_(run=2), other_run).requirements == Requirements()

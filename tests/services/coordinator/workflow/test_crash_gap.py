@@ -18,15 +18,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from slipway.configuration import parse
 from slipway.rpc.configuration_messages import configuration_message
-from slipway_coordinator.server import migrate
-from slipway_coordinator.storage.database_address import state_at
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import DIGEST, process, state
 from support.servers.free_ports import free_port
-from support.servers.postgres_server import postgres_server
-
-pytestmark = [pytest.mark.slow]
 
 CONFIGURATION = configuration_message(
     parse({"formats": {"onnx": {"enabled": False}}, "validation": {"enabled": False}})
@@ -38,17 +33,6 @@ CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield str(tmp_path / "state.db")
-        return
-    with postgres_server() as server:
-        place = server.create("gap")
-        migrate(state_at(place))
-        yield place
 
 
 @contextmanager
@@ -108,12 +92,10 @@ async def create_until_killed(
 
 def not_begun(place: str) -> set[str]:
     """Names of the exports that are stored without a workflow."""
-    url = state_at(place).url
-    workflows = "workflow_status" if url.startswith("sqlite") else "dbos.workflow_status"
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(f"sqlite:///{place}")
     with engine.connect() as connection:
         stored = set(connection.execute(sa.text("SELECT name FROM slipway_exports")).scalars())
-        begun = connection.execute(sa.text(f"SELECT workflow_uuid FROM {workflows}")).scalars()
+        begun = connection.execute(sa.text("SELECT workflow_uuid FROM workflow_status")).scalars()
         missing = stored - {workflow.partition("#")[0] for workflow in begun}
     engine.dispose()
     return missing
@@ -147,9 +129,9 @@ async def carry_out(address: str) -> tuple[Counter[str], dict[str, export_pb2.Ex
     raise AssertionError(f"not all exports ended; leased were {runs}")
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_what_was_answered_is_carried_out_once(tmp_path: Path, place: str, seed: int) -> None:
-    generator = random.Random(seed)
+@pytest.mark.slow
+def test_what_was_answered_is_carried_out_once(tmp_path: Path) -> None:
+    generator, place = random.Random(1), str(tmp_path / "state.db")
     address = f"127.0.0.1:{free_port()}"
     answered: set[str] = set()
     waiting: set[str] = set()

@@ -7,7 +7,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from support import SUPPORT, TINY_STAGES
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import TinyStages, process, state, states, wait_for, worker_process
 from support.servers.free_ports import free_port
-from support.servers.postgres_server import PostgresServer, postgres_server
+from support.servers.postgres_server import postgres_server
 
 pytestmark = pytest.mark.slow
 
@@ -95,18 +94,20 @@ def attempts(task: export_pb2.Task) -> list[tuple[object, ...]]:
     return [*told, *when, tuple(sorted(task.outputs.items()))]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A file of SQLite, or where a test asks for it a database of PostgreSQL."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield str(tmp_path / "state.db")
+        return
     with postgres_server() as running:
-        yield running
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def installation(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer) -> Iterator[Installation]:
-    place = str(tmp_path / "state.db")
-    if request.param == "postgres":
-        place = server.create(f"v{time.monotonic_ns()}")
+        place = running.create("versions")
         migrate(state_at(place))
+        yield place
+
+
+@pytest.fixture
+def installation(tmp_path: Path, place: str) -> Iterator[Installation]:
     (tmp_path / "rules.yaml").write_text(RULES)
     address = f"127.0.0.1:{free_port()}"
     path = os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]])
@@ -115,6 +116,7 @@ def installation(request: pytest.FixtureRequest, tmp_path: Path, server: Postgre
         yield Installation(tmp_path, place, address, client)
 
 
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
 def test_an_export_under_way_goes_on_under_another_version_and_back(installation: Installation) -> None:
     """With a decision behind it, a stage that is done and one that runs: nothing of it is repeated."""
     quantize, validate = installation.hold("quantize"), installation.hold("validate")
@@ -148,7 +150,6 @@ def test_an_export_under_way_goes_on_under_another_version_and_back(installation
         assert f"was begun by {version} and goes on as {other}" in installation.log()
 
 
-@pytest.mark.parametrize("installation", ["sqlite"], indirect=True)
 def test_an_export_of_a_version_that_noted_no_position_goes_on(installation: Installation) -> None:
     quantize = installation.hold("quantize")
     with installation.coordinator("slipway-2"):

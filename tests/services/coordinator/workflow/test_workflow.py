@@ -216,7 +216,9 @@ def test_an_exports_timeout_reaches_the_stage(shared: Harness) -> None:
     task = tiny_task("m", text="timeout", sleep_seconds=30)
     settings = {"resources": {"stage_timeout_seconds": 1}, "recovery": {"max_attempts": 1}}
     export = shared.finished(shared.submit(tiny_export("timeout", task, base=shared.base(), **settings)))
-    assert failure_of_status(export.error).reason == "STAGE_TIMEOUT"
+    failure = failure_of_status(export.error)
+    assert failure.reason == "STAGE_TIMEOUT"
+    assert "longer than 1 s" in failure.message
 
 
 def test_a_watcher_sees_each_state_once(shared: Harness) -> None:

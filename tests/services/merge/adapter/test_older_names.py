@@ -77,17 +77,15 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-# Where their names differ with every change, where they agree with make test-all.
+# Every form where their names differ; where they agree, one that is streamed and one that peft merges, with make test-all.
 @pytest.mark.parametrize(
-    ("base", "adapter"),
+    ("form", "base", "adapter"),
     [
-        ("old", "new"),
-        ("new", "old"),
-        pytest.param("old", "old", marks=pytest.mark.slow),
-        pytest.param("new", "new", marks=pytest.mark.slow),
+        *((form, *names) for form in FORMS for names in (("old", "new"), ("new", "old"))),
+        pytest.param("lora", "new", "new", marks=pytest.mark.slow),
+        pytest.param("dora", "old", "old", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("form", FORMS)
 def test_whichever_names_either_has(tmp_path, form, base, adapter):
     case, expected = make(tmp_path, base=base, adapter=adapter, **FORMS[form])
     check(case, expected, verify="full")
@@ -139,20 +137,15 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        pytest.param(wrap, id=name, marks=() if name == "compiled-inside" else pytest.mark.slow)
-        for name, wrap in WRAPPED.items()
-    ],
-)
-def test_what_a_training_run_wraps_the_model_in(make_case, wrap):
+def test_what_a_training_run_wraps_the_model_in(make_case):
     case = make_case("qwen3", target_modules=["q_proj"])
     plain, _ = case.merge(verify="full")
     path = case.adapter / "adapter_model.safetensors"
-    save_file({wrap(key): value for key, value in load_file(path).items()}, path, metadata={"format": "pt"})
-    case.workdir = case.workdir.with_name("wrapped")
-    case.workdir.mkdir()
-    wrapped, ctx = case.merge(verify="full")
-    assert "logits_difference" in ctx.facts["verified"]
-    assert (wrapped / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+    tensors = load_file(path)
+    for name, wrap in WRAPPED.items():
+        save_file({wrap(key): value for key, value in tensors.items()}, path, metadata={"format": "pt"})
+        case.workdir = case.workdir.with_name(name)
+        case.workdir.mkdir()
+        wrapped, ctx = case.merge(verify="full")
+        assert "logits_difference" in ctx.facts["verified"], name
+        assert (wrapped / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes(), name

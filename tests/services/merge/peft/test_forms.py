@@ -32,11 +32,22 @@ def scale(weight: torch.Tensor) -> float:
     return max(weight.abs().max().item(), 1e-9)
 
 
+#: Merged in bfloat16 too: whatever peft builds or merges with code of its own. Plain LoRA is in test_against_peft.py.
+IN_16_BITS = ["adalora", "beft", "boft", "c3a", "deft", "delora", "fourierft", "frod", "glora", "gralora", "hira", "hra",
+              "ia3 with biases", "ln_tuning", "loha", "lokr", "miss, bat", "oft", "osf", "peanut", "psoft", "pvera",
+              "randlora, projections not saved", "road", "shira", "supertuning", "tinylora", "unilora", "vblora",
+              "vera, projections not saved", "waveft",
+              "bd-lora", "dora", "kasa", "lora on Conv2d", "lora_bias and bias=all", "monteclora", "olora", "pissa",
+              "target_parameters", "trainable tokens alone"]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16", marks=pytest.mark.slow)],
+    ("name", "dtype"),
+    [
+        *(pytest.param(name, torch.float32, id=f"{name}-fp32") for name in FORMS),
+        *(pytest.param(name, torch.bfloat16, id=f"{name}-bf16", marks=pytest.mark.slow) for name in IN_16_BITS),
+    ],
 )
-@pytest.mark.parametrize("name", FORMS)
 def test_form(tmp_path, name, dtype):
     form = FORMS[name]
     case, cls = save_form(tmp_path, form, dtype)
@@ -82,6 +93,10 @@ def compare(
 def test_the_table_of_the_page_is_this_list():
     assert table() in PAGE.read_text(encoding="utf-8")
     assert len(FORMS) >= 30
+
+
+def test_every_configuration_is_merged_in_16_bits_too():
+    assert {FORMS[name].config for name in IN_16_BITS} == {form.config for form in FORMS.values()}
 
 
 ACCOUNTED = ["lora", "dora", "loha", "vera", "unilora", "target_parameters", "lora on Conv2d", "trainable_token_indices",

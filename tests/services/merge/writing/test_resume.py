@@ -245,17 +245,25 @@ def kill_in_the_middle(folder: Path, models: Path, *, command: bool) -> tuple[Pa
     raise AssertionError("every kill came too late")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, larger: Path) -> dict[str, Any]:
+    """The answer of a merge of it that nothing interrupted."""
+    found = answer(start(tmp_path_factory.mktemp("undisturbed"), larger))
+    assert found["reason"] is None
+    assert found["facts"].pop("shards_resumed") == 0
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["command", "child"])
-def test_kill_in_the_middle_and_the_same_command_again(tmp_path: Path, larger: Path, killed: str) -> None:
-    undisturbed = answer(start(tmp_path / "undisturbed", larger))
-    assert undisturbed["reason"] is None
+def test_kill_in_the_middle_and_the_same_command_again(
+    tmp_path: Path, larger: Path, undisturbed: dict[str, Any], killed: str
+) -> None:
     root, before = kill_in_the_middle(tmp_path / "killed", larger, command=killed == "command")
     again = answer(start(root, larger))
     assert again["reason"] is None
     resumed = again["facts"].pop("shards_resumed")
     assert len(before) - 1 <= resumed <= len(before), "the last record may have been half-written"
-    assert undisturbed["facts"].pop("shards_resumed") == 0
     assert again == undisturbed
     assert list((root / "scratch").iterdir()) == []
     stats = [path.stat() for path in (root / "store" / "blobs").rglob("*")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,19 @@ def trained(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
         export(scaled, root / "scaled-graph"),
         write_data(root / "data", [text[start : start + 2000] for start in range(0, 24_000, 2000)]),
     )
+
+
+@pytest.fixture(scope="session")
+def at_level(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Context]]:
+    """Gives the graph at a level, with its text: made once for all tests, which only read it."""
+
+    @cache
+    def call(level: str) -> tuple[Path, Context]:
+        ctx = Context(workdir=tmp_path_factory.mktemp(level), log=logging.getLogger("test"), threads=1)
+        inputs = {"model": trained.graph, "data": trained.data}
+        return STAGE.run(inputs, QuantizeParams(format="onnx", level=level), ctx)["model"], ctx
+
+    return call
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
+from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE
 from slipway_validate.runner.survival.graphs import Graphs
 from support.models.quantize_models import divergence, onnx_logits, onnx_session, onnx_step
@@ -26,6 +27,7 @@ from support.models.quantize_models import divergence, onnx_logits, onnx_session
 from .conftest import Trained
 
 Quantize = Callable[..., tuple[Path, Context]]
+AtLevel = Callable[[str], tuple[Path, Context]]
 STATIC = {"format": "onnx", "level": "int8_static"}
 TOKENS = np.random.default_rng(3).integers(3, 1000, (4, 48))
 
@@ -44,9 +46,9 @@ def fused(folder: Path, target: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("level", ["int8_dynamic", "int8_static"])
 def test_the_result_computes_what_the_model_does(
-    quantize: Quantize, trained: Trained, level: str, tmp_path: Path
+    at_level: AtLevel, trained: Trained, level: str, tmp_path: Path
 ) -> None:
-    result, ctx = quantize(trained.graph, trained.data, format="onnx", level=level)
+    result, ctx = at_level(level)
     kl, agreement = divergence(onnx_logits(trained.graph, TOKENS), onnx_logits(result, TOKENS))
     assert 1e-7 < kl < 2e-3
     assert agreement > 0.95
@@ -57,8 +59,8 @@ def test_the_result_computes_what_the_model_does(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["int8_dynamic", "int8_static"])
-def test_the_cache_of_keys_and_values_is_used(quantize: Quantize, trained: Trained, level: str) -> None:
-    session = onnx_session(quantize(trained.graph, trained.data, format="onnx", level=level)[0])
+def test_the_cache_of_keys_and_values_is_used(at_level: AtLevel, level: str) -> None:
+    session = onnx_session(at_level(level)[0])
     whole, _ = onnx_step(session, TOKENS[:1])
     _, past = onnx_step(session, TOKENS[:1, :40])
     after, _ = onnx_step(session, TOKENS[:1, 40:], past)
@@ -67,8 +69,8 @@ def test_the_cache_of_keys_and_values_is_used(quantize: Quantize, trained: Train
 
 
 @pytest.mark.slow
-def test_runtimes_fuse_every_pair(quantize: Quantize, trained: Trained, tmp_path: Path) -> None:
-    result, ctx = quantize(trained.graph, trained.data, **STATIC)
+def test_runtimes_fuse_every_pair(at_level: AtLevel, tmp_path: Path) -> None:
+    result, ctx = at_level("int8_static")
     made = operators(result / "model.onnx")
     products = (
         ctx.facts["tensors_quantized"] - 1 - 2 - 1
@@ -84,8 +86,8 @@ def test_runtimes_fuse_every_pair(quantize: Quantize, trained: Trained, tmp_path
 
 
 @pytest.mark.slow
-def test_what_was_measured_is_recorded(quantize: Quantize, trained: Trained) -> None:
-    result, _ = quantize(trained.graph, trained.data, **STATIC)
+def test_what_was_measured_is_recorded(at_level: AtLevel) -> None:
+    result, _ = at_level("int8_static")
     noted = json.loads((result / "quantization.json").read_text())
     activations = noted["activations"]
     assert set(activations["divergence"]) == {"minmax", "entropy", "percentile"}
@@ -95,8 +97,9 @@ def test_what_was_measured_is_recorded(quantize: Quantize, trained: Trained) -> 
 
 
 @pytest.mark.slow
-def test_the_same_text_gives_the_same_bits(quantize: Quantize, trained: Trained) -> None:
-    first, second = (quantize(trained.graph, trained.data, threads=each, **STATIC)[0] for each in (1, 2))
+def test_the_same_text_gives_the_same_bits(at_level: AtLevel, quantize: Quantize, trained: Trained) -> None:
+    first, _ = at_level("int8_static")  # by one thread
+    second, _ = quantize(trained.graph, trained.data, threads=2, **STATIC)
     for name in ("model.onnx", "model.onnx.data", "quantization.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
@@ -138,31 +141,34 @@ def test_without_text_there_are_no_ranges(quantize: Quantize, trained: Trained) 
     assert "int8_dynamic" in caught.value.remedy
 
 
-@pytest.mark.parametrize("level", ["int8_dynamic", pytest.param("int8_static", marks=pytest.mark.slow)])
-def test_an_old_opset_is_refused(quantize: Quantize, trained: Trained, level: str, tmp_path: Path) -> None:
+def test_an_old_opset_is_refused(quantize: Quantize, trained: Trained, tmp_path: Path) -> None:
     for path in trained.graph.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     model.opset_import[0].version = 12
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(ModelExportError, match="opset 12") as caught:
-        quantize(tmp_path, trained.data, format="onnx", level=level)
+        quantize(tmp_path, trained.data, format="onnx", level="int8_dynamic")
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
 
 
 def test_families_without_plain_text_are_refused_before() -> None:
     translator = {"architectures": ["MarianMTModel"], "model_type": "marian"}
-    assert "use int8_dynamic" in STAGE.refuses({"format": "onnx", "level": "int8_static"}, ModelConfig(translator))
-    assert not STAGE.refuses({"format": "onnx", "level": "int8_dynamic"}, ModelConfig(translator))
+    assert "use int8_dynamic" in STAGE.forecast.refuses(
+        QuantizeParams(format="onnx", level="int8_static"), ModelConfig(translator)
+    )
+    assert not STAGE.forecast.refuses(QuantizeParams(format="onnx", level="int8_dynamic"), ModelConfig(translator))
     decoder = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    assert not STAGE.refuses({"format": "onnx", "level": "int8_static"}, ModelConfig(decoder))
-    assert "dense" in STAGE.refuses({"format": "onnx", "level": "int8_static", "packed": False}, ModelConfig(decoder))
+    assert not STAGE.forecast.refuses(QuantizeParams(format="onnx", level="int8_static"), ModelConfig(decoder))
+    assert "dense" in STAGE.forecast.refuses(
+        QuantizeParams(format="onnx", level="int8_static", packed=False), ModelConfig(decoder)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["int8_dynamic", "int8_static"])
-def test_validation_reads_the_stored_weights(quantize: Quantize, trained: Trained, level: str) -> None:
-    result, _ = quantize(trained.graph, trained.data, format="onnx", level=level)
+def test_validation_reads_the_stored_weights(at_level: AtLevel, trained: Trained, level: str) -> None:
+    result, _ = at_level(level)
     weights = load_file(trained.model / "model.safetensors")
     stored = Graphs(result, lambda name: len(weights[name]))
     for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
@@ -176,19 +182,18 @@ def test_validation_reads_the_stored_weights(quantize: Quantize, trained: Traine
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["int8_static", "fp16"])
 def test_weights_that_are_left_out_give_the_same_bits(
-    quantize: Quantize, trained: Trained, level: str, tmp_path: Path
+    at_level: AtLevel, quantize: Quantize, trained: Trained, tmp_path: Path
 ) -> None:
     params = OnnxExportParams(parity="never", weights="deferred")
     deferred = EXPORT.run({"pytorch": trained.model}, params, Context(workdir=tmp_path))["onnx"]
     assert not (deferred / "model.onnx.data").exists() or (deferred / "model.onnx.data").stat().st_size < 1 << 20
-    run = {"format": "onnx", "level": level}
-    whole, _ = quantize(trained.graph, trained.data, **run)
-    made, ctx = quantize(deferred, trained.data, pytorch=trained.model, **run)
-    assert (made / "model.onnx.data").read_bytes() == (whole / "model.onnx.data").read_bytes()
-    assert ctx.facts["size_before_bytes"] > 2 * ctx.facts["size_after_bytes"] * 0.99
-    assert [path.name for path in ctx.workdir.iterdir()] == ["model"]
+    for level in ("int8_static", "fp16"):
+        whole, _ = at_level(level)
+        made, ctx = quantize(deferred, trained.data, pytorch=trained.model, format="onnx", level=level)
+        assert (made / "model.onnx.data").read_bytes() == (whole / "model.onnx.data").read_bytes(), level
+        assert ctx.facts["size_before_bytes"] > 2 * ctx.facts["size_after_bytes"] * 0.99
+        assert [path.name for path in ctx.workdir.iterdir()] == ["model"]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from support.models.quantize_models import divergence, onnx_logits
 from .conftest import Trained
 
 Quantize = Callable[..., tuple[Path, Context]]
+AtLevel = Callable[[str], tuple[Path, Context]]
 TOKENS = np.random.default_rng(3).integers(3, 1000, (4, 48))
 MLP = ["model.layers.0.mlp.down_proj.weight.T", "model.layers.0.mlp.up_proj.weight.T"]
 
@@ -38,8 +39,8 @@ def test_without_text_they_are_not_found(quantize: Quantize, trained: Trained) -
 
 
 @pytest.mark.slow
-def test_a_model_that_fits_is_float16_throughout(quantize: Quantize, trained: Trained) -> None:
-    with_text, ctx = quantize(trained.graph, trained.data, format="onnx", level="fp16")
+def test_a_model_that_fits_is_float16_throughout(at_level: AtLevel, quantize: Quantize, trained: Trained) -> None:
+    with_text, ctx = at_level("fp16")
     without, _ = quantize(trained.graph, format="onnx", level="fp16")
     assert (with_text / "model.onnx.data").read_bytes() == (without / "model.onnx.data").read_bytes()
     assert ctx.facts["overflow"]["float32"] == {}

@@ -43,7 +43,7 @@ def test_a_budget_spent_by_sensitivity_is_below_the_line_between_the_levels(
     # Eight bits for all of them, the head too: the level int8 keeps a tied head as it is.
     (least, worst), (most, best) = made("4"), made("8", size_budget_bytes=1 << 30)
     before = worst
-    for share in (0.3, 0.5, 0.7, 0.9):
+    for share in (0.3, 0.7):
         size, found = made(f"{share}", size_budget_bytes=int(least + share * (most - least)))
         assert found < worst + (size - least) / (most - least) * (best - worst)
         assert found <= before

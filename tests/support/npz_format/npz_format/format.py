@@ -13,6 +13,7 @@ from slipway.formats import (
     PlannedTask,
     Problem,
     Runtime,
+    SectionRules,
     Texts,
     Usage,
 )
@@ -66,9 +67,7 @@ FORMAT = Format(
     settings=NpzConfiguration,
     plan=plan,
     levels=("half",),
-    variables={"compress": "EXPORT_SQUEEZE"},
-    conflicts=conflicts,
-    cautions=cautions,
+    rules=SectionRules(variables={"compress": "EXPORT_SQUEEZE"}, conflicts=conflicts, cautions=cautions),
     output_bytes=output_bytes,
     runtime=Runtime(name="npz", files=("weights.npz",), load="npz_format.runtime:load", precision_file="npz.json"),
     usage=Usage(template=("npz_format", "usage.example.j2"), library="numpy", packages="numpy"),

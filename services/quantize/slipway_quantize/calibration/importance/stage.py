@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Stage
+from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_quantize.calibration.params import ImportanceParams
-from slipway_quantize.levels import calibration_refusal_reason
+from slipway_quantize.refusals import calibration_refusal_reason
 
 _OUTPUT_BYTES = 16 << 20
 
@@ -35,6 +35,7 @@ STAGE = Stage(
     run=run,
     libraries=("numpy", "safetensors", "torch", "transformers"),
     effort=Effort(seconds=10.0, seconds_per_gb=60.0, phases={"text": (0.1, 1.0)}),
-    output_bytes=lambda _params, _size: _OUTPUT_BYTES,
-    refuses=calibration_refusal_reason,
+    forecast=Forecast(
+        output_bytes=lambda _, __: _OUTPUT_BYTES, refuses=lambda _, config: calibration_refusal_reason(config)
+    ),
 )
