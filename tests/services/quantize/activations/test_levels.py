@@ -177,8 +177,8 @@ def test_validation_reads_the_stored_weights(at_level: AtLevel, trained: Trained
         assert (
             float((found.values - exact).norm() / exact.norm()) < 0.03
         )  # features that smoothing makes small lose more
-        assert found.changed_from(exact) < 0.001  # a tie that rounds the other way
-        assert found.changed_from(exact * 1.1) > 0.5
+        assert found.changed_from(exact) < 0.001 * exact.numel()  # a tie that rounds the other way
+        assert found.changed_from(exact * 1.1) > 0.5 * exact.numel()
 
 
 @pytest.mark.slow
