@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
 
-from slipway.distribution.installed import DISTRIBUTION
+from slipway.distribution import DISTRIBUTION
 
 _HOME = Path("/var/lib/slipway")
 _ENVIRONMENT = Path("/opt/slipway")

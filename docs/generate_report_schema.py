@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slipway.meanings import meanings
 from slipway.results.report.document import Report
+from slipway.settings.sections import meanings
 
 FILE = Path(__file__).parents[1] / "shared" / "slipway" / "results" / "report" / "report.schema.json"
 

@@ -12,9 +12,8 @@ from pydantic import BaseModel
 from slipway.configuration.layers import ENVIRONMENT
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.schema import default, keys, values
-from slipway.meanings import meanings
 from slipway.settings import Settings
-from slipway.settings.sections import Listed
+from slipway.settings.sections import Listed, meanings
 
 PAGE = Path(__file__).parents[1] / "shared" / "slipway" / "README.md"
 _VARIABLE = re.compile(r" \(`([A-Z_]+)`\)")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import yaml
 
-from slipway.estimates import FLOAT32_BYTES, ModelSize
 from slipway.formats import PlannedTask
 from slipway.levels import LEVELS
 from slipway.planning.preflight import memory_bytes, task_bytes
+from slipway.sizes import FLOAT32_BYTES, ModelSize
 from slipway.worker.machine import MEMORY_SHARE
 from slipway_onnx_export.params import PARITY_OVERHEAD
 

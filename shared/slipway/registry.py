@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from slipway.distribution.installed import install_command, installed_entry_points
+from slipway.distribution import install_command, installed_entry_points
 from slipway.errors import ConfigurationError
 from slipway.stage import Role, Stage
 

@@ -1,15 +1,18 @@
-"""Common parts of the command lines of coordinator and worker: shared flags, and the handling of errors."""
+"""Command lines of coordinator and worker: shared flags, the worker's own, and the handling of errors."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 from slipway.errors import ModelExportError
 from slipway.observability.logs import add_log_options, configure_service_logs
-from slipway.security.flags import add_flags, examples
+from slipway.settings.security import Security
 from slipway.texts import printable
 
 
@@ -55,3 +58,82 @@ def run_service(arguments: argparse.Namespace, serve: Callable[[argparse.Namespa
         logging.getLogger("slipway").exception("ended by an unexpected error")
         return 1
     return 0
+
+
+Number = TypeVar("Number", int, float)
+
+_FLAGS = {
+    "tls_ca_file": "authorities (PEM) of the peers' certificates; peers without a certificate are refused",
+    "tls_cert_file": "this process's certificate with its chain (PEM)",
+    "tls_key_file": "its key (PEM)",
+    "access_file": "who may call: names, roles, projects, hashes of tokens",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, *, token: bool = False) -> None:
+    """Add the security flags of a server; with ``token`` also that of its own token."""
+    group = parser.add_argument_group("security", "Each is SLIPWAY_… too. Files are read again when they change.")
+    for name, meaning in _FLAGS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=Path, metavar="FILE", help=meaning)
+    if token:
+        group.add_argument("--token-file", type=Path, metavar="FILE", help="token to show to the coordinator")
+    group.add_argument(
+        "--health-listen", default="", metavar="HOST:PORT", help="plain port for probes, which answers nothing else"
+    )
+
+
+def at_least(least: Number) -> Callable[[str], Number]:
+    """Return a parser for ``type=`` of a flag: a number of the type of ``least``, at least as large."""
+
+    def read(text: str) -> Number:
+        kind = type(least)
+        try:
+            number = kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' if kind is int else ''}number") from error
+        if not least <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not {least} or more")
+        return number
+
+    return read
+
+
+def examples(*lines: str) -> str:
+    """Return examples for ``epilog=`` of a parser that does not format its texts."""
+    return "\n".join(["Examples:", *(f"  $ {line}" for line in lines)])
+
+
+def with_flags(arguments: argparse.Namespace, security: Security) -> Security:
+    """Return the settings of the environment, replaced by given flags."""
+    return security.with_files(**{name: getattr(arguments, name, None) for name in (*_FLAGS, "token_file")})
+
+
+def worker_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the argument parser for a program of this name."""
+    parser = service_parser(
+        prog,
+        "Runs stages for a coordinator.",
+        "--coordinator coordinator:7070",
+        "--coordinator coordinator:7070 --stage combine,merge --slots 2",
+        listen="127.0.0.1:0",
+        listens_for="direct calls and health",
+        token=True,
+    )
+    parser.add_argument(
+        "--stage", default="", metavar="NAME[,NAME…]", help="stages to run; by default all installed ones"
+    )
+    parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="by default SLIPWAY_COORDINATOR")
+    parser.add_argument(
+        "--slots",
+        type=at_least(1),
+        metavar="N",
+        help="tasks at the same time; by default 2, or 1 with a single core or a GPU",
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=at_least(0.0),
+        default=20.0,
+        metavar="N",
+        help="seconds for running tasks after SIGTERM (%(default)g)",
+    )
+    return parser

@@ -1,10 +1,12 @@
-"""Parse and format sizes in bytes."""
+"""Sizes in bytes, parsed and formatted for people, and the sizes of models and outputs, estimated in advance."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import dataclass
 
+from slipway.levels import LEVELS
 from slipway.texts import MalformedText, quoted
 
 _UNITS = {
@@ -59,3 +61,42 @@ def parse_size_or_share(text: str) -> int | float:
     raise MalformedText(
         f"{quoted(text)} is neither a size nor a share", remedy="write a size like 400MiB, or a share like 0.3 or 30%"
     )
+
+
+FLOAT32_BYTES = 4
+GRAPH_BYTES = 2 << 20
+"""Size of a graph's nodes, without weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The size of a model.
+
+    Attributes:
+        weights: Number of weights.
+        weight_bytes: Size of the weights on disk.
+        largest: Number of weights in the largest tensor.
+        largest_bytes: Size of that tensor on disk.
+        companion_bytes: Size of the configuration, tokenizer and other files.
+    """
+
+    weights: int
+    weight_bytes: int
+    largest: int
+    largest_bytes: int
+    companion_bytes: int
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return the size of the model as stored."""
+        return self.weight_bytes + self.companion_bytes
+
+    @property
+    def graph_bytes(self) -> int:
+        """Return the size of the model as a graph in float32."""
+        return self.weights * FLOAT32_BYTES + self.companion_bytes + GRAPH_BYTES
+
+    def at_level(self, level: str) -> int:
+        """Return the size of the model at a level, with its other files; an unknown level counts as float32."""
+        each = LEVELS[level].bytes_per_weight if level in LEVELS else FLOAT32_BYTES
+        return int(self.weights * each) + self.companion_bytes

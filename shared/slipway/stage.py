@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.distribution.installed import installed_version
+from slipway.distribution import installed_version
 from slipway.errors import StageError
-from slipway.estimates import ModelSize
+from slipway.sizes import ModelSize
 
 MOST_FACTS_BYTES = 256 << 10
 """Largest size of a result's facts when they are sent; long lists are cut before (:func:`cut_lists`)."""

@@ -1,4 +1,4 @@
-"""Make texts from outside safe to show on a terminal or page, and short enough for a message.
+"""Texts for people: made safe to show, without hidden characters or secrets, and short; counts with their nouns.
 
 Names of models, labels, paths and messages come from other people's files and requests. Some characters in them are commands to a
 terminal, reverse the direction of the text after them, or make two different names look alike. Such characters are refused when a
@@ -7,8 +7,12 @@ text is read (:func:`hidden_character`), and replaced when it is shown (:func:`p
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
+from collections.abc import Mapping
+from functools import cache
+from urllib.parse import unquote
 
 # Control characters except tabs and line ends; marks that change the direction of text; invisible characters and blank letters;
 # other line ends; halves of surrogate pairs.
@@ -113,3 +117,58 @@ _QUOTING = _Quoting()
 def _escape(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place]:02x}{units[place + 1]:02x}" for place in range(0, len(units), 2))
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun in the singular or plural: ``1 file``, ``1,280 tokens``.
+
+    Args:
+        count: The number.
+        noun: The noun in the singular; in a noun of several words, the last one takes the s.
+        plural: The plural, if it is not made by an s.
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+SECRET_NAMES = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION)_?KEY|(?:^|_)(?:PAT|PWD|DSN|AUTH|COOKIE|HEADERS)$",
+    re.IGNORECASE,
+)
+"""Names of environment variables whose values are secret."""
+
+_NO_SECRETS = frozenset({"PWD"})
+"""The current folder; ``MYSQL_PWD`` is a password."""
+
+_URL_PASSWORD = re.compile(r'(?<=:/)(/?[^\s/@:"]{0,512}):(?!\d{1,5}/)([^\s"]{1,512})(?=@)')
+"""User and password of a URL, also of one that was read as a path and so has lost a slash.
+
+A password may hold ``/`` and ``@`` that are not escaped; a port with a path after it is no password.
+"""
+
+
+def redact_address(url: str) -> str:
+    """Return a malformed address without its user and its query, which may be secret; a good one has neither."""
+    scheme, slashes, rest = url.partition("//")
+    place, mark, _ = rest.partition("?")
+    before, at, host = place.rpartition("@")
+    return f"{scheme}{slashes}{'…' if before else ''}{at}{host}{'?…' if mark else ''}"
+
+
+def redact(text: str) -> str:
+    """Return a text without the values of secret-looking environment variables, and without passwords of URLs."""
+    for value in _secrets():
+        text = text.replace(value, "***")
+    return _URL_PASSWORD.sub(r"\1:***", text)
+
+
+@cache
+def _secrets() -> tuple[str, ...]:
+    return secrets_of(os.environ)
+
+
+def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values of variables with secret-looking names, and passwords in URLs; leave out short ones, which occur in ordinary text."""
+    named = {value for name, value in environment.items() if SECRET_NAMES.search(name) and name not in _NO_SECRETS}
+    passwords = {unquote(match[2]) for value in environment.values() for match in _URL_PASSWORD.finditer(value)}
+    secrets = {value for value in named | passwords if len(value) >= 8}
+    return tuple(sorted(secrets, key=len, reverse=True))

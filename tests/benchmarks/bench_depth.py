@@ -23,8 +23,8 @@ from pathlib import Path
 from bench_merge import MAKE, SHAPES, SLIPWAY
 from measure import measure
 
-from slipway.sample.base import train_tokenizer
 from slipway.sample.corpus import python_sources
+from slipway.sample.models import train_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 STEPS = 3

@@ -34,7 +34,7 @@ from google.protobuf.duration_pb2 import Duration
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slipway.configuration import parse
-from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.messages import configuration_message
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 from support.commands.cli import SLIPWAY
 from support.servers.free_ports import free_port

@@ -26,12 +26,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from slipway.model.runs.checkpoints import find_checkpoint
-from slipway.sample.adapter import train_adapter
 from slipway.sample.corpus import python_sources
+from slipway.sample.models import train_adapter
 from slipway.sample.real import RealRecipe, make_real_sample
-from slipway.sample.real.making import conversations, render_conversations, samples, write_base
+from slipway.sample.real.making import GGUF_FILE, PACKAGE, conversations, render_conversations, samples, write_base
 from slipway.sample.real.packages import unpack
-from slipway.sample.real.recipe import GGUF_FILE, PACKAGE
 from slipway.settings import Settings
 
 BIN = Path(sys.executable).parent

@@ -17,8 +17,8 @@ import transformers as tf
 from slipway.configuration.calibration import SAMPLE_OF_RUN
 from slipway.model.runs.checkpoints import find_checkpoint
 from slipway.sample import make_sample
-from slipway.sample.base import token_stream, train_tokenizer
 from slipway.sample.corpus import documentation, python_sources
+from slipway.sample.models import token_stream, train_tokenizer
 from slipway.sample.real import RealRecipe, make_real_sample
 from slipway.sample.real.making import render_conversations
 from slipway.settings import Settings

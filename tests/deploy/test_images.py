@@ -22,8 +22,8 @@ from compose_spec import PyCompose
 
 from slipway.observability import metrics
 from slipway.registry import load_stage, plays, stage_names
+from slipway.service_flags import worker_parser
 from slipway.stage import Role
-from slipway.worker.flags import worker_parser
 from slipway_coordinator.service import coordinator_parser
 from support.manifests.overlay import understood
 

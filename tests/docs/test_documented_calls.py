@@ -22,7 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from slipway.security.access.access_file import AccessFile
-from slipway.security.access.tokens import new_token, token_hash
+from slipway.security.access.principals import new_token, token_hash
 from slipway.security.server import ServerSecurity
 from slipway.settings.security import TlsFiles
 from support.coordinators.harness import Harness

@@ -82,7 +82,7 @@ def test_python_is_started_in_one_place() -> None:
         ]
         if uses:
             named[path.name] = len(uses)
-    assert named == {"python_process.py": 1, "doctor.py": 1, "generate.py": 2}
+    assert named == {"processes.py": 1, "doctor.py": 1, "generate.py": 2}
 
 
 def test_no_library_may_run_the_code_of_a_model() -> None:

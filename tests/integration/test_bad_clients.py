@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pool
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipway.security.access.tokens import new_token
+from slipway.security.access.principals import new_token
 from slipway_protos.v1 import configuration_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from support.coordinators.guarded_servers import PUSHED, ROLES, SERVED, SERVICE, SOURCES, Code, Servers, create

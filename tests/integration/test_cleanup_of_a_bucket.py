@@ -13,7 +13,7 @@ import pytest
 
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.collection import collect
-from slipway.artifacts.names import blob_name
+from slipway.artifacts.digests import blob_name
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.s3 import collection as s3_collection
 from slipway.artifacts.s3.store import S3Store

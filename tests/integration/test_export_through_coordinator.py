@@ -12,7 +12,7 @@ import pytest
 from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.security.access.tokens import new_token, token_hash
+from slipway.security.access.principals import new_token, token_hash
 from slipway.settings.security import Security
 from support.commands.cli import SLIPWAY, Done, slipway
 from support.coordinators.harness import process, wait_for

@@ -13,8 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.client import Client
-from slipway.distribution.extras import MODULES
-from slipway.distribution.installed import DISTRIBUTION
+from slipway.distribution import DISTRIBUTION, MODULES
 from support.commands.cli import SLIPWAY
 from support.commands.light_install import (
     PROJECT,

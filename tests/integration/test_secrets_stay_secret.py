@@ -13,7 +13,7 @@ import pytest
 
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway.security.access.tokens import token_hash
+from slipway.security.access.principals import token_hash
 from slipway.settings.security import Security
 from support import TINY_STAGES
 from support.commands.cli import SLIPWAY

@@ -17,7 +17,7 @@ import yaml
 
 from slipway.reasons import Category
 from slipway.registry import IMPORT
-from slipway.sources.allowed import Allowed
+from slipway.sources.addresses import Allowed
 from support.manifests.overlay import NAMESPACE, ROOT, Cluster, host_of, port_of, render, rendered
 from support.manifests.pod_rules import built_images, known_variables
 

@@ -23,7 +23,7 @@ from pydantic import SecretStr
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.registry import plays, stage_names
-from slipway.security.access.tokens import new_token, token_hash
+from slipway.security.access.principals import new_token, token_hash
 from slipway.settings.security import Security
 from slipway.stage import Role
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2

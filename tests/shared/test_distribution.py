@@ -12,13 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.distribution.installed import (
-    DISTRIBUTION,
-    install_command,
-    installed_entry_points,
-    installed_version,
-    own_version,
-)
+from slipway.distribution import DISTRIBUTION, install_command, installed_entry_points, installed_version, own_version
 from support.commands.light_install import PROJECT, ROOT
 
 WRONG = re.compile(
@@ -72,7 +66,7 @@ def test_the_version_is_that_of_the_installed_distribution(tmp_path: Path) -> No
     metadata = tmp_path / "slipway_ml-9.8.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: 9.8\n")
-    program = "from slipway.distribution.installed import own_version; print(own_version())"
+    program = "from slipway.distribution import own_version; print(own_version())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True
@@ -82,7 +76,7 @@ def test_the_version_is_that_of_the_installed_distribution(tmp_path: Path) -> No
 
 def test_a_copy_installed_under_an_earlier_name_has_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     # The entry points are those of the real installation.
-    monkeypatch.setattr("slipway.distribution.installed.installed_version", lambda _: "")
+    monkeypatch.setattr("slipway.distribution.installed_version", lambda _: "")
     assert own_version() == PROJECT["version"]
 
 

@@ -120,8 +120,8 @@ def test_code_that_several_commands_share_names_no_setting_of_one() -> None:
     rooms = ROOT / "shared" / "slipway"
     deep = [ROOT / "services", rooms / "execution", rooms / "sources"]
     files = [path for folder in deep for path in sorted(folder.rglob("*.py")) if "coordinator" not in path.parts]
-    files += [rooms / name for name in ("model/model_files.py", "folders/disk_full.py", "model/base_format.py")]
-    assert {path.name for path in files} >= {"supervisor.py", "hub.py", "stage.py"}
+    files += [rooms / name for name in ("model/model_files.py", "machine/shortages.py", "model/base_format.py")]
+    assert {path.name for path in files} >= {"supervisor.py", "addresses.py", "stage.py"}
     named = {
         f"{path.name}: {part.value}"
         for path in files

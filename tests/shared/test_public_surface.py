@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 import slipway
 from slipway import errors, formats
-from slipway.meanings import meanings
+from slipway.settings.sections import meanings
 from support.commands.light_install import with_extras_hidden
 
 ROOT = Path(__file__).parents[2]

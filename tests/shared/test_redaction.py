@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ModelExportError
-from slipway.redaction import redact
 from slipway.settings.s3 import parse_s3_url
-from slipway.sources.hub import parse_hub_url
+from slipway.sources.addresses import parse_hub_url
+from slipway.texts import redact
 from support.commands.cli import run_here
 from support.hostile.json_grammar import answer
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import AdapterExportError
-from slipway.model.adapters.pairs import Pair
-from slipway.model.adapters.saved import Saved
+from slipway.model.adapters.saved import Pair, Saved
 from slipway.model.families import DECODER
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts, remedy_of

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import AdapterExportError
-from slipway.model.adapters.pairs import Pair
+from slipway.model.adapters.saved import Pair
 from slipway.model.dtypes import FLOATS, numpy_dtypes
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import mapped

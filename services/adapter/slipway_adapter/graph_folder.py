@@ -21,9 +21,8 @@ from google.protobuf.message import DecodeError
 from onnx_ir.serde import SerdeError
 
 from slipway.errors import AdapterExportError
-from slipway.files.links import all_files, real_file
-from slipway.model.adapters.pairs import Pair
-from slipway.model.adapters.saved import Saved
+from slipway.files.paths import all_files, real_file
+from slipway.model.adapters.saved import Pair, Saved
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_adapter.base import Modules, fit

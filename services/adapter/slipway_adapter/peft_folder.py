@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from slipway.files.links import real_file
-from slipway.model.adapters.pairs import Pair
-from slipway.model.adapters.saved import Saved
+from slipway.files.paths import real_file
+from slipway.model.adapters.saved import Pair, Saved
 from slipway.model.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_PREFIX,

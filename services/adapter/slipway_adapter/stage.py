@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.estimates import GRAPH_BYTES, ModelSize
 from slipway.model.adapters.saved import read_saved
+from slipway.sizes import GRAPH_BYTES, ModelSize
 from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_adapter.params import AdapterParams
 from slipway_adapter.rules import check_rules

@@ -15,20 +15,18 @@ from weakref import WeakValueDictionary
 
 from slipway.errors import Failure, ServiceError
 from slipway.formats.tasks import PlannedTask
-from slipway.planning.attempt_keys import AttemptKey
 from slipway.planning.precedents import Precedent
-from slipway.sources.allowed import NOWHERE, Allowed
+from slipway.planning.references import AttemptKey
+from slipway.sources.addresses import NOWHERE, Allowed
 from slipway_coordinator.broker.broker import Broker
-from slipway_coordinator.broker.offering import offer_of
 from slipway_coordinator.model import transitions
-from slipway_coordinator.model.offers import Offer
-from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.model.offers import Offer, offer_of
+from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.model.recovery import lesson
 from slipway_coordinator.model.rules import RuleTable, default_rules
-from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_address import State
+from slipway_coordinator.storage.database_access import State
 from slipway_coordinator.storage.events import Hub
 from slipway_coordinator.storage.inbox import Inbox, InboxEvent
 from slipway_coordinator.storage.journal import Journal, retry_until_available, shield, translate_database_errors

@@ -27,12 +27,11 @@ from slipway.observability import metrics
 from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.rpc.serving import Context, abort, add_health_and_reflection
-from slipway.security.flags import with_flags
 from slipway.security.server import ServerSecurity, coordinator_security
-from slipway.service_flags import run_service
+from slipway.service_flags import run_service, with_flags
 from slipway.settings import Settings
 from slipway.settings.security import Security
-from slipway.sources.allowed import Allowed
+from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.artifact_service import ArtifactService
 from slipway_coordinator.api.export_service import ExportService
 from slipway_coordinator.api.worker_service import WorkerService
@@ -45,8 +44,7 @@ from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.leadership.standby import HealthPort, advertised_address, stand_by
 from slipway_coordinator.model.rules import DEFAULT_RULES, load_rules
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_address import State, state_at
-from slipway_coordinator.storage.database_faults import check_access, translate_startup_errors
+from slipway_coordinator.storage.database_access import State, check_access, state_at, translate_startup_errors
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers import TransferLimits
 from slipway_coordinator.workflow.observation import Gauges

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.contracts.coordinator import CoordinatorService, Server
 from slipway.errors import ServiceError
-from slipway.security.flags import at_least
-from slipway.service_flags import service_parser
+from slipway.service_flags import at_least, service_parser
 from slipway.texts import number_of
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 def hold(state: Path) -> Iterator[None]:
     """As :attr:`~slipway.contracts.coordinator.CoordinatorService.hold`."""
     from slipway_coordinator.leadership.file_lock import FileLock, hold_lock
-    from slipway_coordinator.storage.database_files import check_database_files
+    from slipway_coordinator.storage.state_file import check_database_files
 
     with hold_lock(FileLock(state)):
         check_database_files(state)
@@ -116,7 +115,7 @@ class _EmbeddedServer:
     def __init__(self, state: Path, address: str, store: Callable[[], Any]) -> None:
         from slipway_coordinator.coordinator import CoordinatorOptions
         from slipway_coordinator.server import CoordinatorServer
-        from slipway_coordinator.storage.database_address import SqliteState
+        from slipway_coordinator.storage.database_access import SqliteState
 
         options = CoordinatorOptions(state=SqliteState(state), workers_gone=True, no_worker_seconds=2.0)
         self._state, self._server = state, CoordinatorServer(options, address=address, store=store)
@@ -149,14 +148,14 @@ def embedded_server(state: Path, address: str, store: Callable[[], Any]) -> Serv
 def exports(state: Path, filter: str) -> Sequence[export_pb2.Export]:  # noqa: A002 - the field's name everywhere
     """As :attr:`~slipway.contracts.coordinator.CoordinatorService.exports`."""
     from slipway_coordinator.api.messages import export_message
-    from slipway_coordinator.storage.snapshots import read_exports
+    from slipway_coordinator.storage.state_file import read_exports
 
     return [export_message(record) for record in read_exports(state, filter=filter)]
 
 
 def digests(state: Path, running: bool) -> frozenset[str] | None:
     """As :attr:`~slipway.contracts.coordinator.CoordinatorService.digests`."""
-    from slipway_coordinator.storage.snapshots import find_digests
+    from slipway_coordinator.storage.state_file import find_digests
 
     return find_digests(state, running=running)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from slipway.artifacts.blobs import BlobWriter
 from slipway.errors import ModelExportError, ServiceError
 from slipway.observability import metrics
-from slipway.rpc.statuses import RETRY_AFTER
+from slipway.rpc.values import RETRY_AFTER
 from slipway.security.turns import Turns
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from coremltools.converters.mil.frontend.torch.ops import _get_inputs, promote_i
 from coremltools.converters.mil.frontend.torch.utils import NUM_TO_TORCH_DTYPE
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipway.model.pytorch.own_attention import use_attention
+from slipway.model.pytorch.traced_forms import use_attention
 from slipway_coreml.params import Precision
 
 TARGET = ct.target.iOS18

@@ -10,12 +10,11 @@ import torch
 from slipway.files.json_documents import read_json_object
 from slipway.model.families import DECODER
 from slipway.model.model_files import GENERATION_CONFIG
-from slipway.model.pytorch.static_cache import StaticDecoder
 from slipway.model.pytorch.text_model import TextModel, TextReader, describe_program, file_digest, has_token_types
+from slipway.model.pytorch.traced_forms import StaticDecoder
 from slipway.model.sentences import SENTENCE_EMBEDDING
 from slipway.stage import Context
-from slipway_executorch.loading import open_source
-from slipway_executorch.lowering import Lowered, lower, round_weights, trace
+from slipway_executorch.lowering import Lowered, lower, open_source, round_weights, trace
 from slipway_executorch.params import DESCRIPTION, LEVEL, PROGRAM, ExecutorchParams
 
 LIBRARIES = ("executorch", "torch", "torchao", "transformers")

@@ -14,7 +14,7 @@ from executorch.extension.pybindings import portable_lib
 from executorch.kernels import quantized  # noqa: F401 - registers the kernels of rounded embeddings
 from executorch.runtime import Runtime
 
-from slipway.distribution.installed import installed_version
+from slipway.distribution import installed_version
 from slipway.files.json_documents import read_object_or_empty
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family

@@ -12,15 +12,15 @@ from typing import Any
 
 from gguf import GGMLQuantizationType as Kind
 
-from slipway.distribution.installed import installed_version, own_version
+from slipway.distribution import installed_version, own_version
 from slipway.errors import GGUFExportError
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_gguf import modelfile, vocabulary
-from slipway_gguf.general import general_fields
-from slipway_gguf.parameters import Parameters
+from slipway_gguf.diagnosis import check_file
+from slipway_gguf.metadata import Parameters
 from slipway_gguf.params import LEVELS, GGUFParams, Level
-from slipway_gguf.weights.checks import check_file
+from slipway_gguf.weights.header import general_fields
 from slipway_gguf.weights.mixture import Sizes, read_importance, stored_kind
 from slipway_gguf.weights.tensors import EMBEDDING, Planned, plan_file
 from slipway_gguf.weights.writing import Written, write_file

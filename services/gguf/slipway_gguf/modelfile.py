@@ -15,7 +15,7 @@ import numpy as np
 
 from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
 from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of
-from slipway_gguf.vocabulary.marks import adds_begin_and_end, ends_of, numbers_of
+from slipway_gguf.vocabulary.tokens import adds_begin_and_end, ends_of, numbers_of
 
 NAME = "Modelfile"
 BASE = "base.gguf"

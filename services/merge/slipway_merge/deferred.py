@@ -17,16 +17,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipway.files.json_documents import LARGEST_LIST
-from slipway.files.links import file_in
+from slipway.files.paths import file_in
 from slipway.files.regular_file import read_regular
 from slipway.model.dtypes import DTYPES
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import DEFERRED, description_error, mapped
-from slipway_merge.plan.layout import Layout, OutputTensor
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
 from slipway_merge.tensors.kernel import Block
+from slipway_merge.tensors.outputs import Factor, Layout, OutputTensor, Update, Value
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
-from slipway_merge.tensors.values import Factor, Update, Value
 from slipway_merge.verify.spot_check import UpdateSample
 from slipway_merge.writing.portions import BLOCK_ELEMENTS, matrix_shape, read_rows
 

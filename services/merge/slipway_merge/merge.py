@@ -1,4 +1,8 @@
-"""Merge two folders into a third: read and check, plan, write, judge, record."""
+"""Merge two folders into a third: read, ask the model's code for facts, plan, write, judge, record.
+
+They are needed if an adapter changes weights that may be tied, if a square weight may be a transposed ``Conv1D``, if the vocabulary
+was resized, and for the forms that peft merges. Plain LoRA on linear layers does not need them and imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from typing import Any
 import psutil
 
 from slipway.errors import ModelMergeError
-from slipway.folders.disk_full import translate_disk_full
+from slipway.machine.shortages import translate_disk_full
 from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import FLOATS
 from slipway.model.folder import ModelFolder
-from slipway.model.model_facts import ModelFacts
+from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of, remedy_of
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.trained import TrainedModel, trained_model
 from slipway.stage import Context
@@ -23,16 +27,14 @@ from slipway_merge.adapter.conversions import Headed, add_head
 from slipway_merge.deferred import MergedWeights, describe_weights, reason_to_write
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.embeddings import check_vocabulary
-from slipway_merge.plan.layout import Layout, plan_layout
 from slipway_merge.plan.plan import Planner
 from slipway_merge.plan.replication import check_deeper, deeper_config
 from slipway_merge.tensors.deltas import Change, arithmetic, is_zero
+from slipway_merge.tensors.outputs import Layout, MergePlan, plan_layout
 from slipway_merge.tensors.tensor_io import TensorReader
-from slipway_merge.tensors.values import MergePlan
-from slipway_merge.verify.model_facts import facts_for
 from slipway_merge.verify.spot_check import spot_check
 from slipway_merge.writing.folder import DTYPE_NAMES, copy_small_files, merged_config, open_base, write_config
-from slipway_merge.writing.kept_shards import Written
+from slipway_merge.writing.output_file import Written
 from slipway_merge.writing.writer import MergeWriter, relative_changes
 
 #: Models up to this size are loaded by transformers in a few seconds.
@@ -304,3 +306,24 @@ def _record(
         "modules": relative_changes(changes),
     }
     ctx.record(**facts)
+
+
+def facts_for(model: Path | ModelConfig, *, why: str) -> ModelFacts:
+    """Return facts about a model.
+
+    Args:
+        model: Its folder, or the content of its ``config.json``.
+        why: The purpose; part of the error.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` if transformers cannot build this model.
+    """
+    try:
+        return model_facts(model) if isinstance(model, Path) else model_facts_of(model)
+    except CannotBuildError as error:
+        raise ModelMergeError(
+            f"cannot tell {why}, because transformers cannot build the base model: {error}",
+            reason="ADAPTER_UNSUPPORTED",
+            remedy=remedy_of(ModelConfig.read(model) if isinstance(model, Path) else model),
+            about={"file": model / "config.json"} if isinstance(model, Path) else {},
+        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.machine.environment import set_variable
+from slipway.machine.processes import set_variable
 from slipway.stage import Context, Deferral, Effort, Forecast, Keeps, Role, Stage
 from slipway_merge.params import MergeParams
 

@@ -12,29 +12,26 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError, TracerWarningError
-from slipway.model.activations.request import ActivationRequest
+from slipway.model.activations import ActivationRequest
 from slipway.model.families import TEXT_FAMILIES
+from slipway.model.graphs.weights import LeftOutWeights
 from slipway.model.model_files import copy_companions
-from slipway.model.weights.left_out import LeftOutWeights
 from slipway.model.weights.reading import store_weights
 from slipway.sizes import format_size
 from slipway.stage import Context
-from slipway_onnx_export.activations.interface import contract_of
-from slipway_onnx_export.activations.recording import WantedActivations
 from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.timing import NotMeasuredError, time_optimization
 from slipway_onnx_export.checks.written import WrittenFolder
-from slipway_onnx_export.components import warn_of_unknown_pooling
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
-from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
-from slipway_onnx_export.interface import Component
+from slipway_onnx_export.forms.activations import WantedActivations, contract_of
+from slipway_onnx_export.forms.components import warn_of_unknown_pooling
+from slipway_onnx_export.interface import Component, EngineGraph, GraphRequest, describe_sizes, fixed_sizes
+from slipway_onnx_export.ir_graphs import Statistics
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import PARITY_OVERHEAD, OnnxExportParams, can_leave_out
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.serving.variant import approximate_gelu, check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
-from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.writing.graph import axes_of, declare_interface, normalize_graph
 from slipway_onnx_export.writing.left_out import WeightsNeededError, leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of

@@ -28,10 +28,9 @@ from slipway.formats import (
 from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.model.families import ENCODER_DECODER, FAMILIES, SPEECH
 from slipway.settings.sections import as_tuple
-from slipway_onnx_export.activations.settings import Activations, activation_params
-from slipway_onnx_export.forms.sizes import StaticShape
 from slipway_onnx_export.packaging.kinds import package_bytes
 from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind, Shapes
+from slipway_onnx_export.settings import Activations, StaticShape, activation_params
 
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
 _READS = tuple(each.name for each in FAMILIES if not each.generates)

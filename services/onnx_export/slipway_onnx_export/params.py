@@ -75,7 +75,7 @@ class OnnxExportParams(StageParams):
         tracer_warnings: Branches of the traced code on values: ``refuse`` the trace, or ``prove`` by the comparison with PyTorch at
             other shapes that they do no harm.
         activations: Activations to return beside the results, as ``layers`` (numbers, ``last`` or ``all``) and ``kinds``
-            (:data:`slipway.model.activations.request.KINDS`); empty for none. Only engines that trace return them.
+            (:data:`slipway.model.activations.KINDS`); empty for none. Only engines that trace return them.
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.

@@ -17,11 +17,10 @@ import transformers
 from safetensors import SafetensorError, safe_open
 
 from slipway.errors import CheckpointValidationError, ONNXExportError
-from slipway.model.config.lengths import window_of
-from slipway.model.configuration import ModelConfig
+from slipway.model.configuration import ModelConfig, first_token, generation_settings, token_of
 from slipway.model.dtypes import DTYPES, torch_dtypes
 from slipway.model.families import Family
-from slipway.model.generation import first_token, generation_settings, token_of
+from slipway.model.limits import window_of
 from slipway.model.safetensors_file import TensorInfo, read_index
 from slipway.model.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.params import refusal_reason

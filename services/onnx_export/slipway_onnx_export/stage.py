@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.estimates import GRAPH_BYTES
 from slipway.machine.onnx_runtime import runtime_provider
+from slipway.sizes import GRAPH_BYTES
 from slipway.stage import Context, Deferral, Effort, Forecast, Installation, Provider, Stage, library_provider
-from slipway_onnx_export.activations.settings import describe_activations
 from slipway_onnx_export.params import LIBRARIES, OnnxExportParams, can_leave_out, opset_advice, refusal_reason
+from slipway_onnx_export.settings import describe_activations
 
 
 def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> dict[str, Path]:

@@ -9,18 +9,21 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from slipway.distribution.installed import installed_version
+from slipway.distribution import installed_version
 from slipway.errors import CheckpointValidationError, OpenVinoExportError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
-from slipway_openvino.graphs.attention import simplify_attention
-from slipway_openvino.graphs.integers import sign_integers
-from slipway_openvino.graphs.interface import pair_interfaces, text_interface
 from slipway_openvino.graphs.lookups import readable_graph
-from slipway_openvino.graphs.names import number_nodes
-from slipway_openvino.graphs.state import attend_to_encoded, drop_cross_attention, make_stateful
+from slipway_openvino.graphs.passes import number_nodes, sign_integers, simplify_attention
+from slipway_openvino.graphs.state import (
+    attend_to_encoded,
+    drop_cross_attention,
+    make_stateful,
+    pair_interfaces,
+    text_interface,
+)
 from slipway_openvino.library import error_summary, ov
 from slipway_openvino.params import (
     DECODER_GRAPH,

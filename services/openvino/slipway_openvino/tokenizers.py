@@ -12,7 +12,7 @@ from slipway.model.model_files import tokenizer_files
 from slipway.stage import Context
 from slipway.texts import one_line, shortened
 from slipway.validation.texts import CONVERSATIONS, TEXTS, TextKind
-from slipway_openvino.graphs.names import number_nodes
+from slipway_openvino.graphs.passes import number_nodes
 from slipway_openvino.library import ov
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"

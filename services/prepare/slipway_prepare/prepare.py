@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from slipway.counts import counted
-from slipway.files.links import real_file
+from slipway.files.paths import real_file
 from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
 from slipway.model.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
 from slipway.model.sentences import MODULE_WEIGHTS, pickled_modules
 from slipway.stage import Context
+from slipway.texts import counted
 from slipway_prepare.bitsandbytes_format import nf4_round_trip, read_bitsandbytes
 from slipway_prepare.compressed_format import read_compressed
 from slipway_prepare.faults import invalid_error, unsupported_error
@@ -26,9 +26,8 @@ from slipway_prepare.fp8_format import read_fp8
 from slipway_prepare.gptq_format import read_awq, read_gptq
 from slipway_prepare.params import PrepareParams
 from slipway_prepare.pickles.loading import check_tensors, load_pickle
-from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, account
+from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, account, write_weights
 from slipway_prepare.source import open_source
-from slipway_prepare.writer import write_weights
 
 READERS: Mapping[str, Callable[[Base], Dequantized]] = {
     "awq": read_awq,

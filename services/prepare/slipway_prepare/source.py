@@ -12,11 +12,11 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 from slipway.model.dtypes import FLOATS, torch_dtypes
 from slipway.model.model_files import has_safetensors, pickle_files
 from slipway.model.safetensors_file import corrupt_error, read_weights
+from slipway.texts import counted
 from slipway_prepare.faults import invalid_error
 from slipway_prepare.pickles.loading import aliases, check_tensors, load_pickle
 

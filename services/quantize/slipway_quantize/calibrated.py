@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from slipway.counts import counted
 from slipway.errors import ModelExportError, QuantizationError
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
+from slipway.texts import counted
 from slipway_quantize.grid.rounding import GivenCodes, Rounded
 from slipway_quantize.grid.search import Array
 from slipway_quantize.levels import IntLevel

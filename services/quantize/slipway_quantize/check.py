@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from slipway.counts import counted
 from slipway.errors import QuantizationError
-from slipway.machine.threads import session_options
+from slipway.machine.processes import session_options
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import auto_model
 from slipway.model.model_facts import check_loadable
 from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
-from slipway.texts import quoted
+from slipway.texts import counted, quoted
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
@@ -138,7 +137,7 @@ def _session(target: Path, name: str, threads: int) -> Any:
     import onnxruntime as ort
 
     from slipway_quantize.graphs.folder import load_graph
-    from slipway_quantize.graphs.widening import has_type, widen
+    from slipway_quantize.graphs.precision import has_type, widen
 
     options, model = session_options(threads), load_graph(target, name)
     if not has_type(model, ir.DataType.BFLOAT16, ir.DataType.FLOAT8E4M3FN):

@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
-from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import FLOATS, numpy_dtypes, torch_dtypes
@@ -31,8 +30,9 @@ from slipway.model.families import (
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights import reading
 from slipway.model.weights.reading import Weights
+from slipway.texts import counted
 from slipway_quantize.grid import rounding
-from slipway_quantize.refusals import unknown_family_reason
+from slipway_quantize.params import unknown_family_reason
 
 DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

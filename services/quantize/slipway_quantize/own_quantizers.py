@@ -26,7 +26,7 @@ class _Checkpoints:
         torch.set_num_threads(ctx.threads)
         with closing(open_weights(request.source, request.inputs)) as weights:
             if params.level in CASTS:
-                from slipway_quantize.checkpoints.half import write_half
+                from slipway_quantize.checkpoints.weights_file import write_half
 
                 largest = params.max_shard_bytes
                 outcome = write_half(weights, request.target, level=params.level, max_shard_bytes=largest, ctx=ctx)
@@ -60,7 +60,7 @@ class _Graphs:
 
     def write(self, request: QuantizeRequest) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
-        from slipway_quantize.graphs.contract import restate_contract
+        from slipway_quantize.graphs.folder import restate_contract
 
         outcome = self._write(request)
         restate_contract(request.target)

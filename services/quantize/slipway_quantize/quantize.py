@@ -12,11 +12,10 @@ from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration, mismatch_error
 from slipway_quantize.check import check_result
-from slipway_quantize.companions import copy_companions, read_json, write_json
-from slipway_quantize.mixed.budget import size_budget_error
+from slipway_quantize.levels import size_budget_error
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import QuantizeRequest, load_packager, load_quantizer
-from slipway_quantize.report import Outcome, weight_bytes, write_report
+from slipway_quantize.report import Outcome, copy_companions, read_json, weight_bytes, write_json, write_report
 
 
 def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, ctx: Context) -> None:

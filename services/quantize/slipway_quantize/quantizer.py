@@ -12,7 +12,7 @@ from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
-from slipway_quantize.mixed.budget import SizeBudget
+from slipway_quantize.levels import SizeBudget
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome
 

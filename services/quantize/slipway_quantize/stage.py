@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Deferral, Effort, Forecast, Role, Stage
-from slipway_quantize.params import QuantizeParams
-from slipway_quantize.refusals import reads_deferred, refusal_reason
+from slipway_quantize.params import QuantizeParams, reads_deferred, refusal_reason
 
 
 def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dict[str, Path]:

@@ -1,9 +1,13 @@
-"""The work of the stage: parse the ONNX graph once, build one engine per target, and describe them."""
+"""The work of the stage: parse the ONNX graph once, build one engine per target, and describe them.
+
+Their base classes belong to the chosen library (``tensorrt`` or ``tensorrt_rtx``), so the classes are defined for each build.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +19,75 @@ from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_tensorrt_build.builders import Choice, Machine, choose, find_machine
-from slipway_tensorrt_build.callbacks import make_logger, make_monitor
+from slipway_tensorrt_build.kept import Refittable, Skeleton, Timings, mark_refittable, skeleton_of
 from slipway_tensorrt_build.params import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, TensorRTBuildParams, find_unable
 from slipway_tensorrt_build.profiles import InputProfile, describe_limited_ranges, has_cache, plan_profile, positions_of
-from slipway_tensorrt_build.refitting import Refittable, Skeleton, mark_refittable, skeleton_of
-from slipway_tensorrt_build.timings import Timings
+
+# Warnings that concern the caller of the engine; engine.json names every input's type.
+_NOTES = ("has Int64 binding",)
+_LONGEST = 500  # characters of a warning
+
+
+def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
+    """Return a logger that writes to the attempt's log, records warnings for the user and adds error messages to ``errors``."""
+    levels = {
+        trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
+        trt.ILogger.Severity.ERROR: logging.ERROR,
+        trt.ILogger.Severity.WARNING: logging.WARNING,
+        trt.ILogger.Severity.INFO: logging.DEBUG,
+        trt.ILogger.Severity.VERBOSE: logging.DEBUG,
+    }
+
+    class BuildLogger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self._told: set[str] = set()
+
+        def log(self, severity: Any, message: str) -> None:
+            level = levels[severity]
+            if level >= logging.ERROR:
+                errors.append(message)
+            if level == logging.WARNING:
+                self._warn(f"TensorRT: {' '.join(message.split())[:_LONGEST]}")
+            else:
+                ctx.log.log(level, message)
+
+        def _warn(self, message: str) -> None:
+            if any(note in message for note in _NOTES):
+                ctx.log.info(message)
+            elif message not in self._told:
+                self._told.add(message)
+                ctx.warn(message)
+
+    return BuildLogger()
+
+
+def make_monitor(trt: Any, ctx: Context, *, label: str) -> Any:
+    """Return a progress monitor that reports the outermost phases and stops the build when the attempt is cancelled."""
+
+    class BuildMonitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+            self._outermost = ""
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            if parent_phase is None:
+                self._outermost = phase_name
+            self._steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            if ctx.cancelled.is_set():
+                return False
+            if phase_name == self._outermost:
+                ctx.progress(f"build {label}", done=step + 1, total=self._steps[phase_name], unit="steps")
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._steps.pop(phase_name, None)
+
+    return BuildMonitor()
+
 
 _GRAPH, _QUANTIZATION = "model.onnx", "quantization.json"
 _SHOWN = 10

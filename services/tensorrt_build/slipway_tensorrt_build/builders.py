@@ -9,7 +9,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from slipway.distribution.installed import install_command, installed_version
+from slipway.distribution import install_command, installed_version
 from slipway.errors import TensorRTBuildError
 from slipway.stage import Provider
 

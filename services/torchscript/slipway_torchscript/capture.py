@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slipway.errors import TorchGraphError
-from slipway.machine.environment import set_variable
+from slipway.machine.processes import set_variable
 from slipway_torchscript.interface import Interface, Tensors
 from slipway_torchscript.tracing import graph_error
 

@@ -14,6 +14,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from slipway.errors import TorchGraphError, is_own_fault
+from slipway.model.configuration import token_of
 from slipway.model.families import (
     DECODER,
     FEATURE_EXTRACTION,
@@ -23,10 +24,9 @@ from slipway.model.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway.model.generation import token_of
 from slipway.model.pytorch.text_model import TextModel, open_text_model
 from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
-from slipway.proof.cases import Case
+from slipway.proof.comparison import Case
 from slipway_torchscript.params import refusal_reason
 
 Tensors = tuple[Any, ...]

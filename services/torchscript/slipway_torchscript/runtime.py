@@ -12,7 +12,7 @@ import torch
 
 from slipway.files.json_documents import read_object_or_empty
 from slipway.files.regular_file import sha256_of
-from slipway.machine.environment import set_variable
+from slipway.machine.processes import set_variable
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway.proof.numerics import Logits

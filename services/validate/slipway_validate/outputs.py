@@ -25,13 +25,13 @@ from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.speed import Speed
 from slipway_validate.folders import find_refusal, runtime_for
 from slipway_validate.judging import texts
+from slipway_validate.judging.texts import Texts
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, benchmark_of
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import ExplainSpec, LongSpec, RunResult, RunSpec, Spec
 from slipway_validate.protocol.process import Runner, start_runner
-from slipway_validate.speed.stopwatch import NO_ROOM, Stopwatch
-from slipway_validate.texts_read import Texts
+from slipway_validate.speed import NO_ROOM, Stopwatch
 
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
 """Failures of an output that a process beside it may have caused: the output is run again alone."""

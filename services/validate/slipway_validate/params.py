@@ -10,7 +10,7 @@ from pydantic import Field
 
 from slipway.stage import StageParams
 from slipway.validation.inputs import Effort
-from slipway.validation.limit_overrides import LimitOverrides
+from slipway.validation.verdicts import LimitOverrides
 
 
 class SampleParams(StageParams):

@@ -18,7 +18,7 @@ from slipway.model.folder import ModelFolder
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway.model.sentences import UnknownPoolingError, read_pooling
 from slipway.model.trained import trained_model
-from slipway.proof.samples import OWN_FILE, Samples
+from slipway.proof.runtime import OWN_FILE, Samples
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS

@@ -10,12 +10,11 @@ from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.proof.precision import stored_dtype
 from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
-from slipway.validation.limit_overrides import Limits
 from slipway.validation.survival import AdapterSurvival
+from slipway.validation.verdicts import Limits
 from slipway_validate.folders import has_separate_adapter
-from slipway_validate.judging.limits import level_of
-from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.judging.yardsticks import Measured, read_measured
+from slipway_validate.judging.distances import level_of
+from slipway_validate.judging.yardsticks import Measured, ReferenceRun, read_measured
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import SURVIVAL_FILE, YARDSTICKS_FILE, Spec, SurvivalSpec, Yardsticks
 

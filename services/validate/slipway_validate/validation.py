@@ -27,13 +27,13 @@ from slipway.validation.speed import Engine
 from slipway.validation.texts import TextComparison
 from slipway.validation.verdicts import Answer
 from slipway_validate.answers.records import FORMS, choose_records
+from slipway_validate.answers.scores import Scorer
 from slipway_validate.folders import float32_bytes, runtime_for
-from slipway_validate.judging.answers import Scorer
+from slipway_validate.judging.distances import LIMITS, limits_by_level
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.fit import name_alternatives
-from slipway_validate.judging.limits import LIMITS, limits_by_level
-from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.judging.yardsticks import plan_yardsticks
+from slipway_validate.judging.texts import Texts, read_texts
+from slipway_validate.judging.yardsticks import ReferenceRun, plan_yardsticks
 from slipway_validate.outputs import OutputRun, OutputRuns, add_diagnosis, has_room
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import (
@@ -58,10 +58,8 @@ from slipway_validate.reference.running import (
     start_timing,
     warn_of_weak_effect,
 )
-from slipway_validate.speed.slower import note_slower, this_machine
-from slipway_validate.speed.stopwatch import NO_REFERENCE, QUICK, Stopwatch
+from slipway_validate.speed import NO_REFERENCE, QUICK, Stopwatch, note_slower, this_machine
 from slipway_validate.stored_weights import StoredWeights, survival_spec
-from slipway_validate.texts_read import Texts, read_texts
 
 REFERENCE = "reference"
 TIMING = "timing"

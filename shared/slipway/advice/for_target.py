@@ -101,11 +101,11 @@ def _requested_levels(settings: Mapping[str, Setting]) -> tuple[str, ...]:
 
 def _subject(settings: Mapping[str, Setting]) -> Any:
     """Return the model that is exported, if its files are here; None otherwise."""
-    from slipway.advice.subject import Subject
+    from slipway.advice.candidates import Subject
     from slipway.base_match.recorded import recorded_base
     from slipway.configuration.sections import without_none
     from slipway.errors import ModelExportError
-    from slipway.files.local_folders import is_address
+    from slipway.files.paths import is_address
     from slipway.model.folder import ModelFolder
     from slipway.model.model_files import resolve_base_model
     from slipway.model.runs.checkpoints import find_checkpoint, read_adapter_config

@@ -18,7 +18,7 @@ from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
-from slipway.files.links import open_unlinked
+from slipway.files.paths import open_unlinked
 
 CHUNK_BYTES = 1 << 20
 

@@ -18,9 +18,9 @@ from slipway.artifacts.s3.store import S3Store
 from slipway.artifacts.s3.transfer import workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
-from slipway.files.links import open_real, open_unlinked
+from slipway.files.paths import open_real, open_unlinked
 from slipway.files.regular_file import open_lock
-from slipway.folders.folder_locks import is_at
+from slipway.files.work_folders import is_at
 from slipway.observability import metrics
 
 _TRIES = 3
@@ -103,7 +103,7 @@ class CachedStore:
             return self.remote.manifest(digest)
 
     def using(self) -> contextlib.AbstractContextManager[None]:
-        """Mark that work is running; see :mod:`slipway.artifacts.s3.uses`."""
+        """Mark that work is running; see :mod:`slipway.artifacts.s3.store`."""
         return self.remote.using()
 
     def under_way(self) -> frozenset[str]:

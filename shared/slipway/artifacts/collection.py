@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from slipway.artifacts.digests import digest_bytes
+from slipway.artifacts.digests import ACTIONS, BLOBS, digest_bytes, digest_of, key_of
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest
-from slipway.artifacts.names import ACTIONS, BLOBS, digest_of, key_of
 from slipway.errors import ArtifactError
 
 _DIGESTS = re.compile(rb"sha256:[0-9a-f]{64}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipway.errors import ArtifactError
-from slipway.folders.disk_full import translate_disk_full
+from slipway.machine.shortages import translate_disk_full
 
 #: Reasons that mean: the store does not have the artifact.
 ABSENT = frozenset({"ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT", "ARTIFACT_INVALID"})

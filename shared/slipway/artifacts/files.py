@@ -1,4 +1,4 @@
-"""Files of an artifact: list them, process several in threads, and link or copy one by the cheapest means."""
+"""Files of an artifact: list, link and copy them, several in threads, and pull all into a user's folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from slipway.artifacts.store import Artifacts, OnBytes
 from slipway.errors import ArtifactError, StageError
-from slipway.files.links import all_files, open_unlinked
+from slipway.files.checksums import MANIFEST, write_checksums
+from slipway.files.paths import all_files, open_unlinked
+from slipway.files.work_folders import unfinished
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -110,7 +113,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
     """Return the real paths of all files below a user's folder, by their path inside the artifact.
 
     Raises:
-        ArtifactError: ``FILE_ERROR`` if it is not a folder or has no files; errors of :func:`slipway.files.links.all_files`.
+        ArtifactError: ``FILE_ERROR`` if it is not a folder or has no files; errors of :func:`slipway.files.paths.all_files`.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder", reason="FILE_ERROR", about={"folder": folder})
@@ -172,3 +175,31 @@ def cancel(futures: Iterable[Future[_R]]) -> None:
     """Cancel the futures that have not begun."""
     for future in futures:
         future.cancel()
+
+
+def pull(store: Artifacts, digest: str, folder: Path, *, on_bytes: OnBytes | None = None) -> Path:
+    """Write an artifact's verified files into a new folder, all or none; return the folder.
+
+    ``MANIFEST.sha256`` beside them lets ``slipway verify`` and ``sha256sum --check`` find what changes later.
+
+    Raises:
+        ArtifactError: ``OUTPUT_EXISTS``, and errors of the store's ``fetch``.
+    """
+    if os.path.lexists(folder):
+        raise _exists_error(folder)
+    manifest = store.manifest(digest)  # fails before any folder is made
+    with unfinished(folder) as scratch:
+        files = store.fetch(digest, scratch / "files", on_bytes=on_bytes)
+        if not (files / MANIFEST).exists():  # an artifact may have its own checksums
+            write_checksums(files, known={file.path: file.digest for file in manifest.files})
+        try:
+            files.rename(folder)
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
+                raise
+            raise _exists_error(folder) from error  # created meanwhile
+    return folder
+
+
+def _exists_error(folder: Path) -> ArtifactError:
+    return ArtifactError(f"{folder} exists already", reason="OUTPUT_EXISTS", remedy="name a new folder")

@@ -1,7 +1,7 @@
-"""The artifact store in a local folder, under the names of :mod:`slipway.artifacts.names`.
+"""The artifact store in a local folder, under the names of :mod:`slipway.artifacts.digests`.
 
 Blobs are read-only files, hard-linked or cloned from their source. Beside them are ``uploads/`` (incoming blobs), ``uses/`` (marks
-of running work, see :mod:`slipway.artifacts.uses`) and ``lock`` (shared by writers, exclusive for garbage collection). The store
+of running work, see :mod:`slipway.artifacts.local`) and ``lock`` (shared by writers, exclusive for garbage collection). The store
 never touches other files in its folder.
 """
 
@@ -10,24 +10,34 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway.artifacts import uses
-from slipway.artifacts.actions import ActionResult
-from slipway.artifacts.digests import digest_bytes, digest_file
+from slipway.artifacts.digests import (
+    ACTIONS,
+    BLOBS,
+    MANIFESTS,
+    action_name,
+    blob_name,
+    digest_bytes,
+    digest_file,
+    digest_of,
+    is_name,
+    manifest_name,
+)
 from slipway.artifacts.faults import corrupt_error, disk_full, not_found_error, open_source
 from slipway.artifacts.files import add_name, clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
-from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, is_name, manifest_name
-from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
+from slipway.artifacts.store import NOTHING_KNOWN, ActionResult, Known, OnBytes
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import LARGEST_LIST
-from slipway.files.links import open_real, open_unlinked
+from slipway.files.paths import open_real, open_unlinked
 from slipway.files.regular_file import open_lock
+from slipway.files.work_folders import find_unheld, lock_folder
 
 _USES = "uses"
 _Give = Callable[[BinaryIO, Path], None]
@@ -176,11 +186,11 @@ class LocalStore:
 
     def using(self) -> contextlib.AbstractContextManager[None]:
         """Mark that work is running: nothing it uses is collected before the context ends."""
-        return uses.mark_work(self.root / _USES)
+        return mark_work(self.root / _USES)
 
     def under_way(self) -> frozenset[str]:
         """Return digests of artifacts used since the oldest running work began."""
-        began = uses.oldest(self.root / _USES)
+        began = oldest(self.root / _USES)
         if began is None:
             return frozenset()
         return frozenset(digest for digest in self.digests() if self.last_used(digest) >= began)
@@ -344,3 +354,40 @@ def _size(path: Path) -> int:
     except FileNotFoundError:
         return -1
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+@contextlib.contextmanager
+def mark_work(folder: Path) -> Iterator[None]:
+    """Hold a mark in a folder while the block runs."""
+    lock, mark = None, folder
+    while lock is None:
+        mark = folder / uuid.uuid4().hex
+        lock = lock_folder(mark)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a check removed it just now, or the store is gone
+            mark.rmdir()
+        os.close(lock)
+
+
+def oldest(folder: Path) -> float | None:
+    """Return when the oldest running work began, in seconds since the epoch, or None; remove marks of dead processes.
+
+    Ignore everything else in the folder.
+    """
+    free = set()
+    for mark in find_unheld(folder, "[0-9a-f]" * 32):
+        free.add(mark)
+        with contextlib.suppress(OSError):  # not a mark: a folder with something in it
+            mark.rmdir()
+    began = []
+    for mark in set(folder.iterdir()) - free:
+        if _NAME.fullmatch(mark.name):
+            with contextlib.suppress(FileNotFoundError):  # it ended just now
+                status = mark.lstat()
+                began += [status.st_mtime] if stat.S_ISDIR(status.st_mode) else []
+    return min(began, default=None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from slipway.artifacts.blobs import Blobs, LocalBlobs
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.store import ArtifactStore
-from slipway.distribution.extras import require
+from slipway.distribution import require
 from slipway.observability import metrics
 from slipway.settings import Settings
 from slipway.settings.s3 import SCHEME, parse_s3_url

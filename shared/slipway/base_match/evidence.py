@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.base_match.match import BaseMatch, BaseMatchStatus
-from slipway.base_match.models import Comparison, compare_models, vocabulary_size
+from slipway.base_match.models import Comparison, Outcome, compare_models, vocabulary_size
 from slipway.base_match.recorded import Recorded, last_part, read_known_json, recorded_base, repository_of
-from slipway.base_match.weights import Outcome
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.model.configuration import ModelConfig

@@ -17,8 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from slipway.counts import counted
-from slipway.texts import one_line
+from slipway.texts import counted, one_line
 from slipway.validation.findings import AdapterEvidence, Reference, ValidationReport
 
 STATUS_LABEL, REASON_LABEL = "base_match", "base_match_reason"

@@ -10,8 +10,7 @@ from typing import Any
 
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.json_documents import LARGEST, read_json
-from slipway.files.links import file_in
-from slipway.files.local_folders import has_unknown_home, user_path
+from slipway.files.paths import file_in, has_unknown_home, user_path
 from slipway.model.model_files import CONFIG, cached_snapshot, is_cached
 
 TRAINING_FOLDERS = 3

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slipway.cli.output_options import OutputOptions
+from slipway.cli.options import OutputOptions
 
 EXIT_USAGE, EXIT_RESOURCE, EXIT_INTERRUPTED = 2, 5, 130
 IMPATIENT_SECONDS = 1.0
@@ -121,10 +121,9 @@ def _interruption_error(options: OutputOptions) -> Any:
 
 def _translate_unexpected(error: Exception) -> Any:
     """Translate an unexpected exception: a known fault of the machine gets its reason, any other is ``INTERNAL``."""
-    from slipway.distribution.extras import translate_import_error
+    from slipway.distribution import translate_import_error
     from slipway.errors import ArtifactError, ModelExportError, StageError
-    from slipway.folders.disk_full import is_disk_full
-    from slipway.machine.out_of_memory import REMEDY, is_out_of_memory
+    from slipway.machine.shortages import REMEDY, is_disk_full, is_out_of_memory
 
     if is_out_of_memory(error):
         what = f"out of memory ({type(error).__name__}: {error})"
@@ -162,8 +161,8 @@ def _surroundings() -> dict[str, int]:
 
 def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
     from slipway.errors import ConfigurationError
-    from slipway.redaction import redact
     from slipway.settings import Settings
+    from slipway.texts import redact
 
     try:
         folder = Settings.from_environment(os.environ).home / "logs"
@@ -177,14 +176,13 @@ def _write_log(error: Exception, left: Mapping[str, int]) -> Path | None:
 
 
 def _traceback(error: Exception) -> str:
-    from slipway.redaction import redact
-    from slipway.texts import printable
+    from slipway.texts import printable, redact
 
     return printable(redact("".join(traceback.format_exception(error))))
 
 
 def _report_failure(error: Any, options: OutputOptions) -> int:
-    from slipway.cli.progress.forms import ProgressForm, error_line
+    from slipway.cli.options import ProgressForm, error_line
 
     failure = error.failure()
     with contextlib.suppress(OSError, SystemExit):  # a missing reader or a full disk does not change the failure
@@ -202,7 +200,7 @@ def _show_failure(failure: Any) -> None:
     from rich.text import Text
 
     from slipway.cli.terminal.console import errors
-    from slipway.redaction import redact
+    from slipway.texts import redact
 
     lines = Text("error", style="bold red")
     lines.append(f" [{failure.reason}] ", style="red").append(redact(failure.message))

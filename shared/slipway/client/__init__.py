@@ -5,6 +5,6 @@
 
 from slipway.client.asynchronous import AsyncClient
 from slipway.client.blocking import Client
-from slipway.client.requests import DEFAULT_PROJECT, export_name
+from slipway.client.calls import DEFAULT_PROJECT, export_name
 
 __all__ = ["DEFAULT_PROJECT", "AsyncClient", "Client", "export_name"]

@@ -18,12 +18,10 @@ from slipway.artifacts.faults import corrupt_error, disk_full, unreadable_error
 from slipway.artifacts.files import add_name, in_threads, regular_files, write_all
 from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
-from slipway.client.calls import BlockingCalls
-from slipway.client.requests import artifact_name, is_temporary
+from slipway.client.calls import BlockingCalls, artifact_name, is_temporary
 from slipway.errors import ArtifactError
-from slipway.files.links import open_real, open_unlinked
-from slipway.rpc.statuses import retry_seconds
-from slipway.rpc.structs import MAX_FILES, sendable
+from slipway.files.paths import open_real, open_unlinked
+from slipway.rpc.values import MAX_FILES, retry_seconds, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
 T = TypeVar("T")

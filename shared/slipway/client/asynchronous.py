@@ -12,7 +12,7 @@ import grpc
 
 from slipway.artifacts.store import OnBytes
 from slipway.client.blocking import Client
-from slipway.client.requests import (
+from slipway.client.calls import (
     DEFAULT_PROJECT,
     TIMEOUT_SECONDS,
     Resumption,
@@ -25,7 +25,7 @@ from slipway.client.requests import (
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError
 from slipway.rpc.call_ends import failure_of_call
-from slipway.rpc.structs import sendable
+from slipway.rpc.values import sendable
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security
 from slipway_protos.v1 import artifact_pb2

@@ -10,14 +10,13 @@ from typing import Self
 
 import grpc
 
-from slipway.artifacts.files import folder_files
-from slipway.artifacts.pulling import pull
+from slipway.artifacts.files import folder_files, pull
 from slipway.artifacts.store import OnBytes
 from slipway.client.artifacts import ProjectArtifacts, list_artifacts
-from slipway.client.calls import BlockingCalls
-from slipway.client.requests import (
+from slipway.client.calls import (
     DEFAULT_PROJECT,
     TIMEOUT_SECONDS,
+    BlockingCalls,
     Resumption,
     artifact_name,
     create_request,

@@ -8,7 +8,6 @@ from slipway.configuration.formats import FormatsConfiguration
 from slipway.configuration.layers import ENVIRONMENT
 from slipway.configuration.loading import LoadedConfiguration, load, parse
 from slipway.configuration.model import ExportConfiguration
-from slipway.configuration.naming import render_name
 from slipway.configuration.sections import (
     BaseModelConfiguration,
     CheckpointConfiguration,
@@ -19,6 +18,7 @@ from slipway.configuration.sections import (
     ResourcesConfiguration,
     ValidationConfiguration,
 )
+from slipway.configuration.values import render_name
 
 __all__ = [
     "ENVIRONMENT",

@@ -11,12 +11,11 @@ from typing import Any
 from pydantic import ValidationError as PydanticError
 
 from slipway.configuration.flags import read_flags
-from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put_setting, read_environment
+from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put_setting, read_environment, read_yaml
 from slipway.configuration.model import ExportConfiguration, cautions
 from slipway.configuration.schema import default, is_table, keys, sections, unknown_setting
 from slipway.configuration.values import is_none
-from slipway.configuration.yaml_file import read_yaml
-from slipway.files.local_folders import has_unknown_home, is_address, user_path
+from slipway.files.paths import has_unknown_home, is_address, user_path
 from slipway.formats.registry import formats
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.texts import quoted

@@ -11,12 +11,12 @@ from pydantic_core import PydanticCustomError
 
 from slipway.configuration.calibration import AUTO, WITHOUT_DATA, calibrated_levels, may_read_text
 from slipway.configuration.sections import Sections
-from slipway.counts import counted
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, refused_formats, translate_format_errors
 from slipway.formats.settings import LevelSettings
 from slipway.levels import widths_of
 from slipway.settings.problems import Problem
+from slipway.texts import counted
 
 
 class ExportConfiguration(Sections):

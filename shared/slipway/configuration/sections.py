@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from slipway.configuration.formats import FormatsConfiguration
-from slipway.configuration.naming import check_pattern
 from slipway.configuration.values import (
     GROUP_SIZES,
     Levels,
     check_limit_names,
+    check_pattern,
     check_size_budget,
     check_stage_names,
     check_test_inputs,
     is_none,
 )
-from slipway.files.local_folders import is_address
+from slipway.files.paths import is_address
 from slipway.formats.registry import formats
 from slipway.formats.settings import LevelSettings
 from slipway.formats.targets import ALIASES, TARGETS, Target, target_name
@@ -37,7 +37,7 @@ from slipway.settings.sections import (
 )
 from slipway.sizes import parse_size_or_share
 from slipway.validation.inputs import Effort
-from slipway.validation.limit_overrides import LimitOverrides
+from slipway.validation.verdicts import LimitOverrides
 
 
 def without_none(path: str) -> str:

@@ -1,8 +1,10 @@
-"""Check values of an export's settings as they are read."""
+"""Check values of an export's settings as they are read, and make the names of models and output directories."""
 
 from __future__ import annotations
 
 import json
+import re
+import string
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -14,8 +16,8 @@ from slipway.registry import stage_names
 from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import LARGEST_BYTES, Level, wrong_value
 from slipway.sizes import parse_size_or_share
-from slipway.texts import MalformedText
-from slipway.validation.limit_overrides import LimitOverrides
+from slipway.texts import MalformedText, quoted
+from slipway.validation.verdicts import LimitOverrides
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
 MOST_TEST_INPUTS, LARGEST_TEST_INPUTS = 1000, 128 << 10
@@ -94,3 +96,56 @@ Levels = Annotated[tuple[Level, ...], BeforeValidator(_check_levels)]
 def is_none(path: str) -> bool:
     """Return whether the path of a checkpoint says that there is none."""
     return path.strip().lower() == "none"
+
+
+_HUB = "hf://"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+PLACEHOLDERS = ("model_name", "timestamp", "checkpoint", "export_id")
+
+
+def check_pattern(pattern: str) -> None:
+    """Check a naming pattern.
+
+    Raises:
+        PydanticCustomError: It is not a pattern, or names no folder.
+    """
+    known = f"placeholders are {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}"
+    try:
+        parts = list(string.Formatter().parse(pattern))
+    except ValueError as error:
+        raise wrong_value(pattern, f"is not a pattern: {error}", known) from error
+    for literal, name, spec, conversion in parts:
+        if "/" in literal or "\\" in literal or "\0" in literal:
+            raise wrong_value(pattern, "contains a path separator", "name folders in output.directory")
+        if name is not None and (name not in PLACEHOLDERS or spec or conversion):
+            raise wrong_value(pattern, f"has an unknown placeholder {quoted('{' + name + '}')}", known)
+    if pattern.strip() in {"", ".", ".."}:
+        raise wrong_value(pattern, "does not name a folder", "write for example {model_name}_{timestamp}")
+
+
+def model_name(checkpoint: str, base: str) -> str:
+    """Return the name of a model from the settings alone: its training run's folder, or its base's if it has none; empty for neither.
+
+    Args:
+        checkpoint: ``checkpoint.path``.
+        base: ``base_model.name``.
+    """
+    parts = re.split(r"[/\\]+", (checkpoint or base).partition("@")[0].rstrip("/\\"))
+    return parts[-2] if len(parts) > 1 and parts[-1].startswith("checkpoint-") else parts[-1]
+
+
+def repository_name(base: str) -> str:
+    """Return the repository of ``hf://owner/name@revision``; empty for anything else, as ``owner/name`` may be a folder too."""
+    name = base.removeprefix(_HUB).partition("@")[0]
+    return name if base.startswith(_HUB) and _REPOSITORY.fullmatch(name) else ""
+
+
+def render_name(pattern: str, values: Mapping[str, str]) -> str:
+    """Return the directory name for a valid pattern; replace characters that are unsafe in a file name by ``-``.
+
+    Args:
+        pattern: As checked by :func:`check_pattern`.
+        values: One value per placeholder of :data:`PLACEHOLDERS`.
+    """
+    safe = {name: re.sub(r"[^A-Za-z0-9._+-]+", "-", values[name]).strip("-.") or "model" for name in PLACEHOLDERS}
+    return pattern.format(**safe)

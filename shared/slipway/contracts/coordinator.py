@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slipway.distribution.installed import install_command, installed_entry_points
+from slipway.distribution import install_command, installed_entry_points
 from slipway.errors import ConfigurationError
 
 if TYPE_CHECKING:

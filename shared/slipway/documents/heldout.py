@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.counts import counted
-from slipway.documents.purposes import Purpose, invalid_text_error
-from slipway.documents.reader import Document, document_files, read_file
+from slipway.documents.reader import Document, Purpose, document_files, invalid_text_error, read_file
 from slipway.documents.rendering import Renderer, Writer
+from slipway.texts import counted
 
 BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")
 BUILT_IN_MODULES = ("argparse", "json.decoder", "textwrap", "zipfile")

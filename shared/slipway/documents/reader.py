@@ -1,19 +1,51 @@
-"""Read the documents of a user's files within limits: plain texts and conversations."""
+"""Read the documents of a user's files within limits, each for a purpose, which decides the error of unusable text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slipway.documents.purposes import Purpose, invalid_text_error
+from slipway.errors import ModelExportError, QuantizationError, ValidationError
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import open_regular
 from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
 from slipway.sizes import format_size
+
+_REMEDY = 'give .txt files, or a JSON object with "text" or "messages" in each line of .jsonl files, in UTF-8'
+
+
+class Purpose(StrEnum):
+    """What a text is for."""
+
+    CALIBRATION = "calibration"
+    HELD_OUT = "heldout"
+    OWN_TEXT = "own_text"
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    subject: str
+    error: type[ModelExportError]
+    reason: str
+
+
+_FAULTS: Mapping[Purpose, _Fault] = {
+    Purpose.CALIBRATION: _Fault("text for calibration", QuantizationError, "CALIBRATION_DATA_INVALID"),
+    Purpose.HELD_OUT: _Fault("held-out text", ValidationError, "VALIDATION_IMPOSSIBLE"),
+    Purpose.OWN_TEXT: _Fault("text beside the run", ValidationError, "VALIDATION_IMPOSSIBLE"),
+}
+
+
+def invalid_text_error(purpose: Purpose, what: str, remedy: str = "", **about: object) -> ModelExportError:
+    """Return the error of text that cannot be used."""
+    fault = _FAULTS[purpose]
+    return fault.error(f"{fault.subject}: {what}", reason=fault.reason, remedy=remedy or _REMEDY, about=about)
+
 
 MOST_TEXT = 32 << 20
 """Characters that are taken from all files together: far more text than a calibration or a comparison uses."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Self
 
-from slipway.documents.purposes import Purpose, invalid_text_error
-from slipway.documents.reader import Document
+from slipway.documents.reader import Document, Purpose, invalid_text_error
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 
 LENGTH = 4000

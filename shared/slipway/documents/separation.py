@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.counts import counted
 from slipway.errors import QuantizationError
-from slipway.texts import printable
+from slipway.texts import counted, printable
 
 FEWEST_TOKENS = 1024
 """Fewest tokens of a calibration."""

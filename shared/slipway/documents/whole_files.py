@@ -9,8 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from slipway.documents.purposes import Purpose, invalid_text_error
-from slipway.documents.reader import LARGEST_LINE, MOST_TEXT, Row
+from slipway.documents.reader import LARGEST_LINE, MOST_TEXT, Purpose, Row, invalid_text_error
 from slipway.files.json_documents import read_json
 from slipway.files.regular_file import open_regular
 from slipway.sizes import format_size

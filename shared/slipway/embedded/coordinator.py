@@ -21,7 +21,7 @@ from slipway.artifacts.opening import open_store
 from slipway.client import Client
 from slipway.contracts.coordinator import coordinator_service
 from slipway.execution.runner import TaskRunner
-from slipway.machine.out_of_memory import check_address_space
+from slipway.machine.shortages import check_address_space
 from slipway.registry import stage_names
 from slipway.settings import Settings
 from slipway.worker.machine import probe

@@ -13,7 +13,7 @@ import pydantic
 from slipway.contracts.coordinator import coordinator_service
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.files.regular_file import open_regular
-from slipway.rpc.state_names import ENDED, export_state
+from slipway.rpc.values import ENDED, export_state
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2 as pb
 

@@ -27,7 +27,7 @@ from typing import Any
 from slipway.errors import Failure, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_surroundings
-from slipway.execution.memory import own_peak
+from slipway.execution.pressure import own_peak
 from slipway.machine.libraries import missing_library_error
 from slipway.observability.telemetry import is_traceparent
 from slipway.registry import load_stage

@@ -13,8 +13,7 @@ from typing import IO, Self
 from slipway.errors import Failure
 from slipway.execution.failures import failure_of_exit
 from slipway.machine.cgroup import ControlGroup
-from slipway.machine.python_process import python_module
-from slipway.machine.threads import thread_variables
+from slipway.machine.processes import python_module, thread_variables
 from slipway.settings.stage_environment import stage_environment
 
 GRACE_SECONDS = 3.0

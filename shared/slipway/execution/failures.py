@@ -17,9 +17,15 @@ from pathlib import Path
 import pydantic
 
 from slipway.errors import Failure, ModelExportError, StageError
-from slipway.folders.disk_full import is_disk_full
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory
-from slipway.machine.out_of_memory import REMEDY, address_space_limit, is_out_of_memory, says_out_of_memory, with_causes
+from slipway.machine.shortages import (
+    REMEDY,
+    address_space_limit,
+    is_disk_full,
+    is_out_of_memory,
+    says_out_of_memory,
+    with_causes,
+)
 from slipway.sizes import format_size
 
 _DISK = re.compile(r"no space left on device|disk quota exceeded|StorageFull", re.IGNORECASE)

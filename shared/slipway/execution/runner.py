@@ -21,15 +21,8 @@ from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_named_places, with_surroundings
 from slipway.execution.memory_curve import MemoryOverTime
 from slipway.execution.supervisor import OnLog, OnProgress, execute
-from slipway.files.local_folders import user_path
-from slipway.folders.work_folders import (
-    MEMORY,
-    UNUSED_SECONDS,
-    kept_folder,
-    remove_abandoned,
-    remove_unused,
-    unfinished,
-)
+from slipway.files.paths import user_path
+from slipway.files.work_folders import MEMORY, UNUSED_SECONDS, kept_folder, remove_abandoned, remove_unused, unfinished
 from slipway.observability import metrics
 from slipway.observability.telemetry import current_traceparent, span
 from slipway.registry import IMPORT, load_stage

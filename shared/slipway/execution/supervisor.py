@@ -17,9 +17,8 @@ from slipway.errors import Failure, StageError
 from slipway.execution.child_process import GRACE_SECONDS, ChildProcess, child_environment
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_surroundings
-from slipway.execution.memory import tree_memory
 from slipway.execution.memory_curve import MemoryCurve, MemoryOverTime
-from slipway.execution.pressure import Pressure
+from slipway.execution.pressure import Pressure, tree_memory
 from slipway.observability.telemetry import record
 from slipway.stage import Progress
 

@@ -15,7 +15,6 @@ from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import may_read_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.naming import source_settings, title
-from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
 from slipway.export_sources.text_files import (
     CALIBRATION_KEY,
     HELDOUT_KEY,
@@ -26,7 +25,7 @@ from slipway.export_sources.text_files import (
     sample_of_run,
     text_files,
 )
-from slipway.files.links import real_file
+from slipway.files.paths import real_file
 from slipway.model.base_format import base_format, check_kind
 from slipway.model.configuration import ModelConfig
 from slipway.model.folder import ModelFolder
@@ -37,10 +36,9 @@ from slipway.model.trained import TrainedModel, trained_model
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.references import by_source_name
 from slipway.sources import SourceFolders
-from slipway.sources.hub import SCHEME as HUB
-from slipway.sources.hub import is_repository
+from slipway.sources.addresses import HUB, is_repository
 from slipway.texts import one_line, printable
-from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
+from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS, find_sounds, find_test_inputs
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.calibration import names_calibration
 from slipway.planning.references import by_source_name
-from slipway.sources.allowed import is_url
+from slipway.sources.addresses import is_url
 from slipway.texts import one_line
 from slipway.validation.inputs import TEST_INPUTS
 

@@ -10,12 +10,11 @@ from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import SAMPLE_OF_RUN, depends_on_text, with_method
 from slipway.documents.heldout import join_documents, read_held_out
-from slipway.documents.purposes import Purpose
-from slipway.documents.reader import SUFFIXES, document_files, read_documents
+from slipway.documents.reader import SUFFIXES, Purpose, document_files, read_documents
 from slipway.documents.rendering import Contents, passages
 from slipway.errors import ArtifactError, ConfigurationError, QuantizationError
 from slipway.export_sources.naming import source_settings
-from slipway.files.links import file_in
+from slipway.files.paths import file_in
 from slipway.files.regular_file import sha256_of
 from slipway.planning.calibration import check_texts_apart, same_text_error
 from slipway.sizes import format_size

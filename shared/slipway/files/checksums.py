@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.errors import ArtifactError
-from slipway.files.links import all_files, open_real, real_file
+from slipway.files.paths import all_files, open_real, real_file
 
 MANIFEST = "MANIFEST.sha256"
 LARGEST = 64 << 20

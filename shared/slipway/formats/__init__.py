@@ -1,6 +1,5 @@
 """The contract of a format, which a distribution provides under the entry point group ``slipway.formats``."""
 
-from slipway.estimates import FLOAT32_BYTES, GRAPH_BYTES, ModelSize
 from slipway.formats.contract import Format, Quantization, RefusedLevel, Runtime, SectionRules, Usage, Variants
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.targets import TARGETS, Fit
@@ -9,6 +8,7 @@ from slipway.levels import LEVELS, QuantizationLevel
 from slipway.requirements import Needs, Requirements
 from slipway.settings.problems import Problem
 from slipway.settings.sections import Section, Text, Texts, as_tuple, wrong_value
+from slipway.sizes import FLOAT32_BYTES, GRAPH_BYTES, ModelSize
 
 __all__ = [
     "FLOAT32_BYTES",

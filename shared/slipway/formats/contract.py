@@ -17,13 +17,13 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 from pydantic.dataclasses import dataclass
 
-from slipway.estimates import ModelSize
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.targets import Fit
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.requirements import Needs
 from slipway.settings.problems import Problem
 from slipway.settings.sections import is_section, plain_type
+from slipway.sizes import ModelSize
 from slipway.validation.inputs import ADAPTER, NOT_OUTPUTS
 
 S = TypeVar("S", bound=FormatSettings)
@@ -79,7 +79,7 @@ class Runtime:
             that lie in the output. For the results of operations: ``results/float16``, ``results/bfloat16``. A level without an entry rounds
             nothing: it computes in float32.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
-            ``inspection`` as :class:`slipway.model.activations.inspection.Inspection` writes it; empty for none.
+            ``inspection`` as :class:`slipway.model.activations.Inspection` writes it; empty for none.
     """
 
     name: str

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from slipway.distribution.installed import DISTRIBUTION, install_command, installed_entry_points
+from slipway.distribution import DISTRIBUTION, install_command, installed_entry_points
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.contract import Format, Runtime
-from slipway.settings.export_variables import EXPORT_VARIABLES
 from slipway.settings.problems import did_you_mean
+from slipway.settings.sections import EXPORT_VARIABLES
 from slipway.texts import one_line
 
 GROUP = "slipway.formats"

@@ -10,16 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from slipway.distribution.installed import install_command, own_version
+from slipway.distribution import install_command, own_version
 from slipway.errors import ModelExportError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, refused_formats, translate_format_errors
 from slipway.formats.settings import every_choice
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
-from slipway.machine.gpu import first_gpu
 from slipway.machine.libraries import install_remedy, is_runnable, with_install_lines
-from slipway.machine.processor import processor_name
+from slipway.machine.processors import first_gpu, processor_name
 from slipway.registry import load_stage, stage_names, stage_of
 from slipway.settings import Settings
 from slipway.stage import Provider, Role

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slipway.distribution.extras import WORKER, install_line, stage_extra
+from slipway.distribution import WORKER, install_line, stage_extra
 from slipway.errors import StageError
-from slipway.machine.out_of_memory import with_causes
+from slipway.machine.shortages import with_causes
 from slipway.stage import Provider, Stage, library_provider
 
 

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from slipway.distribution.installed import install_command, installed_version
-from slipway.machine.gpu import first_gpu
+from slipway.distribution import install_command, installed_version
+from slipway.machine.processors import first_gpu
 from slipway.stage import Provider, library_provider
 from slipway.texts import one_line
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import read_json_object
-from slipway.files.links import files_in, real_file
-from slipway.files.local_folders import user_path
+from slipway.files.paths import files_in, real_file, user_path
 from slipway.files.regular_file import read_regular
 from slipway.model.safetensors_file import INDEX_SUFFIX, read_index
 from slipway.model.sentences import sentence_files
@@ -69,7 +68,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
     """Return the tokenizer and chat-template files of a folder, sorted.
 
     Raises:
-        ArtifactError: As :func:`slipway.files.links.file_in`, like all lists in this module.
+        ArtifactError: As :func:`slipway.files.paths.file_in`, like all lists in this module.
     """
     more = (path.relative_to(folder) for path in (folder / CHAT_TEMPLATE_FOLDER).glob("*.jinja"))
     return sorted(files_in(folder, (*TOKENIZER_FILES, *more)))
@@ -150,7 +149,7 @@ def model_files(folder: Path) -> list[Path]:
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` if the configuration, the weights or a shard is missing.
-        ArtifactError: As :func:`slipway.files.links.file_in`, before anything is read.
+        ArtifactError: As :func:`slipway.files.paths.file_in`, before anything is read.
     """
     named = files_in(folder, (CONFIG, MODEL_WEIGHTS, MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, GENERATION_CONFIG))
     if folder / CONFIG not in named:

@@ -14,7 +14,7 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError, StageError
 from slipway.machine.bounded.process import BoundedProcess, Bounds, SilentWorkError, UnboundedWorkError
-from slipway.machine.out_of_memory import REMEDY
+from slipway.machine.shortages import REMEDY
 
 SECONDS = 0.5
 """Base limit of processor time for all expressions of an adapter."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST, parse_json, read_json
-from slipway.files.links import file_in
+from slipway.files.paths import file_in
 from slipway.files.regular_file import open_regular
 from slipway.model.dtypes import DTYPES
+from slipway.texts import counted
 
 MAX_HEADER_BYTES = 64 << 20
 """Enough for the most tensors a file may have, with long names; the reference implementation allows 100 MB."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.files.json_documents import read_json, read_json_object
-from slipway.files.links import file_in
+from slipway.files.paths import file_in
 from slipway.texts import printable
 
 MODULES = "modules.json"
@@ -46,7 +46,7 @@ def sentence_files(folder: Path) -> list[Path]:
     """Return the files that make a model a sentence encoder: the list of modules, settings, and the modules' own files.
 
     Raises:
-        ArtifactError: As :func:`slipway.files.links.file_in`.
+        ArtifactError: As :func:`slipway.files.paths.file_in`.
     """
     if file_in(folder, MODULES) is None:
         return []

@@ -15,7 +15,6 @@ from typing import Any
 
 from slipway.errors import ModelMergeError
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.model.config.limits import MOST_PARTS
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
     DECODER,
@@ -27,6 +26,7 @@ from slipway.model.families import (
     class_name,
 )
 from slipway.model.folder import ModelFolder
+from slipway.model.limits import MOST_PARTS
 from slipway.model.model_facts import CannotBuildError, model_facts_of
 from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG
 from slipway.model.runs.checkpoints import read_adapter_config

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.observability.telemetry import current_trace_id
-from slipway.redaction import redact
-from slipway.texts import escaped_json, printable
+from slipway.texts import escaped_json, printable, redact
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
-from slipway.distribution.extras import require
-from slipway.redaction import redact
-from slipway.texts import escaped_json
+from slipway.distribution import require
+from slipway.texts import escaped_json, redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -74,7 +73,7 @@ def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[N
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from slipway.distribution.installed import own_version
+    from slipway.distribution import own_version
 
     # A resource of our own: the default one runs detectors. What the environment says of it comes before our names.
     resource = Resource(

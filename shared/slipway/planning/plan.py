@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import may_read_text, with_method
-from slipway.configuration.naming import model_name, repository_name
+from slipway.configuration.values import model_name, repository_name
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
 from slipway.formats.registry import runtime_of_output, translate_format_errors

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import pydantic
 
-from slipway.artifacts.actions import ActionResult
-from slipway.distribution.installed import own_version
+from slipway.artifacts.store import ActionResult
+from slipway.distribution import own_version
 from slipway.formats.tasks import PlannedTask
 from slipway.registry import known_stage
 from slipway.texts import one_line

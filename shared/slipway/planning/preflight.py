@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.errors import ModelExportError
-from slipway.estimates import FLOAT32_BYTES, ModelSize
 from slipway.formats.registry import format_of_output, split_output, translate_format_errors
 from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import PlannedTask
@@ -27,7 +26,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG
 from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
-from slipway.sizes import format_size
+from slipway.sizes import FLOAT32_BYTES, ModelSize, format_size
 from slipway.stage import Role, Stage, StageParams
 from slipway.validation.inputs import ADAPTER
 

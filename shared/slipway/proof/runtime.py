@@ -1,23 +1,62 @@
-"""The interface of a runtime's models, and functions that compute padded batches with them.
+"""The interface of a runtime's models, with the samples and padded batches that they get.
 
 Axes: B = batch, S = tokens of this call, P = tokens already in the KV cache, V = values of a result (for next tokens, the vocabulary).
+
+N = samples, T = tokens of one, S = tokens that the encoder of an encoder–decoder reads, P = compared results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
 from slipway.proof.numerics import Ints, Logits
-from slipway.proof.samples import Samples, Values
 from slipway.validation.speed import Engine
+
+OWN_FILE, OWN_FOLDER, EVIDENCE_FILE = "own_text.json", "own_text", "own_evidence.json"
+"""File of the texts to judge the adapter on, beside the text of the samples; folder of their samples, beside the samples' folder; and file of
+what was measured on them, in the folder of the run."""
+Values = npt.NDArray[Any]
+"""Token ids (B, S), or features of sound (B, F, frames)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Inputs and labels of all samples.
+
+    Attributes:
+        tokens: Input of a decoder or an encoder, (N, T); for an encoder–decoder, the decoder's input.
+        source: Input of the encoder of an encoder–decoder: token ids (N, S) or features (N, F, frames).
+        positions: Tokens whose results are compared, (N, P); None means all.
+        labels: The token that each result predicts, (N, P); None if results predict no tokens.
+    """
+
+    tokens: Ints
+    source: Values | None = None
+    positions: Ints | None = None
+    labels: Ints | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write them into a new folder."""
+        folder.mkdir(parents=True)
+        for each in fields(self):
+            if (values := getattr(self, each.name)) is not None:
+                np.save(folder / f"{each.name}.npy", values)
+
+    @classmethod
+    def read(cls, folder: Path) -> Samples:
+        """Read samples written by :meth:`write`."""
+        paths = {each.name: folder / f"{each.name}.npy" for each in fields(cls)}
+        return cls(**{name: np.load(path) for name, path in paths.items() if name == "tokens" or path.is_file()})
+
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
 """Prefixes of the names of a graph's cache inputs and cache outputs."""

@@ -17,9 +17,8 @@ import transformers
 import transformers.modeling_utils
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.configuration import ModelConfig
+from slipway.model.configuration import ModelConfig, token_of
 from slipway.model.families import DECODER, Comparison, Family, auto_model
-from slipway.model.generation import token_of
 from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.sentences import Pooling, UnknownPoolingError, pool, read_pooling

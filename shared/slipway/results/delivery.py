@@ -17,17 +17,17 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
-from slipway.distribution.installed import own_version
+from slipway.distribution import own_version
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.checksums import MANIFEST, changed_files, read_checksums, verify_directory, write_checksums
 from slipway.files.json_documents import read_json
-from slipway.files.links import open_unlinked
-from slipway.folders.disk_full import is_disk_full
-from slipway.folders.work_folders import publish, unfinished
+from slipway.files.paths import open_unlinked
+from slipway.files.work_folders import publish, unfinished
+from slipway.machine.shortages import is_disk_full
 from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT, load_stage
 from slipway.results.outcome import delivered_formats, export_id
-from slipway.rpc.structs import dict_of
+from slipway.rpc.values import dict_of
 from slipway.texts import quoted
 from slipway_protos.v1 import export_pb2 as pb
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
-from slipway.counts import counted
 from slipway.errors import Failure, StageError, ValidationError, with_remedy
 from slipway.execution.failures import surroundings_of
 from slipway.formats.registry import is_adapter_alone, is_level
@@ -24,10 +23,9 @@ from slipway.results.result import (
     replacements,
     requested_format,
 )
-from slipway.rpc.statuses import failure_of_status
-from slipway.rpc.structs import dict_of
+from slipway.rpc.values import dict_of, failure_of_status
 from slipway.stage import Role
-from slipway.texts import one_line
+from slipway.texts import counted, one_line
 from slipway.validation.findings import OutputValidation, ValidationReport, failure_prefix
 from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.base_match import BaseMatch
 from slipway.planning.references import VALIDATION
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import failure_of_status
 from slipway.sizes import format_size
 from slipway.validation.findings import REJECTED, TOO_COARSE, failure_prefix, warning_prefix
 from slipway_protos.v1 import export_pb2 as pb

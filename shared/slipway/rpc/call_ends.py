@@ -10,7 +10,7 @@ import grpc
 from google.rpc import code_pb2
 
 from slipway.errors import Failure, ServiceError
-from slipway.rpc.statuses import failure_of_bytes, status_of
+from slipway.rpc.values import failure_of_bytes, status_of
 
 STATUS_KEY = "grpc-status-details-bin"
 

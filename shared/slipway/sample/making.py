@@ -1,16 +1,23 @@
-"""Make the sample: train, save like a training run, and describe the result."""
+"""Make the sample: train, save like a training run, describe it, and publish it whole or not at all."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from slipway.configuration.calibration import SAMPLE_OF_RUN
+from slipway.distribution import installed_version
+from slipway.errors import ModelExportError
+from slipway.files.json_documents import LARGEST
+from slipway.files.regular_file import read_regular
+from slipway.files.work_folders import unfinished
 from slipway.formats.registry import formats
+from slipway.machine.shortages import is_disk_full
 from slipway.sample.corpus import documentation, python_sources
-from slipway.sample.publishing import CONFIGURATION, HELDOUT, SampleSummary, make_once, write_text
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import BASE, RUN, Measured, train
 from slipway.stage import Progress
@@ -79,3 +86,102 @@ def make_sample(
 def _lines(texts: Iterable[str]) -> str:
     """Return texts as JSON lines, as a calibration reads them."""
     return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+
+
+HELDOUT = "heldout"
+CONFIGURATION = "export.yaml"
+SUMMARY = "sample.json"
+
+_LIBRARIES = ("torch", "transformers", "peft", "tokenizers")
+
+Settings = Mapping[str, int | float | str]
+
+
+class SampleSummary(BaseModel):
+    """Description of a sample, also written as ``sample.json``, last of all.
+
+    Attributes:
+        seed: Seed of all weights and orders.
+        recipe: Sizes, steps and learning rates.
+        libraries: Versions of the libraries that trained it.
+        measured: Size and perplexities.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    seed: int
+    recipe: dict[str, bool | int | float | str]
+    libraries: dict[str, str]
+    measured: Measured
+
+
+def make_once(
+    directory: Path, make: Callable[[Path], Measured], *, pieces: Sequence[str], seed: int, recipe: Settings
+) -> SampleSummary:
+    """Make a sample in ``directory``; one of the same seed, recipe and libraries is kept.
+
+    Args:
+        directory: Target folder; created if missing.
+        make: Makes all pieces in the folder that it is given.
+        pieces: Files and folders of the sample.
+        seed: Its seed.
+        recipe: All else that decides its content.
+
+    Raises:
+        ModelExportError: ``OUTPUT_EXISTS`` if ``directory`` has other files of these names; ``FILE_ERROR`` or ``DISK_FULL`` if it
+            cannot be written.
+    """
+    kept = _find_existing(directory, pieces=pieces, seed=seed, recipe=recipe)
+    if kept is not None:
+        return kept
+    _refuse_to_overwrite(directory, pieces)
+    try:
+        with unfinished(directory / "sample") as scratch:
+            measured = make(scratch)
+            summary = SampleSummary(seed=seed, recipe=dict(recipe), libraries=_library_versions(), measured=measured)
+            for piece in pieces:
+                (scratch / piece).rename(directory / piece)
+            write_text(scratch / SUMMARY, summary.model_dump_json(indent=2, exclude_none=True) + "\n")
+            (scratch / SUMMARY).replace(directory / SUMMARY)
+    except OSError as error:
+        full = is_disk_full(error)
+        raise ModelExportError(
+            f"cannot write the sample into {directory}: {error.strerror or error}",
+            reason="DISK_FULL" if full else "FILE_ERROR",
+            remedy="free space there, or choose another folder" if full else "choose a folder that can be written",
+            about={"file": directory},
+        ) from error
+    return summary
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text of the sample; its folder is made if it is missing."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _find_existing(directory: Path, *, pieces: Sequence[str], seed: int, recipe: Settings) -> SampleSummary | None:
+    """Return the existing sample if it is complete and equal to the one that would be made."""
+    try:
+        summary = SampleSummary.model_validate_json(read_regular(directory / SUMMARY, largest=LARGEST))
+    except (OSError, ValidationError):
+        return None
+    same = summary.seed == seed and summary.recipe == recipe and summary.libraries == _library_versions()
+    complete = all((directory / piece).exists() for piece in pieces)
+    return summary if same and complete else None
+
+
+def _refuse_to_overwrite(directory: Path, pieces: Sequence[str]) -> None:
+    # A finished sample of another kind has other pieces, and one folder holds one sample.
+    present = [piece for piece in (*pieces, SUMMARY) if (directory / piece).exists()]
+    if present:
+        raise ModelExportError(
+            f"{directory} already holds {', '.join(present)}, made with another seed, recipe or library version",
+            reason="OUTPUT_EXISTS",
+            remedy="choose another folder or remove these first",
+            about={"file": directory / present[0]},
+        )
+
+
+def _library_versions() -> dict[str, str]:
+    return {name: installed_version(name) for name in _LIBRARIES}

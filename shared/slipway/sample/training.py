@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from slipway.machine.cgroup import usable_cores
-from slipway.machine.environment import set_variable
-from slipway.machine.threads import sleeping_threads
-from slipway.sample.adapter import train_adapter
-from slipway.sample.base import perplexity, token_stream, train_base, train_tokenizer
+from slipway.machine.processes import set_variable, sleeping_threads
 from slipway.sample.corpus import Corpus
+from slipway.sample.models import perplexity, token_stream, train_adapter, train_base, train_tokenizer
 from slipway.sample.recipe import Recipe
 from slipway.stage import Progress
 

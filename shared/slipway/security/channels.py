@@ -14,10 +14,9 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from slipway.errors import ConfigurationError, ServiceError
-from slipway.security.access.tokens import is_token
-from slipway.security.addresses import is_private
+from slipway.security.access.principals import is_token
 from slipway.security.reloading import Reloaded, describe_path
-from slipway.security.tls import channel_credentials, load
+from slipway.security.tls import channel_credentials, is_private, load
 from slipway.settings.security import Security
 from slipway.texts import quoted
 

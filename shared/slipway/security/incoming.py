@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
 
 from slipway.errors import ServiceError
-from slipway.rpc.statuses import RETRY_AFTER
+from slipway.rpc.values import RETRY_AFTER
 from slipway.security.limits import Limits, Places, limit_error
 from slipway.security.turns import Turns
 

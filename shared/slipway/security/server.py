@@ -10,10 +10,10 @@ from slipway.errors import ConfigurationError
 from slipway.rpc.serving import listen
 from slipway.security.access.access_file import AccessFile, Everyone, Nobody
 from slipway.security.access.callers import Authenticator
-from slipway.security.addresses import is_private
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
 from slipway.security.renewing import RenewingServer
+from slipway.security.tls import is_private
 from slipway.settings.security import Security, TlsFiles
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Certificates, keys and authorities from files."""
+"""Certificates, keys and authorities from files, and the addresses that need none: they stay on this machine."""
 
 from __future__ import annotations
 
@@ -95,3 +95,11 @@ def _invalid_error(what: str, path: Path | str = "") -> ConfigurationError:
         remedy="name PEM files with --tls-cert-file, --tls-key-file and --tls-ca-file",
         about={"file": str(path)} if path else None,
     )
+
+
+_LOOPBACK = ("127.", "[::1]", "localhost:")
+
+
+def is_private(address: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    return address.startswith(("unix:", *_LOOPBACK))

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from slipway.errors import ConfigurationError
-from slipway.files.local_folders import check_local, has_unknown_home, user_path
+from slipway.files.paths import check_local, has_unknown_home, user_path
 from slipway.settings.s3 import SCHEME, S3Options
 from slipway.settings.security import Security
 from slipway.settings.stage_environment import added_names

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from slipway.errors import ArtifactError
-from slipway.redaction import redact_address
+from slipway.texts import redact_address
 
 SCHEME = "s3://"
 _AWS = "https://s3.amazonaws.com"

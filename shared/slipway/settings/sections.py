@@ -1,7 +1,10 @@
-"""The base of sections of settings, and the types of their values, which are checked as they are read."""
+"""Sections of settings: their base, the types of their values, the meanings of their fields, and their variables."""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, ClassVar, NewType, Union, get_args, get_origin
 
@@ -98,3 +101,76 @@ Level = NewType("Level", str)
 Text = Annotated[str, AfterValidator(_plain_text)]
 Seconds = Annotated[int, Field(ge=1, le=LARGEST)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(as_tuple)]
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the meaning of each field: its description, otherwise its entry under ``Attributes:`` in the docstring of the model or a base."""
+    docstrings = [base.__dict__.get("__doc__") for base in reversed(model.__mro__) if issubclass(base, BaseModel)]
+    said = {
+        name: text for docstring in docstrings for name, text in _attributes(inspect.cleandoc(docstring or "")).items()
+    }
+    said = {name: text for name, text in said.items() if name in model.model_fields}
+    described = {name: info.description for name, info in model.model_fields.items() if info.description}
+    return {**said, **described}
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    name = ""
+    for line in docstring.partition("Attributes:\n")[2].splitlines():
+        field = re.match(r"    (\w+): (.*)", line)
+        if field is not None:
+            name, entries[field[1]] = field[1], field[2]
+        elif line.strip() and name:
+            entries[name] += f" {line.strip()}"
+    return entries
+
+
+EXPORT_VARIABLES: Mapping[str, str] = {
+    "EXPORT_CHECKPOINT_PATH": "checkpoint.path",
+    "EXPORT_AUTO_DETECT_LATEST": "checkpoint.auto_detect_latest",
+    "EXPORT_CHECKPOINT_SELECT": "checkpoint.select",
+    "EXPORT_COMBINE_ADAPTERS": "combination.adapters",
+    "EXPORT_COMBINE_WEIGHTS": "combination.weights",
+    "EXPORT_COMBINE_TYPE": "combination.type",
+    "EXPORT_COMBINE_DENSITY": "combination.density",
+    "EXPORT_COMBINE_MAJORITY_SIGN": "combination.majority_sign",
+    "EXPORT_COMBINE_SEED": "combination.seed",
+    "EXPORT_BASE_MODEL": "base_model.name",
+    "EXPORT_LOAD_IN_4BIT": "base_model.load_in_4bit",
+    "EXPORT_MERGE_ONTO": "base_model.merge_onto",
+    "EXPORT_BASE_MODEL_TRUST": "base_model.trust",
+    "EXPORT_BASE_MODEL_TYPE": "base_model.model_type",
+    "EXPORT_QUANTIZATION_LEVEL": "optimization.quantization",
+    "EXPORT_GROUP_SIZE": "optimization.group_size",
+    "EXPORT_QUANTIZATION_METHOD": "optimization.method",
+    "EXPORT_QUANTIZATION_SYMMETRIC": "optimization.symmetric",
+    "EXPORT_QUANTIZATION_WIDE_SHARE": "optimization.wide_share",
+    "EXPORT_QUANTIZATION_HEAD_BITS": "optimization.head_bits",
+    "EXPORT_QUANTIZATION_TIME_BUDGET": "optimization.time_budget",
+    "EXPORT_QUANTIZATION_SIZE_BUDGET": "optimization.size_budget",
+    "EXPORT_CALIBRATION_DATA": "optimization.calibration",
+    "EXPORT_REMOVE_ARTIFACTS": "optimization.remove_artifacts",
+    "EXPORT_COMPRESS_WEIGHTS": "optimization.compress_weights",
+    "EXPORT_ENABLE_VALIDATION": "validation.enabled",
+    "EXPORT_TEST_SAMPLES": "validation.test_samples",
+    "EXPORT_COMPARE_OUTPUTS": "validation.compare_outputs",
+    "EXPORT_BENCHMARK_PERFORMANCE": "validation.benchmark_performance",
+    "EXPORT_VALIDATION_EFFORT": "validation.effort",
+    "EXPORT_CONTINUATION_TOKENS": "validation.continuation_tokens",
+    "EXPORT_HELDOUT": "validation.heldout",
+    "EXPORT_TEST_INPUT_SAMPLES": "validation.test_input_samples",
+    "EXPORT_VALIDATION_LIMITS": "validation.limits",
+    "EXPORT_ON_FAILURE": "validation.on_failure",
+    "EXPORT_OUTPUT_DIR": "output.directory",
+    "EXPORT_NAMING_PATTERN": "output.naming_pattern",
+    "EXPORT_TARGET": "output.target",
+    "EXPORT_RECOVERY_PROFILE": "recovery.profile",
+    "EXPORT_MAX_ATTEMPTS": "recovery.max_attempts",
+    "EXPORT_MAX_MEMORY_BYTES": "resources.max_memory_bytes",
+    "EXPORT_THREADS": "resources.threads",
+    "EXPORT_STAGE_TIMEOUT_SECONDS": "resources.stage_timeout_seconds",
+    "EXPORT_STAGE_TIMEOUTS": "resources.stage_timeouts",
+    "EXPORT_LOG_LEVEL": "log.level",
+}
+"""Setting of each variable."""

@@ -1,13 +1,15 @@
-"""Show every source of an export as a local folder, and store its files."""
+"""Show every source of an export as a local folder, and put the files of sources into the store."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -15,16 +17,18 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from slipway.artifacts import Artifacts
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.store import OnBytes
-from slipway.distribution.extras import require
+from slipway.distribution import require
 from slipway.errors import ModelExportError
-from slipway.files.local_folders import user_path
+from slipway.files.paths import user_path
 from slipway.settings import Settings
 from slipway.settings.s3 import SCHEME, parse_s3_url
-from slipway.sources import hub
+from slipway.sizes import format_size
+from slipway.sources import addresses
 from slipway.sources.origins import Origin
 
 if TYPE_CHECKING:
     from slipway.sources.mirror import Mirror
+
 
 _Origin = TypeVar("_Origin", bound=Origin)
 
@@ -59,8 +63,8 @@ class SourceFolders:
             ArtifactError: ``SOURCE_NOT_FOUND``, ``ARTIFACT_NOT_FOUND``, and errors of the store.
             CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
         """
-        if source.startswith(hub.SCHEME):
-            return hub.hub_folder(source)
+        if source.startswith(addresses.HUB):
+            return addresses.hub_folder(source)
         if source.startswith(SCHEME):
             return self._bucket(source)
         if source.startswith("sha256:"):
@@ -115,7 +119,7 @@ class SourceFolders:
     def _bucket(self, url: str) -> Path:
         require("s3", what=f"reading {url}")
         from slipway.artifacts.s3.client import S3Bucket
-        from slipway.sources.bucket_origin import BucketOrigin
+        from slipway.sources.mirror import BucketOrigin
 
         name, prefix = parse_s3_url(url)
         # The folder's path ends like the address, because a run is named after its folder.
@@ -149,3 +153,44 @@ class SourceFolders:
         folder = self._scratch / uuid.uuid4().hex[:8]
         folder.mkdir()
         return folder
+
+
+def store_files(
+    sources: Mapping[str, Mapping[str, Path]],
+    folders: SourceFolders,
+    store: Artifacts,
+    *,
+    on_bytes: Callable[[str, int, int], None],
+) -> dict[str, str]:
+    """Put files into the store; return the digests of the sources by name.
+
+    Args:
+        sources: Files by source and path inside the artifact.
+        folders: The folders that found them.
+        store: The store.
+        on_bytes: Called with a source's name, the bytes read so far and its size.
+    """
+    digests = {}
+    for name, files in sources.items():
+        total = sum(path.stat().st_size for path in files.values())
+        digests[name] = folders.put(files, store, on_bytes=add_up(partial(on_bytes, name), total))
+    return digests
+
+
+def describe_reading(name: str, done: int, total: int) -> str:
+    """Describe the progress of storing a source, for people."""
+    return f"reading {name}: {done / max(total, 1):.0%} of {format_size(total)}"
+
+
+def add_up(report: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """Return a function that adds up byte counts and reports the sum of ``total``. Several threads may call it."""
+    lock, done = threading.Lock(), 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        with lock:
+            done += count
+            now = done
+        report(min(now, total), total)
+
+    return add

@@ -16,8 +16,8 @@ from typing import Any, Self
 from slipway.artifacts.digests import is_digest
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError, CheckpointValidationError, ModelExportError
-from slipway.folders.disk_full import is_disk_full
-from slipway.sources.hub import SCHEME, WANTED, not_found_error, parse_hub_url
+from slipway.machine.shortages import is_disk_full
+from slipway.sources.addresses import HUB, WANTED, not_found_error, parse_hub_url
 from slipway.sources.origins import OnWait, OriginFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -61,8 +61,8 @@ class HubOrigin:
         self.commit = str(info.sha or "")
         if not _COMMIT.fullmatch(self.commit):
             raise _not_found_error(url, "the hub names no commit of it")
-        self.pinned = f"{SCHEME}{self.repository}@{self.commit}"
-        self.service = endpoint or SCHEME
+        self.pinned = f"{HUB}{self.repository}@{self.commit}"
+        self.service = endpoint or HUB
         self.where = self.pinned if self._endpoint is None else f"{self.pinned} at {self._endpoint}"
 
     def during(self, on_wait: OnWait) -> Self:

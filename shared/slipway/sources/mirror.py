@@ -1,4 +1,4 @@
-"""Mirror an origin as a local folder in which every file has its name and size, but only descriptions have content.
+"""A bucket's files as an origin, and the mirror of any origin: a folder in which only descriptions have content.
 
 Configurations, trainer states, indexes and safetensors headers are read. All other content is a hole of the right size, so a run
 with a hundred checkpoints is listed and checked in seconds, by the code that checks folders.
@@ -6,17 +6,21 @@ with a hundred checkpoints is listed and checked in seconds, by the code that ch
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 from slipway.artifacts import ActionResult, Artifacts
 from slipway.artifacts.blobs import Blobs
 from slipway.artifacts.files import in_threads
 from slipway.artifacts.manifest import Manifest, ManifestFile, check_path, media_type
-from slipway.artifacts.s3.transfer import workers
+from slipway.artifacts.s3.client import S3Bucket
+from slipway.artifacts.s3.transfer import download, workers
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 from slipway.sources.origins import OnWait, Origin, OriginFile
@@ -206,3 +210,36 @@ def _check_same(origin: Origin, file: OriginFile) -> None:
             remedy="try again once no program writes there any more",
             about={"source": url},
         )
+
+
+class BucketOrigin:
+    """The files below a prefix of a bucket."""
+
+    def __init__(self, bucket: S3Bucket) -> None:
+        self._bucket = bucket
+        self.url = self.pinned = bucket.url
+        self.where = self.service = bucket.where
+
+    def during(self, on_wait: OnWait) -> Self:
+        """As :meth:`~slipway.sources.origins.Origin.during`."""
+        watched = copy.copy(self)
+        watched._bucket = self._bucket.during(on_wait)
+        return watched
+
+    def listing(self, *, most: int) -> list[OriginFile]:
+        """As :meth:`~slipway.sources.origins.Origin.listing`; placeholders of folders are left out."""
+        entries = [entry for entry in self._bucket.listing(most=most + 1) if not entry.key.endswith("/")]
+        return [OriginFile(entry.key, entry.size_bytes, entry.etag) for entry in entries]
+
+    def read(self, file: OriginFile, offset: int, length: int) -> bytes:
+        """As :meth:`~slipway.sources.origins.Origin.read`."""
+        return self._bucket.get_range(file.key, offset, length)
+
+    def download(self, file: OriginFile, target: Path, *, pool: ThreadPoolExecutor, on_bytes: OnBytes) -> str:
+        """As :meth:`~slipway.sources.origins.Origin.download`, several parts at the same time."""
+        return download(self._bucket, file.key, file.size_bytes, target, pool=pool, on_bytes=on_bytes)
+
+    def still_has(self, file: OriginFile) -> bool:
+        """As :meth:`~slipway.sources.origins.Origin.still_has`, by its entity tag."""
+        current = self._bucket.find(file.key)
+        return current is not None and (current.etag, current.size_bytes) == (file.version, file.size_bytes)

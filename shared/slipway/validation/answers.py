@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipway.validation.values import Value
+from slipway.validation.verdicts import Value
 
 
 class LongContinuation(Value):

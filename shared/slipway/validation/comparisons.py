@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from slipway.validation.values import Value
-from slipway.validation.verdicts import Question
+from slipway.validation.verdicts import Question, Value
 
 
 class Check(Value):

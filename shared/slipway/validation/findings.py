@@ -21,12 +21,10 @@ from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
 from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
-from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine, Machine, Memory, Speed
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
-from slipway.validation.values import Value
-from slipway.validation.verdicts import Verdict
+from slipway.validation.verdicts import Limits, Value, Verdict
 
 FILE_NAME = "validation.json"
 

@@ -1,9 +1,16 @@
-"""The inputs of a validation beside the outputs that it judges: their names, the file of the user's test inputs, and their sound files."""
+"""The inputs of a validation beside the outputs: their names, and the user's test inputs with their sound files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
+
+from slipway.errors import ConfigurationError
+from slipway.files.json_documents import LARGEST_LIST, parse_json
+from slipway.files.paths import file_in
+from slipway.files.regular_file import read_regular
+from slipway.texts import quoted
 
 ADAPTER = "adapter"
 """Name of the adapter that was trained."""
@@ -49,3 +56,79 @@ def is_sound_name(name: object) -> bool:
         return False
     path = PurePosixPath(name)
     return path.suffix.lower() == SOUND_ENDING and not path.is_absolute() and ".." not in path.parts
+
+
+KEY = "validation.test_input_samples"
+
+
+def find_test_inputs(path: Path) -> Path:
+    """Return the file of test inputs.
+
+    Args:
+        path: The file, or a folder that has one such file.
+
+    Raises:
+        ConfigurationError: There is none, there are several, or it is too large.
+    """
+    files = [path] if path.is_file() else files_of_test_inputs(path)
+    if len(files) != 1 or files[0].suffix not in ENDINGS:
+        names = quoted([each.name for each in files]) if path.is_dir() and files else "none"
+        raise _unusable_error(
+            f"{path} is not a file of the kinds {', '.join(ENDINGS)}, nor a folder with one of them: it has {names}"
+        )
+    if files[0].stat().st_size > LARGEST:
+        raise _unusable_error(f"{files[0]} has {files[0].stat().st_size} bytes, {LARGEST} are allowed")
+    return files[0]
+
+
+def find_sounds(file: Path, *, here: bool) -> tuple[Path, ...]:
+    """Return the sound files that the records of a file name, below its folder.
+
+    Args:
+        file: The file of test inputs.
+        here: False if its content is not here, as with an import: all sounds below its folder are returned.
+
+    Raises:
+        ConfigurationError: A name leads out of the folder or is that of no sound, or the file is missing or too large.
+        ArtifactError: ``ARTIFACT_INVALID``: a link leads out of the folder.
+    """
+    folder = file.parent
+    if not here:
+        return tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() == SOUND_ENDING))
+    names = sorted({record[AUDIO] for record in _records(file) if isinstance(record.get(AUDIO), str)})
+    for name in names:
+        if not is_sound_name(name):
+            raise _unusable_error(
+                f"{quoted(name)} is not a {SOUND_ENDING} file below the folder of {file.name}",
+                "put sounds beside that file, and name them relative to it",
+            )
+        sound = file_in(folder, name)
+        size = sound.stat().st_size if sound is not None else 0
+        if not 0 < size <= LARGEST_SOUND:
+            what = "does not exist" if sound is None else f"has {size} bytes, 1 to {LARGEST_SOUND} are allowed"
+            raise _unusable_error(
+                f"the sound {quoted(name)} {what}", "name sounds relative to the file, each of at most 30 s"
+            )
+    return tuple(folder / name for name in names)
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file; skip anything else, which the validation reports."""
+    if file.suffix == ".txt":
+        return
+    try:
+        data = read_regular(file, largest=LARGEST)
+    except OSError as error:
+        raise _unusable_error(f"{file} cannot be read: {error}") from error
+    if f'"{AUDIO}"'.encode() not in data:
+        return
+    for part in [data] if file.suffix == ".json" else data.splitlines():
+        try:
+            value = parse_json(part, most_values=LARGEST_LIST // 16)
+        except ValueError:
+            continue
+        yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict))
+
+
+def _unusable_error(what: str, remedy: str = "name such a file, or leave the setting out") -> ConfigurationError:
+    return ConfigurationError(f"{KEY}: {what}", remedy=remedy, about={"key": KEY})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import computed_field
 
-from slipway.counts import counted
 from slipway.sizes import format_size
-from slipway.validation.values import Value
+from slipway.texts import counted
+from slipway.validation.verdicts import Value
 
 MIN_STABLE_ROUNDS = 3
 MAX_STABLE_SPREAD = 0.3

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from slipway.validation.values import Value
+from slipway.validation.verdicts import Value
 
 _MOST_DROWNED = 256
 _ROUNDING_TIMES = 1.5

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from slipway.validation.values import Value
+from slipway.validation.verdicts import Value
 
 _TOOL = {
     "type": "function",

@@ -12,10 +12,9 @@ from slipway.errors import Failure, ServiceError, StageError
 from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.observability import metrics
 from slipway.observability.telemetry import span
-from slipway.planning.attempt_keys import AttemptKey
-from slipway.rpc.stage_messages import call_of, log_line, progress_message
-from slipway.rpc.statuses import status_of
-from slipway.rpc.structs import struct_of
+from slipway.planning.references import AttemptKey
+from slipway.rpc.messages import call_of, log_line, progress_message
+from slipway.rpc.values import status_of, struct_of
 from slipway.stage import MOST_FACTS_BYTES, Progress, cut_lists
 from slipway_protos.v1 import export_pb2, worker_pb2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from slipway.errors import ConfigurationError
 from slipway.execution.pressure import is_nearly_full
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
-from slipway.machine.gpu import first_gpu
+from slipway.machine.processors import first_gpu
 from slipway.registry import load_stage
 from slipway.sizes import format_size
 from slipway_protos.v1 import worker_pb2

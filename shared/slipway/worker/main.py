@@ -17,11 +17,10 @@ from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.registry import IMPORT, load_stage, stage_names
 from slipway.rpc.serving import add_health_and_reflection
-from slipway.security.flags import with_flags
 from slipway.security.server import worker_security
-from slipway.service_flags import run_service
+from slipway.service_flags import run_service, with_flags
 from slipway.settings import Settings
-from slipway.sources.allowed import Allowed
+from slipway.sources.addresses import Allowed
 from slipway.worker.machine import probe
 from slipway.worker.pull import Worker, WorkerOptions
 from slipway.worker.service import StageService

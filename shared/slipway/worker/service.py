@@ -11,10 +11,9 @@ from google.protobuf import struct_pb2
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.execution.runner import TaskResult
 from slipway.registry import IMPORT, load_stage
+from slipway.rpc.messages import call_of, log_line, progress_message
 from slipway.rpc.serving import Context, stream, unary
-from slipway.rpc.stage_messages import call_of, log_line, progress_message
-from slipway.rpc.statuses import status_of
-from slipway.rpc.structs import struct_of
+from slipway.rpc.values import status_of, struct_of
 from slipway.stage import Progress
 from slipway.stage_call import StageCall
 from slipway.worker.leased import output_message

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipway.configuration import parse
-from slipway.rpc.statuses import failure_of_status
-from slipway.rpc.structs import dict_of
+from slipway.rpc.values import dict_of, failure_of_status
 from slipway_protos.v1 import export_pb2
 from support.cluster.cluster import Cluster
 from support.coordinators.harness import state, wait_for

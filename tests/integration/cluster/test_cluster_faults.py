@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import failure_of_status
 from slipway_protos.v1 import export_pb2
 from support.cluster.audit import audit
 from support.cluster.cluster import Cluster, Member

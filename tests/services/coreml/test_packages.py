@@ -104,8 +104,8 @@ def wide(folder: Path) -> Path:
 
 
 def traced(source: Path) -> tuple[Any, Any]:
-    from slipway.model.pytorch.static_cache import StaticDecoder
     from slipway.model.pytorch.text_model import open_text_model
+    from slipway.model.pytorch.traced_forms import StaticDecoder
     from slipway_coreml.conversion import trace, use_core_attention
 
     opened = open_text_model(source, lambda _: "", title="Core ML", error=CoreMLExportError)
@@ -184,7 +184,7 @@ def test_another_interface_is_found_by_name(tmp_path: Path, export: Export) -> N
 
 
 def test_a_program_that_computes_something_else_is_found(tmp_path: Path) -> None:
-    from slipway_coreml.proof import check_program
+    from slipway_coreml.export import check_program
 
     program, opened = traced(make_row(row_named("Qwen3"), tmp_path / "source"))
     assert check_program(program, opened, length=24, call_length=8) < 1e-5

@@ -8,7 +8,7 @@ from torch.nn.functional import gelu
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
-from slipway_executorch.loading import check_gelus, replace_layers
+from slipway_executorch.lowering import check_gelus, replace_layers
 
 
 class Hidden(torch.nn.Module):

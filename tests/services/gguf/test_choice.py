@@ -17,7 +17,7 @@ from slipway.model.decoders.decoder import decoder_of
 from slipway.planning.plan import plan
 from slipway_gguf.architectures import architecture_of, refusal_reason
 from slipway_gguf.format import GGUFConfiguration
-from slipway_gguf.parameters import VALUES, rope_of
+from slipway_gguf.metadata import VALUES, rope_of
 from slipway_gguf.params import LEVELS, GGUFParams
 from slipway_gguf.weights.ggml import library
 from slipway_gguf.weights.mixture import Sizes, stored_kind

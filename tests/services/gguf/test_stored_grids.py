@@ -10,8 +10,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from slipway_gguf.diagnosis import _MULTIPLES
 from slipway_gguf.runtime.stored import _CODES, _Quantized
-from slipway_gguf.weights.checks import _MULTIPLES
 from slipway_gguf.weights.ggml import quantize
 
 pytestmark = pytest.mark.own_process

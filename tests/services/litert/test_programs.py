@@ -93,14 +93,14 @@ def test_a_program_that_computes_something_else_is_refused(
 ) -> None:
     """Attention that forgets its scale, which no shape shows."""
     pytest.importorskip("litert_torch", reason="the extra litert is not installed")
-    from slipway_litert import loading
+    from slipway_litert import modules
 
-    attend = loading.attend
+    attend = modules.attend
 
     def forgetful(*given: Any, **others: Any) -> Any:
         return attend(*given, **{**others, "scaling": 1.0})
 
-    monkeypatch.setattr(loading, "attend", forgetful)
+    monkeypatch.setattr(modules, "attend", forgetful)
     with pytest.raises(LiteRtExportError, match="not what PyTorch computes: results of a text of") as caught:
         export(save_tiny(tmp_path / "source"), max_length=8)
     assert caught.value.reason == "EXPORT_PARITY_FAILED"

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from slipway.errors import ModelExportError
-from slipway.model.activations.contract import CONTRACT, CONTRACT_PAGE, read_contract
-from slipway.model.activations.request import KINDS, Activation
+from slipway.model.activations import CONTRACT, CONTRACT_PAGE, KINDS, Activation, read_contract
 from slipway.stage import Context
 from support.models.family_models import CASES, make_family_model
 from support.models.onnx_models import Exported

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.model.activations.contract import CONTRACT, CONTRACT_PAGE, read_contract
-from slipway.model.activations.request import KINDS
+from slipway.model.activations import CONTRACT, CONTRACT_PAGE, KINDS, read_contract
 from slipway.stage import Context
 from slipway_onnx_export.inspection.trial import read_graph, run_once
 from support.models.family_models import CASES, make_family_model

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.checks.folder import CHECKS, check_folder
 from slipway_onnx_export.checks.written import WrittenFolder
-from slipway_onnx_export.components import untraced_decoder
+from slipway_onnx_export.forms.components import untraced_decoder
 from support.models.onnx_models import Exported
 
 FILE = "model.onnx"

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from slipway.errors import ModelExportError, ONNXExportError
-from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines import choose_engine, dynamo, legacy
 from slipway_onnx_export.engines.failures import translate_capture_error, translate_tracer_error
+from slipway_onnx_export.forms.components import components_of
 from slipway_onnx_export.loading.weightless import build_weightless
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS, translate_ort_errors
@@ -135,8 +135,8 @@ def test_a_lack_of_memory_is_no_fault_of_an_engine(
 def test_a_lack_of_memory_while_a_graph_is_built_is_no_fault_of_the_engine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from slipway_onnx_export.engine_graph import GraphRequest
     from slipway_onnx_export.engines import mobius
+    from slipway_onnx_export.interface import GraphRequest
 
     def lack(_source: Any, _request: Any) -> Any:
         raise RuntimeError(_LACK)

@@ -85,7 +85,7 @@ def test_decoders_in_layers(tmp_path: Path, export: Callable[..., Exported], nam
 def test_layers_that_differ_in_weights_alone_are_traced_once(tmp_path: Path) -> None:
     import transformers
 
-    from slipway_onnx_export.components import components_of
+    from slipway_onnx_export.forms.components import components_of
     from slipway_onnx_export.layered.blocks import split
     from slipway_onnx_export.loading.weightless import build_weightless
     from slipway_onnx_export.source import open_source

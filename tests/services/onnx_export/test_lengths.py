@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from slipway.errors import ModelExportError, ONNXExportError, TracerWarningError
 from slipway_onnx_export.engines import legacy
-from slipway_onnx_export.forms.shapes import room_of
+from slipway_onnx_export.interface import room_of
 from slipway_onnx_export.loading import weightless
 from slipway_onnx_export.parity.lengths import lengths_of, room_beyond
 from slipway_onnx_export.source import open_source

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from slipway.stage import Context
-from slipway_onnx_export.packaging import optimum, transformers_js, triton
+from slipway_onnx_export.packaging import optimum, packages, transformers_js
 from slipway_onnx_export.packaging.packages import write_packages
 from support.models.family_models import make_family_model
 from support.models.onnx_models import Exported
@@ -152,7 +152,7 @@ def test_a_fault_of_a_first_decoder_is_found(pair: Path, tmp_path: Path, monkeyp
 
 def test_weights_at_other_places_are_found(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes of the copy are those of the folder's graph."""
-    save = triton.save_copy
+    save = packages.save_copy
 
     def save_others(model: ir.Model, target: Path, *, own: str) -> int:
         alike: dict[tuple[int, ...], ir.Value] = {}
@@ -165,7 +165,7 @@ def test_weights_at_other_places_are_found(pair: Path, tmp_path: Path, monkeypat
                 first.const_value, value.const_value = value.const_value, first.const_value
         return save(model, target, own=own)
 
-    monkeypatch.setattr(triton, "save_copy", save_others)
+    monkeypatch.setattr(packages, "save_copy", save_others)
     assert again(pair, tmp_path)["packages"]["triton"].startswith("not packaged: check 'parity': ")
 
 

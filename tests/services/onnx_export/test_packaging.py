@@ -17,8 +17,7 @@ import yaml
 
 from slipway.stage import Context
 from slipway_onnx_export.packaging.graphs import Interface
-from slipway_onnx_export.packaging.packages import complete_level, write_packages
-from slipway_onnx_export.packaging.triton import triton_config
+from slipway_onnx_export.packaging.packages import complete_level, triton_config, write_packages
 from support.commands.transformers_js import run_example, run_node
 from support.models.family_models import make_family_model
 from support.models.genai_runs import genai_continuations

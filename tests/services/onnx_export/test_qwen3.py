@@ -24,8 +24,8 @@ def test_norms_of_queries_and_keys_are_in_the_graph_and_compared(
 ) -> None:
     import torch
 
-    from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
     from slipway_onnx_export.engines import mobius
+    from slipway_onnx_export.interface import EngineGraph, GraphRequest
     from slipway_onnx_export.source import ModelSource
 
     graph = export(family("qwen3-tied")).onnx.graph

@@ -16,8 +16,8 @@ import transformers
 from slipway.errors import ModelExportError, ONNXExportError, TracerWarningError, UnorderedMapError
 from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
-from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines.failures import translate_capture_error, translate_tracer_error
+from slipway_onnx_export.forms.components import components_of
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.source import open_source

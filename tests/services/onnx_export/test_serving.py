@@ -22,7 +22,7 @@ from slipway.stage import Context
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
-from slipway_onnx_export.serving.projections import Columns
+from slipway_onnx_export.serving.variant import Columns
 from slipway_onnx_export.source import open_source
 from slipway_validate.runner.onnx_graphs.load import load
 from support.models.onnx_models import Exported

@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines import ENGINES, Engine
+from slipway_onnx_export.interface import EngineGraph, GraphRequest
 from slipway_onnx_export.source import ModelSource
 from support.models.onnx_models import Exported
 from support.models.table_models import ROWS, make_row

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slipway.errors import ONNXExportError
-from slipway.model.config.lengths import window_of
+from slipway.model.limits import window_of
 from slipway_onnx_export.engines import legacy
 from slipway_onnx_export.parity import lengths
 from slipway_onnx_export.source import open_source

@@ -9,7 +9,7 @@ import pytest
 
 from slipway.errors import OpenVinoExportError
 from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
-from slipway_openvino.graphs.interface import text_interface
+from slipway_openvino.graphs.state import text_interface
 from slipway_openvino.library import error_summary, ops, ov
 from slipway_openvino.params import MODEL
 from slipway_openvino.runtime import EXACT, ROUNDED, _Graph

@@ -11,8 +11,8 @@ from onnx import helper
 
 pytest.importorskip("slipway_openvino.library", reason="openvino is not installed", exc_type=ImportError)
 
-from slipway_openvino.graphs.integers import sign_integers
 from slipway_openvino.graphs.lookups import readable_graph
+from slipway_openvino.graphs.passes import sign_integers
 from slipway_openvino.library import ov
 from support.models.openvino_models import held_types, save_graph, tied_graph
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from slipway.proof.stored_weights import NotUnderstoodError
-from slipway_openvino.graphs.integers import sign_integers
 from slipway_openvino.graphs.lookups import readable_graph
+from slipway_openvino.graphs.passes import sign_integers
 from slipway_openvino.library import ops, ov
-from slipway_openvino.stored import description
+from slipway_openvino.stored import values as description
 from slipway_openvino.stored.weights import stored
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from support.models.judged_families import make

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.mixed.choice import importance_by_place
-from slipway_quantize.mixed.knapsack import Option, choose, smallest
+from slipway_quantize.grid.mixed import Option, choose, importance_by_place, smallest
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import weight_bytes
 from slipway_quantize.stage import STAGE

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import pytest
 
 from slipway.errors import ModelExportError, QuantizationError
-from slipway.model.graphs import inline
+from slipway.model.graphs import weights
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
@@ -363,7 +363,7 @@ def test_a_level_of_one_file_computes_the_same(quantize: Quantize, tiny_onnx: Pa
 def test_a_level_too_large_for_one_file_says_so(
     quantize: Quantize, tiny_onnx: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inline, "MOST_INLINE_BYTES", 1000)  # instead of a model of 2 GB
+    monkeypatch.setattr(weights, "MOST_INLINE_BYTES", 1000)  # instead of a model of 2 GB
     with pytest.raises(QuantizationError, match="and a graph can hold 1") as caught:
         quantize(tiny_onnx, format="onnx", level="int4", external_data=False)
     assert (caught.value.reason, caught.value.remedy) == ("ONNX_TOO_LARGE", "set external_data to true")

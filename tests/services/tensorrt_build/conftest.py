@@ -17,8 +17,8 @@ from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
+from slipway_tensorrt_build.kept import Skeleton, mark_refittable, skeleton_of
 from slipway_tensorrt_build.params import TensorRTBuildParams
-from slipway_tensorrt_build.refitting import Skeleton, mark_refittable, skeleton_of
 from slipway_tensorrt_build.stage import STAGE
 from support.models.calibrated_models import write_data
 from support.models.family_models import make_family_model

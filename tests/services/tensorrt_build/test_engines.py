@@ -15,7 +15,7 @@ import pytest
 
 from slipway.errors import FormatExportError, ModelExportError, StageError
 from slipway.stage import Context, Progress
-from slipway_tensorrt_build.callbacks import make_logger
+from slipway_tensorrt_build.build import make_logger
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
 from support.models.engine_plans import assert_same_plan

@@ -15,7 +15,7 @@ from slipway.configuration.loading import parse
 from slipway.errors import ConfigurationError, ModelExportError, TensorRTBuildError
 from slipway.planning.plan import plan
 from slipway.stage import Context
-from slipway_quantize.graphs.widening import widen
+from slipway_quantize.graphs.precision import widen
 from slipway_tensorrt_build.params import LEVELS
 from support.models.engine_plans import weights_of
 from support.models.onnx_models import save_model

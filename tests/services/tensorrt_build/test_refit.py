@@ -19,8 +19,8 @@ from slipway.planning.plan import plan
 from slipway.stage import Context
 from slipway_tensorrt_build.builders import Choice, Gpu, Machine, choose
 from slipway_tensorrt_build.format import builders
+from slipway_tensorrt_build.kept import Refittable, Skeleton, difference, skeleton_of
 from slipway_tensorrt_build.params import TensorRTBuildParams
-from slipway_tensorrt_build.refitting import Refittable, Skeleton, difference, skeleton_of
 from support.models.quantize_models import save_tiny
 
 from .conftest import assert_every_weight_is_known, exported

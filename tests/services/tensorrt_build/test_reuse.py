@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from slipway.artifacts import LocalStore
-from slipway.artifacts.actions import action_key
+from slipway.artifacts.store import action_key
 from slipway.execution.runner import TaskRunner
 from slipway.stage import Context
 from slipway.stage_call import StageCall
 from slipway_tensorrt_build.builders import Choice, Gpu
+from slipway_tensorrt_build.kept import Timings
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
-from slipway_tensorrt_build.timings import Timings
 
 ADA, HOPPER = Gpu("NVIDIA L4", "sm89"), Gpu("NVIDIA H100 80GB HBM3", "sm90")
 

@@ -8,10 +8,11 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
-from slipway.estimates import ModelSize
 from slipway.formats.registry import load_format
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
+from slipway.sizes import ModelSize
+from slipway_tensorrt_llm.params import TensorRTLLMParams
 from slipway_tensorrt_llm.stage import output_bytes
 from support.models.tensorrt_llm_models import save_model, write_checkpoint
 
@@ -50,7 +51,7 @@ def test_an_estimate_is_from_above(tp: int, tmp_path: Path) -> None:
     weights, largest = sum(each.numel() for each in model.parameters()), model.get_input_embeddings().weight.numel()
     size = ModelSize(weights, 4 * weights, largest, 4 * largest, 20_000)
     found = sum(path.stat().st_size for path in folder.iterdir())
-    assert found < output_bytes({"tp": tp}, size) < 3 * found
+    assert found < output_bytes(TensorRTLLMParams(tp=tp), size) < 3 * found
 
 
 def test_validation_is_told_why_it_cannot_run_a_checkpoint(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelExportError, TensorRTLLMExportError
 from slipway.model.configuration import ModelConfig
-from slipway_tensorrt_llm.models.fields import checkpoint_fields
+from slipway_tensorrt_llm.export import checkpoint_fields
 from slipway_tensorrt_llm.models.model import model_of, refusal_reason
 from slipway_tensorrt_llm.models.table import ARCHITECTURES
 from slipway_tensorrt_llm.params import TensorRTLLMParams

@@ -125,10 +125,10 @@ def test_a_trace_is_proven_only_of_branches_on_sizes() -> None:
 
 def test_a_call_after_exactly_one_token_is_compared() -> None:
     """The condition of the capture that the past is not one token is dropped, because kernels bring the same one."""
-    from slipway.proof.cases import cases, sample
+    from slipway.proof.comparison import cases, sample
     from slipway_torchscript.capture import capture_module
+    from slipway_torchscript.export import compare, expect
     from slipway_torchscript.interface import Interface
-    from slipway_torchscript.parity import compare, expect
 
     names = ("input_ids", "attention_mask", "position_ids", "past"), ("logits", "present")
     interface = Interface(OnOneBefore(), *names, ((1, 4),), frozenset({"logits"}), False, 9, 0, torch.float32)
@@ -162,8 +162,8 @@ def test_only_conditions_on_the_sizes_of_inputs_are_dropped() -> None:
     ids=("fewer outputs", "more layers", "longer cache", "fewer axes", "no cache", "one tensor"),
 )
 def test_results_of_another_form_differ_by_name(results: Any) -> None:
-    from slipway.proof.cases import Case
-    from slipway_torchscript.parity import Expected, compare
+    from slipway.proof.comparison import Case
+    from slipway_torchscript.export import Expected, compare
 
     feeds = (torch.zeros(1, 1), torch.ones(1, 1))
     wanted = {"logits": torch.zeros(1, 1, 9), "present": [torch.zeros(1, 1, 1, 4)]}

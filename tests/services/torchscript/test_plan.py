@@ -8,7 +8,7 @@ from slipway.configuration import parse
 from slipway.errors import ConfigurationError
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
-from slipway.proof.cases import cases, first_unproven_length
+from slipway.proof.comparison import cases, first_unproven_length
 from slipway.registry import load_stage
 from slipway_torchscript.params import refusal_reason
 from support.models.table_models import ROWS

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from slipway.proof.numerics import Logits
-from slipway.proof.runtime import Bounds, Past, Step
-from slipway.proof.samples import Samples
+from slipway.proof.runtime import Bounds, Past, Samples, Step
 from slipway.validation.speed import Engine
 from slipway_validate.params import EVIDENCE
 from slipway_validate.runner.generation.generating import continue_greedily

@@ -26,7 +26,7 @@ from slipway_validate.protocol.messages import Spec, TokenizeSpec
 from slipway_validate.runner.main import execute
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine, deserialise
 from slipway_validate.runner.sampling.audio import make_features
-from slipway_validate.runner.sampling.windows import cut, load_tokenizer
+from slipway_validate.runner.sampling.making import cut, load_tokenizer
 from support.models.tiny_models import describe_a_layer_more, make_base
 from support.models.validation_models import TEXT, Models
 

@@ -11,19 +11,19 @@ from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway.validation.verdicts import Answer, kept_share
 from slipway_validate.judging import explain, survival
-from slipway_validate.judging.fit import fit_verdict, name_alternatives
-from slipway_validate.judging.judge import Judge, Rule
-from slipway_validate.judging.limits import (
+from slipway_validate.judging.distances import (
     FLOOR,
     LIMITS,
     LimitOverrides,
     absolute_limit,
+    choose_measure,
     coarser,
     level_of,
     limits_by_level,
     times_allowed,
 )
-from slipway_validate.judging.measures import choose_measure
+from slipway_validate.judging.fit import fit_verdict, name_alternatives
+from slipway_validate.judging.judge import Judge, Rule
 
 NEXT_TOKEN = choose_measure(Comparison.NEXT_TOKEN, width=100)
 EFFECT = 1.66

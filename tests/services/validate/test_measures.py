@@ -7,8 +7,8 @@ import pytest
 
 from slipway.model.families import Comparison
 from slipway.proof.numerics import LogitComparer, adapter_strength
-from slipway_validate.judging.measures import VectorComparer, choose_measure, distance_of
-from slipway_validate.judging.one_pass import OtherModels, compare_together
+from slipway_validate.judging.compare import OtherModels, compare_together
+from slipway_validate.judging.distances import VectorComparer, choose_measure, distance_of
 from slipway_validate.runner.collect import NOWHERE, join_rows
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipway.proof.stored_weights import Coded, StoredWeight
-from slipway.validation.limit_overrides import LimitOverrides
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
+from slipway.validation.verdicts import LimitOverrides
 from slipway_validate.judging import survival
-from slipway_validate.judging.limits import LIMITS, limits_by_level
+from slipway_validate.judging.distances import LIMITS, limits_by_level
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.stored_weights import survival_spec
 from support.models.stored_survival import said, survival_of

@@ -19,13 +19,13 @@ import psutil
 import pytest
 
 from slipway.errors import ModelExportError
-from slipway.proof.samples import Samples
+from slipway.proof.runtime import Samples
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, ValidationReport
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunSpec, Spec
-from slipway_validate.speed.stopwatch import Stopwatch
+from slipway_validate.speed import Stopwatch
 from slipway_validate.stage import STAGE
 from support.coordinators.harness import wait_for
 from support.models.validation_models import Models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipway.stage import Context
 from slipway.validation.speed import Ratio, Speed
-from slipway_validate.speed.slower import note_slower
+from slipway_validate.speed import note_slower
 from support.commands.report_parts import output, validation
 
 

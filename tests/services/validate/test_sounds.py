@@ -16,20 +16,18 @@ import torch
 from transformers import AutoTokenizer, WhisperFeatureExtractor
 
 from slipway.errors import ConfigurationError, ModelExportError, ValidationError
-from slipway.export_sources.test_inputs import find_sounds
 from slipway.model.families import SPEECH
 from slipway.proof.runtime import UnusableInput
 from slipway.stage import Context
 from slipway.validation.answers import Score
 from slipway.validation.findings import ValidationReport
-from slipway.validation.inputs import LARGEST_SOUND
+from slipway.validation.inputs import LARGEST_SOUND, find_sounds
 from slipway_validate.answers import scores
 from slipway_validate.answers.records import read_records, write_records
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInputs, TokenizeSpec
 from slipway_validate.reference.stage import STAGE as REFERENCE
-from slipway_validate.runner.encoding.records import encode_inputs
-from slipway_validate.runner.encoding.sounds import UnusableSoundError, read_sound
+from slipway_validate.runner.sampling.encoding import UnusableSoundError, encode_inputs, read_sound
 from slipway_validate.stage import STAGE
 from support.models.family_models import CASES, make_family_adapter, make_family_model
 from support.models.tiny_models import save_tokenizer

@@ -14,7 +14,7 @@ from slipway.proof.transformers_runtime import load
 from slipway.registry import load_stage
 from slipway.stage import Context
 from slipway_validate.judging import survival
-from slipway_validate.judging.limits import LIMITS
+from slipway_validate.judging.distances import LIMITS
 from slipway_validate.runner.survival import measuring
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from support.models import judged_families

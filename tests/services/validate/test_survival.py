@@ -22,8 +22,8 @@ from slipway.stage import Context
 from slipway.validation.findings import OutputStatus
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.judging import survival
+from slipway_validate.judging.distances import LIMITS, level_of
 from slipway_validate.judging.evaluate import Evaluator
-from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.runner.survival.adapted import _build_without_values
 from support.models.compiler_variables import compiler_kept
 from support.models.judged_families import make

@@ -36,10 +36,10 @@ from slipway_validate.answers.records import (
     read_records,
     write_records,
 )
-from slipway_validate.judging.answers import Scorer
+from slipway_validate.answers.scores import Scorer
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, TextSpec, TokenizeSpec
-from slipway_validate.runner.encoding.records import encode_inputs
+from slipway_validate.runner.sampling.encoding import encode_inputs
 from slipway_validate.runner.texts import write_texts
 from slipway_validate.stage import STAGE
 from support.hostile.endless import GROWS, HALVES

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.proof.runtime import Bounds, Past, Step
-from slipway.proof.samples import Samples
+from slipway.proof.runtime import Bounds, Past, Samples, Step
 from slipway.stage import Context, Progress
 from slipway.validation.speed import Engine, Memory, Speed
+from slipway_validate import speed as stopwatch_module
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import Benchmark, Round, RunResult
 from slipway_validate.protocol.process import RunnerEnded
 from slipway_validate.runner.benchmark import WARM_UP_STEPS, time_round
-from slipway_validate.speed import stopwatch as stopwatch_module
-from slipway_validate.speed.stopwatch import (
+from slipway_validate.speed import (
     NO_REFERENCE,
     NO_ROOM,
     QUICK,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway_validate.runner.sampling.windows import load_tokenizer
+from slipway_validate.runner.sampling.making import load_tokenizer
 from support.commands.light_install import light_distributions
 
 

@@ -17,7 +17,7 @@ from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_validate.folders import runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
-from slipway_validate.judging.limits import COST_TIMES, FLOOR
+from slipway_validate.judging.distances import COST_TIMES, FLOOR
 from slipway_validate.judging.yardsticks import _passes, cost_pass, plan_yardsticks, read_measured, rounding_pass
 from slipway_validate.protocol.messages import pass_file
 from slipway_validate.reference.running import RUNTIME

@@ -8,15 +8,14 @@ from typing import get_args
 import pytest
 import yaml
 
-from slipway.advice.candidates import recommend, settings_for
-from slipway.advice.measured import read_measured
-from slipway.advice.subject import Subject
+from slipway.advice.candidates import Subject, recommend, settings_for
+from slipway.cli.inspection.recommendation import read_measured
 from slipway.configuration import load
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.estimates import ModelSize
 from slipway.formats.registry import formats
 from slipway.formats.targets import TARGETS, Fit, Target
 from slipway.model.configuration import ModelConfig
+from slipway.sizes import ModelSize
 from support.commands.cli import in_process
 from support.models.tiny_models import make_base
 

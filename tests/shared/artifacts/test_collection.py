@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from slipway.artifacts.collection import Collected, collect
-from slipway.artifacts.digests import digest_bytes
+from slipway.artifacts.digests import blob_name, digest_bytes
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import Manifest
-from slipway.artifacts.names import blob_name
 from slipway.errors import ArtifactError
 from support.commands.cli import Done, run_here, slipway
 
@@ -174,7 +173,7 @@ print(*collect(store, max_age_seconds=0, keep=in_use).artifacts, flush=True)
 
 def test_what_is_in_use_is_asked_while_nobody_can_store_or_reuse(home: Path, store: LocalStore, tmp_path: Path) -> None:
     """A collection that has asked what to keep, and a process that reuses an old result before the rest is removed."""
-    from slipway.artifacts.actions import ActionResult
+    from slipway.artifacts.store import ActionResult
 
     old, key = stored(store, "old"), "0" * 64
     store.record_action(key, ActionResult({"out": old}))
@@ -216,7 +215,7 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with an export that was interrupted after it had made something."""
     from slipway_coordinator.model.records import ExportRecord
     from slipway_coordinator.storage.database import Database
-    from slipway_coordinator.storage.database_address import SqliteState
+    from slipway_coordinator.storage.database_access import SqliteState
 
     home = tmp_path_factory.mktemp("unfinished") / "home"
     digest = stored(LocalStore(home / "store"), "finished")

@@ -12,10 +12,9 @@ import pytest
 
 from slipway.artifacts.blobs import LocalBlobs
 from slipway.artifacts.digests import digest_bytes
-from slipway.artifacts.files import folder_files, in_threads
+from slipway.artifacts.files import folder_files, in_threads, pull
 from slipway.artifacts.local import LocalStore
 from slipway.artifacts.manifest import ManifestFile
-from slipway.artifacts.pulling import pull
 from slipway.errors import ArtifactError, StageError
 from support.coordinators.artifact_places import Place
 

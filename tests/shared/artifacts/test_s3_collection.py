@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from slipway.artifacts import ActionResult
-from slipway.artifacts.digests import digest_bytes
-from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, blob_name, manifest_name
+from slipway.artifacts.digests import ACTIONS, BLOBS, MANIFESTS, blob_name, digest_bytes, manifest_name
 from slipway.artifacts.s3 import collection as s3_collection
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.collection import collect_bucket, expire_unfinished_uploads

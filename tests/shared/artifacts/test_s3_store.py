@@ -10,7 +10,7 @@ import pytest
 
 from slipway.artifacts import LocalStore
 from slipway.artifacts.cached import CachedStore
-from slipway.artifacts.names import action_name, manifest_name
+from slipway.artifacts.digests import action_name, manifest_name
 from slipway.artifacts.s3 import client, transfer
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.store import S3Store

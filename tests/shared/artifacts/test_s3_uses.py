@@ -10,7 +10,7 @@ import pytest
 
 from slipway.artifacts import LocalStore
 from slipway.artifacts.cached import CachedStore
-from slipway.artifacts.names import blob_name
+from slipway.artifacts.digests import blob_name
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.collection import collect_bucket
 from slipway.artifacts.s3.store import S3Store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.artifacts.names import BLOBS
+from slipway.artifacts.digests import BLOBS
 from support.commands.cli import Done, in_process
 
 

@@ -263,7 +263,7 @@ def test_doctor_says_what_runs_here_and_what_is_missing(capfd: pytest.CaptureFix
 
 def test_an_interrupted_command_promises_to_go_on_only_where_it_does(capfd: pytest.CaptureFixture[str]) -> None:
     from slipway.cli.boundary import outcome
-    from slipway.cli.output_options import OutputOptions
+    from slipway.cli.options import OutputOptions
 
     for command, goes_on in (("export", True), ("stage", False), ("push", False)):
 
@@ -277,7 +277,7 @@ def test_an_interrupted_command_promises_to_go_on_only_where_it_does(capfd: pyte
 
 def test_a_command_that_ends_as_a_cancelled_export_was_not_interrupted(capfd: pytest.CaptureFixture[str]) -> None:
     from slipway.cli.boundary import outcome
-    from slipway.cli.output_options import OutputOptions
+    from slipway.cli.options import OutputOptions
 
     def cancelled(asked: OutputOptions) -> None:
         asked.command, asked.as_json = "watch", True

@@ -14,8 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from slipway.errors import ModelExportError
-from slipway.model.activations.contract import CONTRACT, ActivationContract, ContractOutput, GraphContract
-from slipway.model.activations.inspection import GraphReport
+from slipway.model.activations import CONTRACT, ActivationContract, ContractOutput, GraphContract, GraphReport
 from support.commands.cli import in_process
 
 OUTPUT = ContractOutput(

@@ -17,8 +17,8 @@ from slipway.embedded.coordinator import Embedded
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.execution.failures import failure_of, failure_of_exit
 from slipway.settings import Settings
-from slipway_coordinator.storage.database_address import state_at
-from slipway_coordinator.storage.snapshots import read_exports
+from slipway_coordinator.storage.database_access import state_at
+from slipway_coordinator.storage.state_file import read_exports
 from support.commands.cli import SLIPWAY, Done, environment, run_here, slipway
 from support.coordinators.harness import DIGEST
 

@@ -13,13 +13,12 @@ import pytest
 from rich.console import Console
 
 from slipway.cli.progress.display import LineDisplay, LiveDisplay, Pace
-from slipway.cli.progress.lines import JsonLines, PlainLines
+from slipway.cli.progress.rendering import JsonLines, PlainLines, progress_table
 from slipway.cli.progress.rows import Overall, Rows
-from slipway.cli.progress.table import progress_table
 from slipway.cli.remote.view import print_export
 from slipway.errors import Failure
 from slipway.observability.logs import command_logs, json_handler, terminal_handler
-from slipway.rpc.statuses import status_of
+from slipway.rpc.values import status_of
 from slipway_protos.v1 import export_pb2 as pb
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from slipway.cli.progress.display import LineDisplay, StageReporter
-from slipway.cli.progress.lines import JsonLines
-from slipway.cli.stages.help import parameters, stage_help
+from slipway.cli.progress.rendering import JsonLines
+from slipway.cli.stages.commands import parameters, stage_help
 from slipway.errors import StageError
 from slipway.registry import load_stage, stage_names
 from support.commands.cli import in_process, slipway

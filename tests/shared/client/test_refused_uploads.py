@@ -13,7 +13,7 @@ import pytest
 from slipway.client import Client
 from slipway.errors import Failure
 from slipway.rpc.call_ends import STATUS_KEY, call_status
-from slipway.rpc.statuses import RETRY_AFTER
+from slipway.rpc.values import RETRY_AFTER
 from slipway_protos.v1 import artifact_pb2 as pb
 from slipway_protos.v1 import artifact_pb2_grpc
 

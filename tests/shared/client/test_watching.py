@@ -15,8 +15,7 @@ import pytest
 
 import slipway
 from slipway.client import AsyncClient, Client
-from slipway.client.calls import BlockingCalls
-from slipway.client.requests import Resumption
+from slipway.client.calls import BlockingCalls, Resumption
 from slipway.errors import ModelExportError, ServiceError
 from slipway_protos.v1 import export_pb2 as pb
 from support.coordinators.harness import CONFIGURATION, DIGEST, coordinator_process, wait_for

@@ -286,7 +286,7 @@ def test_the_model_and_the_message_have_the_same_fields() -> None:
 
 
 def test_a_configuration_survives_the_wire(canonical: Path) -> None:
-    from slipway.rpc.configuration_messages import configuration_message, configuration_of
+    from slipway.rpc.messages import configuration_message, configuration_of
 
     settings = ["formats.tensorrt.batch=1,2,4", "formats.onnx.quantization=none", "formats.tensorrt.targets=sm89"]
     configuration = loaded(canonical, *settings).configuration

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slipway.configuration import ENVIRONMENT, ExportConfiguration, load
 from slipway.configuration.schema import keys
 from slipway.errors import ConfigurationError
-from slipway.rpc.configuration_messages import configuration_message, configuration_of
+from slipway.rpc.messages import configuration_message, configuration_of
 from slipway.security.access.access_file import load_access
 from slipway.settings import Settings
 from slipway_coordinator.model.rules import load_rules

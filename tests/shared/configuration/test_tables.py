@@ -135,7 +135,7 @@ def test_limits_of_another_form_are_refused(canonical: Path, row: str) -> None:
 
 def test_the_levels_of_limits_are_the_stage_s() -> None:
     from slipway.levels import STORED_TYPES
-    from slipway_validate.judging.limits import LIMITS
+    from slipway_validate.judging.distances import LIMITS
 
     assert tuple(LIMITS) == STORED_TYPES
 

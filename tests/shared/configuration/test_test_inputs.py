@@ -13,10 +13,9 @@ from slipway.configuration import load, parse
 from slipway.configuration.values import LARGEST_TEST_INPUTS, MOST_TEST_INPUTS
 from slipway.errors import ConfigurationError
 from slipway.export_sources.naming import source_settings
-from slipway.export_sources.test_inputs import find_test_inputs
 from slipway.planning.plan import plan
-from slipway.rpc.configuration_messages import configuration_message, configuration_of
-from slipway.validation.inputs import LARGEST
+from slipway.rpc.messages import configuration_message, configuration_of
+from slipway.validation.inputs import LARGEST, find_test_inputs
 
 LIST = [{"prompt": "1 + 1 =", "expected": "2"}, {"text": "a", "label": 1, "score": 0.5, "tokens": ["a", "b"]}]
 

@@ -13,7 +13,7 @@ import pytest
 from slipway.configuration import ExportConfiguration
 from slipway.embedded.coordinator import Embedded
 from slipway.errors import ServiceError
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import failure_of_status
 from slipway.settings import Settings
 from support.coordinators.harness import DIGEST, state, wait_for
 from support.harness.unhurried import unhurried

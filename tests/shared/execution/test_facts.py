@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.execution.runner import TaskResult
-from slipway.rpc.structs import dict_of
+from slipway.rpc.values import dict_of
 from slipway.stage import MOST_FACTS_BYTES, Context
 from slipway.worker.leased import output_message
 from slipway_merge.tensors.deltas import Change

@@ -11,7 +11,7 @@ import pytest
 
 from slipway.artifacts import LocalStore
 from slipway.execution.runner import TaskResult, TaskRunner
-from slipway.folders.work_folders import UNUSED_SECONDS, kept_folder, remove_unused
+from slipway.files.work_folders import UNUSED_SECONDS, kept_folder, remove_unused
 from slipway.stage_call import StageCall
 
 KEEPING = "support.stages.plain:KEEPING"

@@ -9,7 +9,7 @@ import textwrap
 import psutil
 import pytest
 
-from slipway.execution.memory import TreeMemory, tree_memory
+from slipway.execution.pressure import TreeMemory, tree_memory
 
 HELD = 64 << 20
 

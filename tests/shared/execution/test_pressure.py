@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 from slipway.execution.execution import Execution
-from slipway.execution.memory import TreeMemory
-from slipway.execution.pressure import Pressure
+from slipway.execution.pressure import Pressure, TreeMemory
 from slipway.execution.supervisor import Outcome, execute
 from slipway.machine.cgroup import ControlGroup
 from slipway.observability import metrics

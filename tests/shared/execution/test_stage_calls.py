@@ -9,7 +9,7 @@ import pytest
 from slipway.errors import ConfigurationError
 from slipway.execution.execution import Execution
 from slipway.registry import load_stage
-from slipway.rpc.stage_messages import call_of, put_call
+from slipway.rpc.messages import call_of, put_call
 from slipway.stage_call import Limits, StageCall
 from slipway_protos.v1 import stage_pb2, worker_pb2
 

@@ -14,7 +14,7 @@ from slipway.artifacts.files import folder_files
 from slipway.artifacts.local import LocalStore
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.checksums import verify_directory, write_checksums
-from slipway.files.links import all_files, file_in, open_real, open_unlinked
+from slipway.files.paths import all_files, file_in, open_real, open_unlinked
 from slipway.model.model_files import copy_companions, model_files, travelling_files
 from slipway.model.runs.checkpoints import find_checkpoint, list_checkpoints
 from support.commands.cli import run_here

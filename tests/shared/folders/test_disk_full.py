@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import QuantizationError
-from slipway.folders.disk_full import translate_disk_full
+from slipway.machine.shortages import translate_disk_full
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["space", "quota"])

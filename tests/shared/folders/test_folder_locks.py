@@ -8,8 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from slipway.folders.folder_locks import find_unheld, is_at, lock_folder
-from slipway.folders.work_folders import remove_abandoned, unfinished
+from slipway.files.work_folders import find_unheld, is_at, lock_folder, remove_abandoned, unfinished
 
 
 def test_only_folders_that_nobody_holds_are_given_one_after_the_other(tmp_path: Path) -> None:

@@ -19,13 +19,15 @@ STAGES = tuple(name for name in stage_names() if name not in _WORDS)
 _FORMAT = re.compile(rf"(?<!\w)({'|'.join(FORMATS)})(?!\w)")
 _OTHER_TEXTS = (".j2", ".yaml")
 
-_GGUF_LIBRARY = {"gguf": "the library and the file that the base of the real sample is read from"}
+_GGUF_LIBRARY = {
+    "gguf": "the library and the file that the base of the real sample is read from, and its configuration"
+}
 ALLOWED = {
-    "shared/slipway/distribution/extras.py": _GGUF_LIBRARY,
-    "shared/slipway/sample/real/recipe.py": _GGUF_LIBRARY,
-    "shared/slipway/sample/real/making.py": dict.fromkeys(
-        ("pytorch", "onnx", "openvino", "gguf"), "the configuration that the real sample writes"
-    ),
+    "shared/slipway/distribution.py": _GGUF_LIBRARY,
+    "shared/slipway/sample/real/making.py": {
+        **dict.fromkeys(("pytorch", "onnx", "openvino"), "the configuration that the real sample writes"),
+        **_GGUF_LIBRARY,
+    },
     "shared/slipway/model/dtypes.py": {"onnx": "the column of a library's own names for types"},
     "shared/slipway/cli/export/command.py": dict.fromkeys(("pytorch", "gguf", "onnx"), "examples of the help"),
     "shared/slipway/cli/remote/commands.py": {"gguf": "an example of the help"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway.configuration import load, model, parse
-from slipway.distribution.installed import DISTRIBUTION
+from slipway.distribution import DISTRIBUTION
 from slipway.errors import ConfigurationError
 from slipway.formats import registry
 from slipway.formats.registry import formats, load_format, refused_formats

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from slipway.machine.environment import set_variable
+from slipway.machine.processes import set_variable
 
 
 @pytest.mark.parametrize("before", [None, "own"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.machine.gpu import Gpu, first_gpu
+from slipway.machine.processors import Gpu, first_gpu
 
 LISTS = {
     "whole": "GPU 0: NVIDIA L4 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n",

@@ -22,7 +22,7 @@ from slipway.machine.onnx_runtime import (
     open_session,
     runtime_provider,
 )
-from slipway.machine.threads import session_options
+from slipway.machine.processes import session_options
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from slipway.execution.execution import Execution
 from slipway.execution.supervisor import execute
 from slipway.machine.cgroup import ControlGroup
-from slipway.machine.threads import session_options, sleeping_threads, thread_variables
+from slipway.machine.processes import session_options, sleeping_threads, thread_variables
 from slipway.stage_call import Limits, StageCall
 
 BUSY = "while True: pass"
@@ -31,7 +31,7 @@ from slipway.sample.training import deterministic
 times = []
 with deterministic(int(sys.argv[2])):
     from transformers import AutoTokenizer
-    from slipway.sample.base import train_base
+    from slipway.sample.models import train_base
     train_base(AutoTokenizer.from_pretrained(sys.argv[1]), list(range(1000)) * 4, recipe=replace(Recipe(), base_steps=6), seed=0,
                on_step=lambda _: times.append(time.process_time()))
 assert "OMP_WAIT_POLICY" not in os.environ

@@ -10,10 +10,10 @@ import pytest
 import transformers
 
 from slipway.errors import GGUFExportError
-from slipway.model.config.values import ConfigValues
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.classes import CLASSES, Local, Windowed
 from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of, kinds_of_layers
+from slipway.model.decoders.values import ConfigValues
 
 VALUES = ConfigValues(GGUFExportError)
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 96}

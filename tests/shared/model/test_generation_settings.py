@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipway.errors import is_own_fault
-from slipway.model.generation import first_token, generation_settings, token_of
+from slipway.model.configuration import first_token, generation_settings, token_of
 
 
 def _write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None) -> Path:
@@ -55,7 +55,7 @@ def test_a_mistake_of_ours_is_told_from_a_librarys() -> None:
     import transformers as tf
 
     config, module = tf.T5Config(), torch.nn.Module()
-    asked: dict[str, Any] = {"__name__": "slipway_onnx_export.components", "config": config, "module": module}
+    asked: dict[str, Any] = {"__name__": "slipway_onnx_export.forms.components", "config": config, "module": module}
     for line in ("config.decoder_start_token_id", "module.missing", "missing"):
         assert is_own_fault(_raised(line, asked)), line
     assert not is_own_fault(_raised("config.decoder_start_token_id", asked | {"__name__": "transformers.models.t5"}))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
-from slipway.model.pytorch.own_attention import use_attention, use_transformers_attention
+from slipway.model.pytorch.traced_forms import use_attention, use_transformers_attention
 
 
 def plain(

@@ -26,8 +26,8 @@ from slipway.observability.telemetry import (
     span,
     tracing,
 )
-from slipway.redaction import redact, secrets_of
 from slipway.settings import Settings
+from slipway.texts import redact, secrets_of
 from support.harness.unhurried import unhurried
 from support.servers.otlp_collector import Collector, collecting, collecting_http
 
@@ -195,15 +195,15 @@ def test_no_password_of_a_url_is_written() -> None:
 
 
 def test_secrets_never_reach_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from slipway import redaction
+    from slipway import texts
 
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
-    redaction._secrets.cache_clear()
+    texts._secrets.cache_clear()
     try:
         record = logging.makeLogRecord({"msg": f"reading {tmp_path} with hf_very_secret", "levelname": "INFO"})
         assert "hf_very_secret" not in JsonFormatter().format(record)
     finally:
-        redaction._secrets.cache_clear()
+        texts._secrets.cache_clear()
 
 
 def test_the_environment_names_the_service_and_its_attributes(

@@ -17,7 +17,7 @@ from slipway.formats.tasks import PlannedTask
 from slipway.planning.deferral import defer_weights
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
-from slipway.rpc.structs import dict_of, struct_of
+from slipway.rpc.values import dict_of, struct_of
 
 SOURCES = ("adapter", "base")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipway.errors import ServiceError
-from slipway.planning.attempt_keys import AttemptKey
-from slipway.planning.references import Output, Source, parse_reference, producers
+from slipway.planning.references import AttemptKey, Output, Source, parse_reference, producers
 
 EXPORT = "projects/research/exports/e-1"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipway.proof.differences import Difference, difference, largest
+from slipway.proof.comparison import Difference, difference, largest
 
 
 def test_a_difference_is_a_share_of_the_largest_result() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from slipway.artifacts import LocalStore
 from slipway.errors import Failure
-from slipway.rpc.statuses import status_of
-from slipway.rpc.structs import struct_of
+from slipway.rpc.values import status_of, struct_of
 from slipway_protos.v1 import export_pb2 as pb
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slipway.results.report.curves import Curve, curve_chart, divergence_by_position, memory_over_time
+from slipway.results.report.charts import Curve, curve_chart, divergence_by_position, memory_over_time
 from slipway.results.result import AttemptResult
 from support.commands.report_parts import comparison, not_run, output
 

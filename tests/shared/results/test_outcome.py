@@ -12,8 +12,7 @@ from slipway.artifacts import LocalStore
 from slipway.errors import Failure
 from slipway.results.delivery import lineage
 from slipway.results.outcome import export_failure, export_result, recorded_failure
-from slipway.rpc.statuses import status_of
-from slipway.rpc.structs import struct_of
+from slipway.rpc.values import status_of, struct_of
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine
 from slipway_protos.v1 import export_pb2 as pb

@@ -12,8 +12,7 @@ from slipway.results.report.card import model_card
 from slipway.results.report.document import Report
 from slipway.results.report.page import page
 from slipway.results.result import replacements
-from slipway.rpc.statuses import status_of
-from slipway.rpc.structs import struct_of
+from slipway.rpc.values import status_of, struct_of
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_protos.v1 import configuration_pb2
 from slipway_protos.v1 import export_pb2 as pb

@@ -7,7 +7,7 @@ import yaml
 
 from slipway.cli.export.summary import figure_cells as measured_cells
 from slipway.results.report import figures, write_report
-from slipway.results.report.plots import Bar, bar_chart
+from slipway.results.report.charts import Bar, bar_chart
 from slipway.results.result import ExportResult, FailedFormat
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import Reference, ValidationReport

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2_grpc
 from slipway.rpc.call_ends import failure_of_call
 from slipway.rpc.serving import HealthService, add_health_and_reflection
 from slipway.security.access.access_file import AccessFile
-from slipway.security.access.tokens import new_token, token_hash
+from slipway.security.access.principals import new_token, token_hash
 from slipway.security.limits import Limits
 from slipway.security.server import ServerSecurity
 

@@ -18,9 +18,16 @@ from slipway.errors import MOST_TEXT, ConfigurationError, Failure, ModelMergeErr
 from slipway.formats import LevelSettings
 from slipway.reasons import REASONS
 from slipway.rpc.call_ends import call_status
-from slipway.rpc.configuration_messages import configuration_message, configuration_of
-from slipway.rpc.statuses import RETRY_AFTER, failure_of_bytes, failure_of_status, status_of
-from slipway.rpc.structs import dict_of, struct_of, timestamp
+from slipway.rpc.messages import configuration_message, configuration_of
+from slipway.rpc.values import (
+    RETRY_AFTER,
+    dict_of,
+    failure_of_bytes,
+    failure_of_status,
+    status_of,
+    struct_of,
+    timestamp,
+)
 from slipway_protos.v1 import configuration_pb2
 
 texts = st.text(max_size=30)

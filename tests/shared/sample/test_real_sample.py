@@ -13,8 +13,7 @@ import transformers
 from slipway.configuration import load
 from slipway.errors import ServiceError
 from slipway.sample.real import RealRecipe, make_real_sample
-from slipway.sample.real.making import conversations, samples
-from slipway.sample.real.off_grid import move_off_grid
+from slipway.sample.real.making import conversations, move_off_grid, samples
 from slipway.settings.machine import Settings
 from slipway.stage import Progress
 from support.models.tiny_models import save_tokenizer

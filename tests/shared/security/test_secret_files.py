@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from slipway.errors import ModelExportError
 from slipway.observability.telemetry import recording, span
 from slipway.security.access.access_file import AccessFile, load_access
-from slipway.security.access.tokens import is_token, match_hashes, new_token, token_hash
+from slipway.security.access.principals import is_token, match_hashes, new_token, token_hash
 from slipway.security.channels import Identity
 from slipway.security.server import coordinator_security
 from slipway.settings import Settings

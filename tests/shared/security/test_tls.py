@@ -19,7 +19,7 @@ from slipway.client import AsyncClient
 from slipway.errors import Failure, ModelExportError
 from slipway.rpc.serving import add_health_and_reflection
 from slipway.security import renewing
-from slipway.security.access.tokens import new_token
+from slipway.security.access.principals import new_token
 from slipway.security.channels import AsyncChannel, BlockingChannel
 from slipway.security.renewing import ReservedPort
 from slipway.security.server import ServerSecurity, coordinator_security, worker_security

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from slipway.client import AsyncClient, Client
 from slipway.errors import Failure, ModelExportError
 from slipway.rpc.serving import add_health_and_reflection
-from slipway.security.access.tokens import new_token, token_hash
+from slipway.security.access.principals import new_token, token_hash
 from slipway.security.channels import AsyncChannel
 from slipway.security.server import coordinator_security
 from slipway.settings.security import Security

@@ -11,7 +11,7 @@ import pytest
 
 from slipway.errors import ServiceError
 from slipway.rpc.call_ends import failure_of_call
-from slipway.rpc.structs import struct_of
+from slipway.rpc.values import struct_of
 from slipway.security.access.access_file import Everyone
 from slipway.security.access.principals import OWNER
 from slipway.security.access.rules import Rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipway.errors import ConfigurationError, ModelExportError
-from slipway.sources.allowed import Allowed
+from slipway.sources.addresses import Allowed
 
 LIST = "s3://training/{project}, s3://models hf://Qwen hf://org/tiny"
 

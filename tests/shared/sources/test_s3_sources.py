@@ -24,9 +24,8 @@ from slipway.model.model_files import travelling_files
 from slipway.model.runs.checkpoints import find_checkpoint, list_checkpoints
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
-from slipway.sources import bucket_origin as origins
-from slipway.sources.bucket_origin import BucketOrigin
-from slipway.sources.mirror import Mirror
+from slipway.sources import mirror as origins
+from slipway.sources.mirror import BucketOrigin, Mirror
 from support.commands.cli import in_process
 from support.coordinators.harness import wait_for
 from support.servers.s3_server import BUCKET, S3Server

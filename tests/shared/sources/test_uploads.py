@@ -12,7 +12,7 @@ from slipway.errors import CheckpointValidationError, ConfigurationError
 from slipway.export_sources.uploads import find_uploads
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
-from slipway.sources.hub import hub_folder
+from slipway.sources.addresses import hub_folder
 from support.models import tiny_models
 
 

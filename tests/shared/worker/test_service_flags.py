@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ModelExportError
-from slipway.security.flags import at_least
-from slipway.worker.flags import worker_parser
+from slipway.service_flags import at_least, worker_parser
 from slipway_coordinator.service import coordinator_parser
-from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.storage.database_access import state_at
 from support.commands.cli import SLIPWAY, run_here, slipway
 
 COMMANDS = {"worker": worker_parser, "coordinator": coordinator_parser}

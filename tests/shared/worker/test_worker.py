@@ -20,8 +20,7 @@ from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.registry import IMPORT
 from slipway.rpc.call_ends import STATUS_KEY
 from slipway.rpc.serving import abort, listen
-from slipway.rpc.statuses import failure_of_status
-from slipway.rpc.structs import dict_of, struct_of
+from slipway.rpc.values import dict_of, failure_of_status, struct_of
 from slipway.security.server import ServerSecurity
 from slipway.worker import service as worker_service
 from slipway.worker.machine import Machine, Room, probe

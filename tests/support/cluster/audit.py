@@ -13,10 +13,9 @@ import psutil
 import psycopg
 
 from slipway.artifacts.cached import CachedStore
-from slipway.artifacts.names import ACTIONS, blob_name, manifest_name
+from slipway.artifacts.digests import ACTIONS, blob_name, manifest_name
 from slipway.artifacts.s3.store import S3Store
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord
-from slipway_coordinator.model.states import TaskState
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskState
 from slipway_coordinator.model.transitions import Event
 from support.cluster.cluster import Cluster
 from support.cluster.reference import Undisturbed

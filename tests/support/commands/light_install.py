@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from slipway.distribution.installed import DISTRIBUTION
+from slipway.distribution import DISTRIBUTION
 from support.commands.cli import SLIPWAY, Done
 
 ROOT = Path(__file__).parents[3]

@@ -8,8 +8,8 @@ from slipway.results.result import AttemptResult, ExportResult, FormatResult
 from slipway.validation.answers import AnswerComparison, AnswerExample, LongContinuation, Score
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
-from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine, Memory, Speed
+from slipway.validation.verdicts import Limits
 
 ENGINE = Engine(runtime="onnxruntime", version="onnxruntime 1.31", stored_dtype="int4", compute_dtype="float32")
 

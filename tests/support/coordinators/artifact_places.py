@@ -14,7 +14,7 @@ from slipway.client import Client
 from slipway.client.calls import BlockingCalls
 from slipway.files.checksums import MANIFEST
 from slipway.security.access.access_file import AccessFile
-from slipway.security.access.tokens import new_token, token_hash
+from slipway.security.access.principals import new_token, token_hash
 from slipway.security.server import ServerSecurity
 from slipway.settings.security import Security
 from slipway_protos.v1 import artifact_pb2 as pb

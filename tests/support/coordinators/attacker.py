@@ -15,8 +15,8 @@ from slipway.artifacts.manifest import media_type
 from slipway.errors import Failure
 from slipway.reasons import REASONS
 from slipway.rpc.call_ends import STATUS_KEY
-from slipway.rpc.configuration_messages import configuration_message
-from slipway.rpc.statuses import failure_of_bytes
+from slipway.rpc.messages import configuration_message
+from slipway.rpc.values import failure_of_bytes
 from slipway_protos.v1 import artifact_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from support.coordinators.artifact_places import PEOPLE, Place

@@ -6,10 +6,9 @@ import itertools
 from typing import Any
 
 from slipway.errors import Failure
-from slipway_coordinator.model.records import AttemptRecord
+from slipway_coordinator.model.records import AttemptRecord, TaskState
 from slipway_coordinator.model.recovery import NextAttempt, recover
 from slipway_coordinator.model.rules import Profile
-from slipway_coordinator.model.states import TaskState
 
 START: dict[str, dict[str, Any]] = {
     "onnx_export": {"engine": "auto", "opset": None},

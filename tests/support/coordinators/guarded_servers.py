@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
-from slipway.rpc.configuration_messages import configuration_message
-from slipway.security.access.tokens import new_token, token_hash
+from slipway.rpc.messages import configuration_message
+from slipway.security.access.principals import new_token, token_hash
 from slipway.settings.security import Security
 from slipway_protos.externalscaler import externalscaler_pb2
 from slipway_protos.v1 import artifact_pb2, stage_pb2

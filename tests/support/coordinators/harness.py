@@ -27,7 +27,7 @@ from slipway_coordinator.leadership.file_lock import hold_lock
 from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.server import CoordinatorServer
-from slipway_coordinator.storage.database_address import SqliteState
+from slipway_coordinator.storage.database_access import SqliteState
 from slipway_protos.v1 import export_pb2
 from support.commands.cli import SLIPWAY
 

@@ -8,7 +8,7 @@ import grpc
 from google.rpc import status_pb2
 
 from slipway.rpc.call_ends import STATUS_KEY
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import failure_of_status
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
 

@@ -112,7 +112,7 @@ class Workload:
 
         A command of the command line is in ``command``; it listens nowhere.
         """
-        from slipway.worker.flags import worker_parser
+        from slipway.service_flags import worker_parser
         from slipway_coordinator.service import coordinator_parser
 
         parsers = {"worker": worker_parser, "coordinator": coordinator_parser}

@@ -21,10 +21,9 @@ from typing import Any
 
 from slipway.errors import Failure, ModelExportError
 from slipway.stage import Context
-from slipway_coordinator.model.records import AttemptRecord
+from slipway_coordinator.model.records import AttemptRecord, TaskState
 from slipway_coordinator.model.recovery import recover
 from slipway_coordinator.model.rules import Profile
-from slipway_coordinator.model.states import TaskState
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE
 from support.models.table_models import ROWS, Row, make_row

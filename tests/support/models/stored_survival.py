@@ -8,7 +8,7 @@ from pathlib import Path
 from slipway.validation.inputs import input_of
 from slipway.validation.survival import AdapterSurvival
 from slipway_validate.judging import survival
-from slipway_validate.judging.limits import LIMITS
+from slipway_validate.judging.distances import LIMITS
 from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.stored_weights import survival_spec
 

@@ -10,8 +10,8 @@ import torch
 import transformers as tf
 from peft import LoraConfig, get_peft_model
 
-from slipway.sample.base import train_tokenizer
 from slipway.sample.corpus import python_sources
+from slipway.sample.models import train_tokenizer
 
 CLASSES, WORDS = 6, 24
 _STEPS, _TUNING_STEPS, _RATE, _TOKENS, _BATCH = 160, 100, 2e-3, 64, 24

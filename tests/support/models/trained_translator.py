@@ -11,7 +11,7 @@ import torch
 import transformers as tf
 from peft import LoraConfig, get_peft_model
 
-from slipway.sample.base import train_tokenizer
+from slipway.sample.models import train_tokenizer
 
 SENTENCES = 48
 _WORDS, _KNOWN, _STEPS, _TUNING_STEPS, _RATE, _BATCH = 48, 4000, 800, 300, 3e-3, 32

@@ -9,15 +9,14 @@ from typing import Any
 from slipway.documents.heldout import HeldOutText
 from slipway.documents.reader import Document
 from slipway.proof.precision import stored_dtype
-from slipway.proof.samples import Samples
+from slipway.proof.runtime import Samples
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
 from slipway_validate.folders import find_refusal, runtime_for
 from slipway_validate.judging.compare import CaseResults, compare_case
+from slipway_validate.judging.distances import LIMITS, level_of
 from slipway_validate.judging.evaluate import Evaluator
-from slipway_validate.judging.limits import LIMITS, level_of
-from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.judging.yardsticks import Measured, plan_yardsticks, read_measured
+from slipway_validate.judging.yardsticks import Measured, ReferenceRun, plan_yardsticks, read_measured
 from slipway_validate.outputs import explain_shape_reuse
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, _affordable, _embeds, open_trained, padding_token

@@ -17,7 +17,7 @@ from slipway.artifacts.digests import is_digest
 from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.rpc.serving import Context, stream, unary
-from slipway.rpc.structs import MAX_FILES
+from slipway.rpc.values import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact_error
 from slipway.security.limits import limit_error
 from slipway_coordinator.api.requests import ID, field_error, page_size, project_of

@@ -17,21 +17,20 @@ from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import is_traceparent, new_trace
 from slipway.planning.calibration import check_texts_apart
 from slipway.planning.plan import plan
-from slipway.rpc.configuration_messages import configuration_of
+from slipway.rpc.messages import configuration_of
 from slipway.rpc.serving import Context, stream, unary
-from slipway.rpc.statuses import RETRY_AFTER
+from slipway.rpc.values import RETRY_AFTER
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
 from slipway.security.limits import limit_error
-from slipway.sources.allowed import NOWHERE, Allowed
+from slipway.sources.addresses import NOWHERE, Allowed
 from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
 from slipway_coordinator.api.messages import event_message, export_message
 from slipway_coordinator.api.requests import ID, check_understood, field_error, page_of, page_size, project_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.importing import import_task
-from slipway_coordinator.model.records import ExportRecord, TaskRecord
-from slipway_coordinator.model.states import ExportState
+from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord
 from slipway_coordinator.storage.filters import in_project, page_start, page_token, parse_filter
 from slipway_protos.v1 import export_pb2, export_pb2_grpc
 

@@ -8,13 +8,10 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from slipway.configuration import ExportConfiguration
-from slipway.rpc.configuration_messages import configuration_message, recorded_configuration_message
-from slipway.rpc.stage_messages import put_call
-from slipway.rpc.statuses import status_of
-from slipway.rpc.structs import struct_of, timestamp
+from slipway.rpc.messages import configuration_message, put_call, recorded_configuration_message
+from slipway.rpc.values import status_of, struct_of, timestamp
 from slipway_coordinator.model.offers import Granted
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.model.states import ExportState, TaskState
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.storage.events import WatchEvent
 from slipway_coordinator.workflow.observation import attempt_span
 from slipway_protos.v1 import configuration_pb2, export_pb2, worker_pb2

@@ -18,10 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.execution.memory_curve import MOST_SAMPLES, MemoryOverTime
-from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.references import AttemptKey
 from slipway.rpc.serving import LONGEST_POLL_SECONDS, Context, unary
-from slipway.rpc.statuses import failure_of_status
-from slipway.rpc.structs import dict_of
+from slipway.rpc.values import dict_of, failure_of_status
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
 from slipway.security.limits import limit_error

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.observability.telemetry import within
-from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.references import AttemptKey
 from slipway_coordinator.broker.board import Board, ExportOffers, Lease
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 from slipway_coordinator.model.transitions import Event, EventKind

@@ -16,8 +16,7 @@ import sqlalchemy as sa
 from slipway.errors import ServiceError
 from slipway.reasons import REASONS
 from slipway_coordinator.leadership.file_lock import FileLock, StateLock
-from slipway_coordinator.storage.database_address import PostgresState, State
-from slipway_coordinator.storage.database_faults import driver_message
+from slipway_coordinator.storage.database_access import PostgresState, State, driver_message
 
 log = logging.getLogger("slipway.coordinator.lock")
 

@@ -1,4 +1,4 @@
-"""The coordinator's record of an export as plain, frozen data: stored, published, and sent to clients.
+"""The record of an export as plain, frozen data, with the states of exports and tasks and the moves between them.
 
 Times are seconds since the epoch. Everything is JSON-ready, so the same document serves as a workflow's step result, a row of
 the read model and an event.
@@ -6,7 +6,9 @@ the read model and an event.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from enum import StrEnum
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +17,85 @@ from slipway.errors import Failure
 from slipway.execution.memory_curve import MemoryOverTime
 from slipway.formats.tasks import PlannedTask
 from slipway.requirements import Requirements
-from slipway_coordinator.model.states import ExportState, TaskState, check_export_move, check_task_move
+
+
+class ExportState(StrEnum):
+    """State of an export."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens unless the export is retried."""
+        return self in {ExportState.SUCCEEDED, ExportState.FAILED, ExportState.CANCELLED}
+
+
+class TaskState(StrEnum):
+    """State of a task, or of one attempt of it."""
+
+    WAITING = "waiting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+
+    @property
+    def ended(self) -> bool:
+        """Whether this run of the export does nothing more with the task."""
+        return self in {TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.SKIPPED}
+
+
+_E, _T = ExportState, TaskState
+
+EXPORT_MOVES: Mapping[ExportState, frozenset[ExportState]] = {
+    _E.QUEUED: frozenset({_E.RUNNING, _E.CANCELLING, _E.FAILED}),
+    _E.RUNNING: frozenset({_E.CANCELLING, _E.SUCCEEDED, _E.FAILED}),
+    _E.CANCELLING: frozenset({_E.CANCELLED, _E.SUCCEEDED, _E.FAILED}),
+    _E.SUCCEEDED: frozenset(),
+    _E.FAILED: frozenset({_E.QUEUED}),  # retry
+    _E.CANCELLED: frozenset({_E.QUEUED}),  # retry
+}
+
+TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
+    _T.WAITING: frozenset({_T.QUEUED, _T.CANCELLED, _T.SKIPPED}),
+    # Skipped: no task needs it any more. Back to WAITING: the retry of an export that an older version ended on a fault without ending
+    # its tasks.
+    _T.QUEUED: frozenset({_T.RUNNING, _T.CANCELLED, _T.SKIPPED, _T.SUCCEEDED, _T.FAILED, _T.WAITING}),
+    # Back to QUEUED: lease lost, or the next attempt. Back to WAITING: an input has to be made again first.
+    _T.RUNNING: frozenset({_T.SUCCEEDED, _T.FAILED, _T.CANCELLED, _T.QUEUED, _T.WAITING}),
+    # Its artifact was lost, or one of its inputs changed before a retry.
+    _T.SUCCEEDED: frozenset({_T.QUEUED, _T.WAITING}),
+    _T.FAILED: frozenset({_T.WAITING}),  # retry
+    _T.CANCELLED: frozenset({_T.WAITING}),  # retry
+    _T.SKIPPED: frozenset({_T.WAITING}),  # retry
+}
+
+
+def check_export_move(old: ExportState, new: ExportState) -> None:
+    """Refuse a move that the table does not allow.
+
+    Raises:
+        ValueError: a fault in the coordinator itself.
+    """
+    if new != old and new not in EXPORT_MOVES[old]:
+        raise ValueError(f"an export cannot go from {old} to {new}")
+
+
+def check_task_move(old: TaskState, new: TaskState) -> None:
+    """Refuse a move that the table does not allow.
+
+    Raises:
+        ValueError: a fault in the coordinator itself.
+    """
+    if new != old and new not in TASK_MOVES[old]:
+        raise ValueError(f"a task cannot go from {old} to {new}")
 
 
 class _Record(BaseModel):

@@ -14,13 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.counts import counted
 from slipway.errors import Failure
 from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.reasons import REASONS, Category
-from slipway_coordinator.model.records import AttemptRecord, Resources, TaskRecord
+from slipway.texts import counted
+from slipway_coordinator.model.records import AttemptRecord, Resources, TaskRecord, TaskState
 from slipway_coordinator.model.rules import Profile, Rule, RuleTable, default_rules
-from slipway_coordinator.model.states import TaskState
 
 _NAME = re.compile(r"\{(\w+)\}")
 _LARGE_MODEL_BYTES = 16 << 30

@@ -19,10 +19,9 @@ from slipway.planning.references import producers
 from slipway.registry import IMPORT
 from slipway.validation.findings import failure_prefix
 from slipway_coordinator.model.importing import check_outputs, check_texts, with_sources
-from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.scheduling import advance, deliver_as, end_unbegun, queue_attempt, queue_next
-from slipway_coordinator.model.states import ExportState, TaskState
 
 MOST_LOSSES = 5
 """Workers in a row that may fall silent on one attempt before it fails: enough for a few bad machines, too few to wear out a cluster."""

@@ -1,13 +1,17 @@
-"""The coordinator's tables beside those of its workflows: the read model of exports, leases, and event sequence numbers.
+"""The coordinator's tables: exports, leases, event numbers, and which project owns which artifacts and content.
 
 They are in the same database as the workflows' own. SQLAlchemy lets the same code use SQLite and PostgreSQL. All calls block for
 a few milliseconds; services run them in a thread.
+
+A project owns the sources and results of its exports, for as long as these are remembered, and the artifacts it made of content
+it uploaded. Uploaded content is remembered for a day, so that an artifact can be made of it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pydantic
@@ -15,12 +19,13 @@ import sqlalchemy as sa
 
 from slipway.errors import ServiceError
 from slipway_coordinator.model.records import ExportRecord
-from slipway_coordinator.storage import migrations, ownership, schema
+from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.events import SEQUENCE_BLOCK
 from slipway_coordinator.storage.inbox import Events
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.leases import Leases
-from slipway_coordinator.storage.ownership import Ownership
+from slipway_coordinator.storage.schema import artifacts as _artifacts
+from slipway_coordinator.storage.schema import blobs as _blobs
 from slipway_coordinator.storage.schema import events as _events
 from slipway_coordinator.storage.schema import exports as _exports
 from slipway_coordinator.storage.schema import labels as _labels
@@ -109,7 +114,7 @@ class Database:
             if not connection.execute(_INSERT, row).rowcount:
                 return False
             _note_labels(connection, record)
-            ownership.note(connection, record.name, record.sources.values(), project=record.project)
+            note(connection, record.name, record.sources.values(), project=record.project)
         return True
 
     def save(self, record: ExportRecord, *, before: ExportRecord | None = None) -> bool:
@@ -122,7 +127,7 @@ class Database:
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
             if connection.execute(_SAVE, {"name": record.name, **_revision_columns(record)}).rowcount:
-                ownership.note(connection, record.name, made, project=record.project)
+                note(connection, record.name, made, project=record.project)
                 if before is not None and before.labels != record.labels:
                     connection.execute(sa.delete(_labels).where(_labels.c.export == record.name))
                     _note_labels(connection, record)
@@ -182,7 +187,7 @@ class Database:
             connection.execute(sa.delete(_labels).where(_labels.c.export == name))
             self.leases.forget(name)
             connection.execute(sa.delete(_events).where(_events.c.export == name))
-            ownership.forget(connection, name)
+            forget(connection, name)
 
     def reserve_sequences(self, name: str) -> int:
         """Reserve the next :data:`~slipway_coordinator.storage.events.SEQUENCE_BLOCK` event numbers of an export; return the number before the first.
@@ -261,3 +266,90 @@ def _note_labels(connection: sa.Connection, record: ExportRecord) -> None:
     if record.labels:
         rows = [{"export": record.name, "name": name, "value": value} for name, value in record.labels.items()]
         connection.execute(sa.insert(_labels), rows)
+
+
+_UPLOAD_SECONDS = 86_400.0
+"""Longest time between the upload of content and the creation of its artifact."""
+_AT_ONCE = 500  # variables of one query
+
+_ADD_ARTIFACT = sa.text("""
+    INSERT INTO slipway_artifacts (project, digest, export, create_time)
+    VALUES (:project, :digest, :export, :create_time) ON CONFLICT DO NOTHING
+""")
+_ADD_BLOB = sa.text("""
+    INSERT INTO slipway_blobs (project, digest, create_time) VALUES (:project, :digest, :create_time)
+    ON CONFLICT DO NOTHING
+""")
+
+
+class Ownership:
+    """The tables of artifacts and content. All calls block for some milliseconds.
+
+    Args:
+        engine: The database; see :class:`~slipway_coordinator.storage.database.Database`.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def find_owned(self, project: str, digests: Iterable[str]) -> set[str]:
+        """Return which of these artifacts belong to a project."""
+        return self._find(_artifacts, project, digests)
+
+    def page(self, project: str, *, limit: int, after: str = "") -> list[str]:
+        """Return digests of a project's artifacts (``-``: of all projects) that sort after ``after``."""
+        query = sa.select(_artifacts.c.digest).distinct().where(_artifacts.c.digest > after)
+        if project != "-":
+            query = query.where(_artifacts.c.project == project)
+        with self._engine.connect() as connection:
+            return list(connection.execute(query.order_by(_artifacts.c.digest).limit(limit)).scalars())
+
+    def find_uploaded(self, project: str, digests: Iterable[str]) -> set[str]:
+        """Return which of these contents a project has uploaded."""
+        return self._find(_blobs, project, digests)
+
+    def record_upload(self, project: str, digest: str) -> None:
+        """Record that a project has uploaded the content of a digest."""
+        with self._engine.begin() as connection:
+            old = _blobs.c.create_time < time.time() - _UPLOAD_SECONDS
+            connection.execute(sa.delete(_blobs).where(old))
+            connection.execute(_ADD_BLOB, {"project": project, "digest": digest, "create_time": time.time()})
+
+    def record_artifact(self, project: str, digest: str) -> None:
+        """Record that a project has made an artifact of uploaded content; making it again renews its time."""
+        row = {"project": project, "digest": digest, "export": ""}
+        with self._engine.begin() as connection:
+            connection.execute(_ADD_ARTIFACT, row | {"create_time": time.time()})
+            made = [_artifacts.c[name] == value for name, value in row.items()]
+            connection.execute(sa.update(_artifacts).where(*made).values(create_time=time.time()))
+
+    def forget_artifacts(self, *, before: float) -> None:
+        """Forget artifacts made before a time that belong to no export."""
+        query = sa.delete(_artifacts).where(_artifacts.c.export == "", _artifacts.c.create_time < before)
+        with self._engine.begin() as connection:
+            connection.execute(query)
+
+    def _find(self, table: sa.Table, project: str, digests: Iterable[str]) -> set[str]:
+        asked, matches = sorted(set(digests)), set[str]()
+        with self._engine.connect() as connection:
+            for start in range(0, len(asked), _AT_ONCE):
+                some = table.c.digest.in_(asked[start : start + _AT_ONCE])
+                matches |= set(
+                    connection.execute(sa.select(table.c.digest).where(table.c.project == project, some)).scalars()
+                )
+        return matches
+
+
+def note(connection: sa.Connection, export: str, digests: Collection[str], *, project: str) -> None:
+    """Give a project the artifacts of one of its exports, within the transaction that stores the export."""
+    now = time.time()
+    rows = [
+        {"project": project, "digest": digest, "export": export, "create_time": now} for digest in sorted(set(digests))
+    ]
+    if rows:
+        connection.execute(_ADD_ARTIFACT, rows)
+
+
+def forget(connection: sa.Connection, export: str) -> None:
+    """Remove a project's ownership through an export that is deleted."""
+    connection.execute(sa.delete(_artifacts).where(_artifacts.c.export == export))

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
-from slipway_coordinator.storage.database_faults import driver_message
+from slipway_coordinator.storage.database_access import driver_message
 
 log = logging.getLogger("slipway.coordinator.journal")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.references import AttemptKey
 from slipway_coordinator.model.offers import Held, Offer
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import Events, InboxEvent

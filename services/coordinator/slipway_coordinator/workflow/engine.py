@@ -12,7 +12,7 @@ from dbos import error as engine_errors
 from slipway.errors import ServiceError
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage.database import IDLE_SECONDS
-from slipway_coordinator.storage.database_address import State
+from slipway_coordinator.storage.database_access import State
 from slipway_coordinator.workflow import workflow
 
 WORKFLOW_VERSION = "slipway-5"

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.errors import Failure
 from slipway.observability import metrics, telemetry
-from slipway.planning.attempt_keys import AttemptKey
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.model.states import TaskState
+from slipway.planning.references import AttemptKey
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord, TaskState
 
 if TYPE_CHECKING:
     from slipway_coordinator.broker.board import Board

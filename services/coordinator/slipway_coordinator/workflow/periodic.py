@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from slipway.errors import ServiceError
 from slipway.observability.telemetry import within
-from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.references import AttemptKey
 from slipway.security.access import audit
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.model.offers import Offer

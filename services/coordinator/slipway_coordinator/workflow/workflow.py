@@ -28,7 +28,7 @@ from slipway.registry import plays
 from slipway.stage import Role
 from slipway.validation.findings import REJECTED
 from slipway_coordinator.model import gate, transitions
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.model.recovery import (
     NextAttempt,
     choose_profile,
@@ -39,7 +39,6 @@ from slipway_coordinator.model.recovery import (
 )
 from slipway_coordinator.model.rules import RuleTable
 from slipway_coordinator.model.scheduling import AGAIN
-from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.storage.inbox import InboxEvent
 
 log = logging.getLogger("slipway.coordinator.workflow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.estimates import ModelSize
+from slipway.sizes import ModelSize
 from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_gguf.architectures import refusal_reason
 from slipway_gguf.params import AdapterParams

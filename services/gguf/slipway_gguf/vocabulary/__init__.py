@@ -10,9 +10,16 @@ from slipway.texts import quoted
 from slipway.validation.texts import TextKind
 from slipway_gguf.metadata import BETWEEN, DIFFERS, Field
 from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of, unsupported_error
-from slipway_gguf.vocabulary.marks import adds_begin_and_end, numbers_of
 from slipway_gguf.vocabulary.splitting import splitting_of
-from slipway_gguf.vocabulary.tokens import list_tokens, merge_texts, pairs_of, scores_of, spaces_of
+from slipway_gguf.vocabulary.tokens import (
+    adds_begin_and_end,
+    list_tokens,
+    merge_texts,
+    numbers_of,
+    pairs_of,
+    scores_of,
+    spaces_of,
+)
 
 _PREFIX = "tokenizer.ggml"
 

@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from slipway.distribution.installed import install_command
+from slipway.distribution import install_command
 from slipway.errors import GGUFExportError
 
 _DIMENSIONS = 4

@@ -24,7 +24,7 @@ from slipway.model.dtypes import FLOATS
 from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway.model.weights.reading import mapped
 from slipway_gguf.architectures import architecture_of, refusal_reason
-from slipway_gguf.parameters import Parameters, parameters_of
+from slipway_gguf.metadata import Parameters, parameters_of
 
 Array = NDArray[Any]
 View = Callable[[Array], Array]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipway.errors import ModelMergeError
 from slipway.model.adapters.adapter_config import AdapterConfig, parse_adapter_config
-from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrap_name
+from slipway.model.adapters.saved import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrap_name
 from slipway.model.model_files import ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors

@@ -11,15 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.adapter_config import AdapterConfig
-from slipway.model.adapters.pairs import Pair
-from slipway.model.adapters.refusals import incomplete, misfit
+from slipway.model.adapters.adapter_config import AdapterConfig, incomplete, misfit
+from slipway.model.adapters.saved import Pair
 from slipway.model.families import TRAINED_FAMILIES
 from slipway.model.module_patterns import check_patterns
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.naming import NameMap
-from slipway_merge.tensors.values import Factor, Update, Value
+from slipway_merge.tensors.outputs import Factor, Update, Value
 
 _REASON = "ADAPTER_TENSOR_UNUSED"
 _AROUND = ".base_layer."

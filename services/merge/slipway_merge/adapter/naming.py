@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.refusals import misfit, unsupported
+from slipway.model.adapters.adapter_config import misfit, unsupported
 from slipway.model.model_files import ADAPTER_PREFIX
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.pairs import Pair
+from slipway.model.adapters.saved import Pair
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS, travelling_files
 from slipway.model.safetensors_file import TensorInfo
 from slipway.stage import Context

@@ -11,7 +11,7 @@ import peft
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 
-from slipway.model.adapters.refusals import UNMERGED_REMEDY, unsupported
+from slipway.model.adapters.adapter_config import UNMERGED_REMEDY, unsupported
 from slipway.model.model_files import ADAPTER_PREFIX
 from slipway_merge.peft.modules import run_peft
 

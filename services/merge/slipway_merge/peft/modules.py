@@ -1,4 +1,4 @@
-"""Build one or a few modules with peft's adapter on them, to merge every form that peft can merge.
+"""Build modules with peft's adapter on them, in bounded memory, to merge every form that peft can merge.
 
 A holder is a tree of empty modules with only the real layers, at their places in the model. peft treats it like any model, so ranks,
 patterns and options have the same meaning as in training.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,15 +18,76 @@ import peft
 import torch
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
-from slipway.counts import counted
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.model.dtypes import FLOATS, torch_dtypes
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights import reading
-from slipway_merge.peft.bounds import Bounded, most_bytes
+from slipway.sizes import format_size
+from slipway.texts import counted
 from slipway_merge.tensors.tensor_io import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
+
+#: Bytes that any form may take.
+_ALWAYS = 64 << 20
+#: Multiples of the square of a layer's inputs, or of its size: BOFT has some permutations of the inputs for each of its factors.
+_OF_LARGEST = 16
+#: Multiples of the sizes of all layers together: FRoD takes two.
+_OF_ALL = 3
+_BYTES = 4
+
+
+def most_bytes(layers: Iterable[nn.Module]) -> int:
+    """Return the most bytes of float32 tensors that a form may make on these layers: in proportion to them, and more than any form needs."""
+    shapes = [[parameter.shape for parameter in layer.parameters()] for layer in layers]
+    sizes = [sum(shape.numel() for shape in each) for each in shapes]
+    inputs = [shape[1:].numel() for each in shapes for shape in each]
+    largest = max(*sizes, *(count * count for count in inputs), 0, 0)
+    return _ALWAYS + _BYTES * (_OF_LARGEST * largest + _OF_ALL * sum(sizes))
+
+
+class Bounded(TorchDispatchMode):
+    """Limit the total bytes of the tensors made in a block. Tensors on ``meta`` take none.
+
+    Only tensors made from numbers count: the sizes of all others follow from these, the base and the adapter's own tensors.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_CONFIG_INVALID``, before the tensor is made.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._most = most
+        self._taken = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation of torch, unless it would exceed the limit."""
+        options = dict(kwargs or {})
+        if self._taken <= self._most:
+            self._taken += _new_bytes(function, args, options)
+        if self._taken > self._most:
+            raise ModelMergeError(
+                f"adapter_config.json asks for more than {format_size(self._most)} of memory to build the adapter, which is more "
+                "than any adapter takes on layers of this base",
+                reason="ADAPTER_CONFIG_INVALID",
+                remedy="use the adapter_config.json that was saved with these weights",
+                about={"memory_bytes": self._taken},
+            )
+        return function(*args, **options)
+
+
+def _new_bytes(function: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> int:
+    """Return the bytes of a tensor that an operation is about to make from numbers; 0 for every other operation."""
+    device = options.get("device")
+    if device is None or device.type == "meta" or any(isinstance(value, torch.Tensor) for value in args):
+        return 0
+    elsewhere = {"device": torch.device("meta"), "pin_memory": False}
+    planned = function(*args, **{**options, **elsewhere, **({"generator": None} if "generator" in options else {})})
+    return planned.nbytes if isinstance(planned, torch.Tensor) else 0
+
 
 #: Types of weights, then of positions of entries, and of masks.
 _STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")

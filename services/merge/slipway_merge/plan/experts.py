@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipway.model.adapters.adapter_config import AdapterConfig
-from slipway.model.adapters.refusals import incomplete, misfit, unsupported
+from slipway.model.adapters.adapter_config import AdapterConfig, incomplete, misfit, unsupported
 from slipway.model.module_patterns import check_patterns
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import ExpertPair
 from slipway_merge.adapter.conversions import Stack
+from slipway_merge.tensors.outputs import Computed, Value
 from slipway_merge.tensors.tensor_io import Array, TensorReader, read_rows, sampled_rows, share_of_rounding
-from slipway_merge.tensors.values import Computed, Value
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Merge adapter forms through peft: their modules, their tensors, and the merged values.
+"""Merge adapter forms through peft: their modules, tensors and merged values, and weights that PiSSA, OLoRA and FRoD take from the base.
 
 peft decides whether a form can be merged: its layers either merge or say why not. So a new form of a later peft needs no change here.
 """
@@ -6,7 +6,7 @@ peft decides whether a form can be merged: its layers either merge or say why no
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ import peft
 import torch
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
-from slipway.counts import counted
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.refusals import UNMERGED_REMEDY, incomplete, misfit, unsupported
+from slipway.model.adapters.adapter_config import REPEATED_INITS, UNMERGED_REMEDY, incomplete, misfit, unsupported
 from slipway.model.model_files import ADAPTER_PREFIX
 from slipway.model.module_patterns import check_patterns, names_in
 from slipway.model.safetensors_file import TensorInfo
+from slipway.texts import counted
+from slipway_merge.adapter.naming import Naming
 from slipway_merge.peft.config import peft_config
 from slipway_merge.peft.modules import (
     TORCH_TYPES,
@@ -31,10 +32,11 @@ from slipway_merge.peft.modules import (
     run_peft,
     takes_known_inputs,
 )
-from slipway_merge.tensors.values import Computed
+from slipway_merge.tensors.outputs import Computed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 #: Largest difference between the outputs of a merged and an unmerged layer in float32 that rounding explains.
 _TOLERANCE = 1e-3
@@ -290,3 +292,48 @@ def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
     Matching(copy.deepcopy(model), {"default": config}, "default")._check_merge_allowed()
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     return sorted(modules, key=lambda name: order[name])
+
+
+#: Forms that extract a part of the base's weights; LoRA does so with the repeatable initialisations.
+_EXTRACTING_FORMS = frozenset({"frod", "osf"})
+_SIXTEEN_BITS = frozenset({"F16", "BF16"})
+
+
+def initial_precision_warning(forms: PeftForms) -> str | None:
+    """Return a warning if the result depends on the unknown precision in which training split the weights; else None."""
+    init = str(forms.raw.get("init_lora_weights")).lower()
+    narrow = {info.dtype for sources in forms.sources.values() for info in sources.values()} & _SIXTEEN_BITS
+    if not narrow or (forms.form not in _EXTRACTING_FORMS and init not in REPEATED_INITS):
+        return None
+    name = init if init in REPEATED_INITS else forms.form
+    return (
+        f"{name} splits the base's weights when training starts, and the checkpoint does not name their type at that time: it is "
+        f"merged as if in {min(narrow)}, their stored type; if it was trained in another type, the merged model differs"
+    )
+
+
+def restore_initial_weights(
+    forms: PeftForms, base: Mapping[str, TensorInfo], naming: Naming, *, tied: Collection[str]
+) -> None:
+    """Use the base's weight: the checkpoint's copy already lacks the extracted part.
+
+    Args:
+        forms: The modules left to peft; their sources are corrected.
+        base: Tensors of the base model by stored name.
+        naming: Translates names.
+        tied: Weights that share a storage with others, which lost that part too.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_UNSUPPORTED`` if other weights changed too, or the base's does not fit.
+    """
+    for module in forms.layers:
+        for path, source in forms.sources[module].items():
+            name = naming.output(f"{module}.{path}")
+            first = base.get(name)
+            if (source is first and name not in tied) or not forms.alters(module, path):
+                continue
+            if first is None or name in tied or first.shape != source.shape:
+                key = "init_lora_weights" if "init_lora_weights" in forms.raw else "peft_type"
+                why = f"it changed {name!r} when the training began, which was resized or shares its values with another weight"
+                raise unsupported(key, forms.raw[key], why, remedy=UNMERGED_REMEDY)
+            forms.sources[module][path] = first

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from slipway.counts import counted
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.pairs import Pair, unwrap_name
-from slipway.model.adapters.refusals import PEFT_REMEDY
+from slipway.model.adapters.adapter_config import PEFT_REMEDY
+from slipway.model.adapters.saved import Pair, unwrap_name
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import ADAPTER_PREFIX
 from slipway.model.safetensors_file import TensorInfo
+from slipway.texts import counted
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.checks import (
     check_complete,
@@ -30,12 +30,11 @@ from slipway_merge.adapter.checks import (
     no_place_error,
 )
 from slipway_merge.adapter.naming import Naming, use_current_names
-from slipway_merge.plan.embeddings import check_no_bias, replace_rows
-from slipway_merge.plan.initial_weights import initial_precision_warning, restore_initial_weights
+from slipway_merge.plan.embeddings import Ties, check_no_bias, replace_rows, write_untied
+from slipway_merge.plan.peft_forms import initial_precision_warning, restore_initial_weights
 from slipway_merge.plan.replication import replicate, source_layers
-from slipway_merge.plan.ties import Ties, write_untied
+from slipway_merge.tensors.outputs import Alteration, MergePlan, Value
 from slipway_merge.tensors.tensor_io import TensorReader
-from slipway_merge.tensors.values import Alteration, MergePlan, Value
 
 if TYPE_CHECKING:
     from slipway.model.model_facts import ModelFacts

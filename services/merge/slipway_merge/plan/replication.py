@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slipway.model.adapters.refusals import misfit, unsupported
+from slipway.model.adapters.adapter_config import misfit, unsupported
 from slipway.model.safetensors_file import MOST_TENSORS_OF_A_MODEL, TensorInfo
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import numpy as np
 
 from slipway.model.dtypes import DTYPES
 from slipway_merge.tensors.kernel import Block, Kernel, convert, kernel
+from slipway_merge.tensors.outputs import Factor, Update
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader, check_finite, is_finite
-from slipway_merge.tensors.values import Factor, Update
 
 
 @dataclass

@@ -17,8 +17,8 @@ import numpy as np
 
 from slipway.errors import ModelMergeError
 from slipway.model.safetensors_file import TensorInfo, read_weights
-from slipway_merge.plan.layout import Layout, OutputTensor
 from slipway_merge.tensors.deltas import compute_type
+from slipway_merge.tensors.outputs import Factor, Layout, OutputTensor, Update
 from slipway_merge.tensors.tensor_io import (
     COMPUTING_UNITS,
     DEVIATIONS,
@@ -32,7 +32,6 @@ from slipway_merge.tensors.tensor_io import (
     share_of_rounding,
     wide_roundoff,
 )
-from slipway_merge.tensors.values import Factor, Update
 
 _SMALL_BYTES = 1 << 24
 """Size up to which all values of a replaced tensor are compared."""

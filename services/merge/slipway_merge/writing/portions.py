@@ -11,9 +11,9 @@ import numpy as np
 
 from slipway.errors import ModelMergeError
 from slipway.model.safetensors_file import corrupt_error
-from slipway_merge.plan.layout import OutputTensor, Shard
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
 from slipway_merge.tensors.kernel import Block
+from slipway_merge.tensors.outputs import OutputTensor, Shard
 from slipway_merge.tensors.tensor_io import Array, TensorReader, float_type, row_blocks
 from slipway_merge.writing.output_file import OutputFile
 

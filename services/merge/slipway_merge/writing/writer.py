@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipway.stage import Context
-from slipway_merge.plan.layout import Layout, Shard
 from slipway_merge.tensors.deltas import Change
 from slipway_merge.tensors.kernel import Block
+from slipway_merge.tensors.outputs import Layout, Shard
 from slipway_merge.tensors.tensor_io import TensorReader
-from slipway_merge.writing.kept_shards import KeptShards, Written
-from slipway_merge.writing.output_file import Abandoned, NoFile, OutputFile
+from slipway_merge.writing.output_file import Abandoned, KeptShards, NoFile, OutputFile, Written
 from slipway_merge.writing.portions import Portion, portions
 
 

@@ -13,11 +13,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from slipway.machine.threads import session_options
+from slipway.machine.processes import session_options
 from slipway_onnx_export.checks.written import UnknownAxisError, make_feed
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines import Engine
-from slipway_onnx_export.forms.shapes import room_of
+from slipway_onnx_export.interface import EngineGraph, GraphRequest, room_of
 from slipway_onnx_export.names import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.serving.variant import serve

@@ -1,7 +1,7 @@
 """Engines that make the graphs of a model; they never read its weights.
 
-Each takes a :class:`~slipway_onnx_export.source.ModelSource` and a :class:`~slipway_onnx_export.engine_graph.GraphRequest` and returns
-an :class:`~slipway_onnx_export.engine_graph.EngineGraph` for every graph: named initializers that have no value, and the tensor of each.
+Each takes a :class:`~slipway_onnx_export.source.ModelSource` and a :class:`~slipway_onnx_export.interface.GraphRequest` and returns
+an :class:`~slipway_onnx_export.interface.EngineGraph` for every graph: named initializers that have no value, and the tensor of each.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from importlib import import_module
 
 from slipway.errors import ONNXExportError
 from slipway.model.families import DECODER
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import translate_engine_errors
+from slipway_onnx_export.interface import EngineGraph, GraphRequest
 from slipway_onnx_export.params import BEST_OPSET, ENGINE_OPSETS, OnnxExportParams, Runtime
 from slipway_onnx_export.source import ModelSource
 

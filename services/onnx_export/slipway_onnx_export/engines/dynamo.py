@@ -15,19 +15,16 @@ import onnx_ir as ir
 import onnxscript.rewriter.onnx_fusions
 import torch
 
-from slipway_onnx_export.activations.interface import add_activations
-from slipway_onnx_export.components import components_of
-from slipway_onnx_export.constants import add_constant
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import OPTIMIZATION, translate_capture_error, translate_engine_errors
 from slipway_onnx_export.engines.lowering import MASKED
 from slipway_onnx_export.engines.optimizing import optimize_graph, quiet_libraries
-from slipway_onnx_export.interface import Component
-from slipway_onnx_export.layered.blocks import split
-from slipway_onnx_export.layered.stamping import stamp_layers
+from slipway_onnx_export.forms.activations import add_activations
+from slipway_onnx_export.forms.components import components_of
+from slipway_onnx_export.interface import Component, EngineGraph, GraphRequest
+from slipway_onnx_export.ir_graphs import Statistics, add_constant
+from slipway_onnx_export.layered.blocks import split, stamp_layers
 from slipway_onnx_export.loading.weightless import build_weightless, tied_weights
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.statistics import Statistics
 
 # FlatModule has the transformers model in this attribute.
 PREFIX = "model."

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from slipway.errors import ModelExportError, ONNXExportError, UnorderedMapError
-from slipway.machine.out_of_memory import is_out_of_memory
+from slipway.machine.shortages import is_out_of_memory
 from slipway_onnx_export.interface import Port
 from slipway_onnx_export.source import ModelSource
 

@@ -14,17 +14,15 @@ import torch
 
 from slipway.errors import TracerWarningError
 from slipway.model.graphs.branches import Branch, harmful_branches
-from slipway_onnx_export.activations.interface import add_activations
-from slipway_onnx_export.components import components_of
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import OPTIMIZATION, translate_engine_errors, translate_tracer_error
 from slipway_onnx_export.engines.optimizing import optimize_graph
-from slipway_onnx_export.interface import Component
-from slipway_onnx_export.layered.blocks import split
-from slipway_onnx_export.layered.stamping import stamp_layers
+from slipway_onnx_export.forms.activations import add_activations
+from slipway_onnx_export.forms.components import components_of
+from slipway_onnx_export.interface import Component, EngineGraph, GraphRequest
+from slipway_onnx_export.ir_graphs import Statistics
+from slipway_onnx_export.layered.blocks import split, stamp_layers
 from slipway_onnx_export.loading.weightless import build_weightless, tied_weights
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.statistics import Statistics
 
 # FlatModule has the transformers model in this attribute.
 PREFIX = "model."

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.constants import add_constant
+from slipway_onnx_export.ir_graphs import add_constant
 
 # Added to the scores of masked positions. Low enough to vanish in any softmax, and within float16's range, so that a fully
 # masked row (left padding) stays finite in every precision.

@@ -14,15 +14,15 @@ from mobius._registry import registry
 from mobius.tasks import get_task
 
 from slipway.errors import ONNXExportError
-from slipway.model.config.lengths import GROWING, rope_types
 from slipway.model.families import DECODER
+from slipway.model.limits import GROWING, rope_types
 from slipway.sizes import format_size
-from slipway_onnx_export.components import untraced_decoder
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.lowering import lower
+from slipway_onnx_export.forms.components import untraced_decoder
+from slipway_onnx_export.interface import EngineGraph, GraphRequest
+from slipway_onnx_export.ir_graphs import Statistics
 from slipway_onnx_export.serving.shared_buffer import share_buffers
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
-from slipway_onnx_export.statistics import Statistics
 
 _ROOT_SCALED = ("gemma", "gemma3_text")
 """Model types that multiply embeddings by the root of their width."""

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.model.families import DECODER, SPEECH, Family
 from slipway_onnx_export.interface import Component, Port, ids
-from slipway_onnx_export.loading.trial_run import integers
+from slipway_onnx_export.loading.weightless import integers
 from slipway_onnx_export.names import (
     BATCH,
     ENCODED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.model.activations.inspection import GraphReport, Inspection
+from slipway.model.activations import GraphReport, Inspection
 from slipway.stage import Context, Stage, StageParams
 
 _MOST_GRAPHS = 32
@@ -22,7 +22,7 @@ class InspectionParams(StageParams):
 
 
 def run(inputs: Mapping[str, Path], params: InspectionParams, ctx: Context) -> dict[str, Path]:
-    """Write ``inspection.json`` (:class:`slipway.model.activations.inspection.Inspection`) about the graphs of a folder.
+    """Write ``inspection.json`` (:class:`slipway.model.activations.Inspection`) about the graphs of a folder.
 
     Raises:
         ONNXExportError: ``ONNX_INVALID`` if there is no graph, or one that cannot be read.

@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from slipway.errors import ONNXExportError
 from slipway.files.regular_file import check_regular, read_regular
-from slipway.machine.threads import session_options
-from slipway.model.activations.inspection import GraphReport, InspectedValue
+from slipway.machine.processes import session_options
+from slipway.model.activations import GraphReport, InspectedValue
 from slipway.sizes import format_size
 from slipway.texts import one_line, printable, quoted
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS

@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from slipway_onnx_export.interface import Component
-from slipway_onnx_export.loading.trial_run import try_out
+from slipway_onnx_export.loading.weightless import try_out
 
 Tensors = dict[str, torch.Tensor]
 Place = tuple[Any, ...]

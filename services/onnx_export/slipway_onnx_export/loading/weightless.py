@@ -1,4 +1,4 @@
-"""Build a transformers model that can be traced without weights, with ALiBi biases and mixtures of experts that engines can write.
+"""Build a transformers model that can be traced without weights, and run it once to learn the shapes of its results.
 
 The traced form of experts does not depend on which experts the tokens choose.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from slipway.errors import ONNXExportError
-from slipway.machine.out_of_memory import is_out_of_memory
+from slipway.machine.shortages import is_out_of_memory
 from slipway.model.families import auto_model
-from slipway.model.pytorch.rotary import compute_frequencies_in_graph
+from slipway.model.pytorch.traced_forms import compute_frequencies_in_graph
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.source import ModelSource
 
@@ -255,3 +258,41 @@ def use_every_expert(model: Any) -> None:
 
         ALL_EXPERTS_FUNCTIONS.register(NAME, every_expert)
         model.set_experts_implementation(NAME)
+
+
+_T = TypeVar("_T")
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+def try_out(model: torch.nn.Module, run: Callable[[], _T]) -> _T:
+    """Return the result of ``run``, which calls a model. Only shapes are computed, if the model's code allows it.
+
+    Code that branches on computed values runs with the placeholders of the weights instead. The engines find out whether the branch matters.
+    """
+    with torch.no_grad(), _restore_afterwards(model):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                return run()
+        except _NEEDS_VALUES:
+            pass
+    with torch.no_grad(), _restore_afterwards(model):
+        return run()
+
+
+def integers(*shape: int) -> torch.Tensor:
+    """Return token ids, or a mask, of a shape."""
+    return torch.ones(shape, dtype=torch.int64)
+
+
+@contextmanager
+def _restore_afterwards(model: torch.nn.Module) -> Iterator[None]:
+    """Undo what the block assigns to a model's modules: rotary embeddings keep the angles of the last length."""
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)

@@ -1,8 +1,13 @@
-"""Read a graph's interface, and write a graph under the names that a runtime expects. Most weights stay in their files."""
+"""Read, rename and copy the graphs of a package, and join both forms of a decoder in one.
+
+The encoder's graph computes keys and values of the cross-attention. The merged decoder has a copy of those nodes in one branch of an
+``If``; the other branch passes on what the first call returned. So every call returns the cache whole, and weights are not needed twice.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,8 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from slipway.model.graphs.promise import EVERY_CALL, Promise
+from slipway_onnx_export.names import BRANCH, ENCODED, HIDDEN
 from slipway_onnx_export.packaging.kinds import NotPackagedError
 
 Shape = tuple[int | str, ...]
@@ -136,3 +143,177 @@ def link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # the file system has no hard links
         shutil.copyfile(source, target)
+
+
+ENCODER, PAST = "encoder_model.onnx", "decoder_model.onnx"
+"""The graphs of an encoder-decoder: the second takes the cache of the first."""
+
+CACHED = "cached_encoder_sequence"
+_PREFIX = "cross_attention/"
+
+
+def load_encoder_alone(folder: Path) -> ir.Model:
+    """Load the encoder with its result as its only output: the merged decoder computes the cache."""
+    encoder = load_graph(folder, ENCODER)
+    encoder.graph.outputs[:] = [value for value in encoder.graph.outputs if value.name == HIDDEN]
+    RemoveUnusedNodesPass()(encoder)
+    return encoder
+
+
+def merge_decoder(folder: Path) -> ir.Model:
+    """Return the decoder with the additional inputs ``encoder_hidden_states`` and ``use_cache_branch``, and the outputs ``present.N.encoder.*``.
+
+    Raises:
+        NotPackagedError: The encoder's graph has no such part that depends on its result alone.
+    """
+    pair = Pair.load(folder)
+    graph, cached = pair.decoder.graph, pair.cached
+    branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
+    nodes, computed = pair.cross_attention()
+    present = ir.Node(
+        "", "If", [branch], num_outputs=len(cached), name=_PREFIX + "If",
+        attributes=[
+            ir.AttrGraph("then_branch", _cached_branch(cached)),
+            ir.AttrGraph("else_branch", ir.Graph([], computed, nodes=nodes, name="computed")),
+        ],
+    )  # fmt: skip
+    for made, value, old in zip(present.outputs, pair.crossed, cached, strict=True):
+        made.name, made.shape, made.type = value.name, value.shape, value.type
+        old.shape = ir.Shape([*list(old.shape or ())[:2], CACHED, *list(old.shape or ())[3:]])  # none at the first call
+        replace_uses(old, made, graph)
+    graph.insert_before(graph[0], present)
+    graph.inputs[:] = [*sorted(graph.inputs, key=by_layer), pair.encoded, branch]
+    graph.outputs.extend(present.outputs)
+    return pair.decoder
+
+
+def _read_shapes_of_cast(hidden: ir.Value) -> None:
+    """Make Shape nodes read the cast value: the decoder gets that value only."""
+    cast = hidden.producer()
+    if cast is None or cast.op_type != "Cast" or cast.inputs[0] is None:
+        return
+    for use in [use for use in cast.inputs[0].uses() if use.node.op_type == "Shape"]:
+        use.node.replace_input_with(use.idx, hidden)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An encoder and the decoder that takes its cache.
+
+    Attributes:
+        encoder: The encoder.
+        decoder: The decoder. It gets the functions and constants that copied nodes of the encoder need.
+        hidden: Result of the encoder.
+        crossed: Outputs of the encoder with keys and values of the cross-attention.
+        cached: The decoder's inputs for them.
+        encoded: Additional input of the decoder for the encoder's result.
+    """
+
+    encoder: ir.Model
+    decoder: ir.Model
+    hidden: ir.Value
+    crossed: list[ir.Value]
+    cached: list[ir.Value]
+    encoded: ir.Value
+
+    @classmethod
+    def load(cls, folder: Path) -> Pair:
+        """Load the graphs of a folder.
+
+        Raises:
+            NotPackagedError: They do not fit together.
+        """
+        encoder, decoder = load_graph(folder, ENCODER), load_graph(folder, PAST)
+        hidden = next((value for value in encoder.graph.outputs if value.name == HIDDEN), None)
+        crossed = [value for value in encoder.graph.outputs if str(value.name).startswith("present.")]
+        if hidden is not None:
+            _read_shapes_of_cast(hidden)
+        past = {str(value.name).replace("past_key_values.", "present.", 1): value for value in decoder.graph.inputs}
+        if hidden is None or not crossed or not all(value.name in past for value in crossed):
+            raise NotPackagedError("its encoder and decoder do not have the interface that Slipway writes")
+        for domain, version in encoder.opset_imports.items():
+            if decoder.opset_imports.setdefault(domain, version) != version:
+                raise NotPackagedError(
+                    f"encoder and decoder have different versions of the operators {domain or 'ai.onnx'}"
+                )
+        decoder.functions.update(encoder.functions)
+        encoded = ir.Value(name=ENCODED, shape=hidden.shape, type=hidden.type)
+        return cls(encoder, decoder, hidden, crossed, [past[str(value.name)] for value in crossed], encoded)
+
+    def cross_attention(self) -> tuple[list[ir.Node], list[ir.Value]]:
+        """Copy the nodes between the encoder's result and the cross-attention's cache; their constants go to the decoder.
+
+        Returns:
+            The copies, which read :attr:`encoded`, and their values of :attr:`crossed`.
+
+        Raises:
+            NotPackagedError: The cache depends on more than the encoder's result.
+        """
+        needed = _nodes_between(self.hidden, self.crossed)
+        inputs = set(self.encoder.graph.inputs)
+        copies: dict[ir.Value, ir.Value] = {self.hidden: self.encoded}
+        nodes = []
+        for node in (node for node in self.encoder.graph if node in needed):
+            for value in filter(None, node.inputs):
+                if value in inputs:
+                    # Only its rows and length are read, and the encoder's result has the same.
+                    copies[value] = self.encoded
+                elif value.is_initializer() and value not in copies:
+                    copies[value] = _copy_constant(value, self.decoder.graph)
+            copy = ir.Node(
+                node.domain, node.op_type, [None if value is None else copies[value] for value in node.inputs],
+                list(node.attributes.values()), overload=node.overload, num_outputs=len(node.outputs),
+                name=f"{_PREFIX}{node.name}",
+            )  # fmt: skip
+            for new, old in zip(copy.outputs, node.outputs, strict=True):
+                new.name, new.shape, new.type, copies[old] = f"{_PREFIX}{old.name}", old.shape, old.type, new
+            nodes.append(copy)
+        return nodes, [copies[value] for value in self.crossed]
+
+
+def by_layer(value: ir.Value) -> tuple[int, str]:
+    """Return the sort key of an input or output: optimum passes the cache by order, in each layer the decoder's, then the encoder's."""
+    part = re.match(r"(?:past_key_values|present)\.(\d+)\.(.*)", str(value.name))
+    return (int(part[1]), part[2]) if part else (-1, "")
+
+
+def replace_uses(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
+    """Make the nodes of a graph, but not those of its subgraphs, read ``new`` instead of ``old``."""
+    for use in [use for use in old.uses() if use.node.graph is graph]:
+        use.node.replace_input_with(use.idx, new)
+
+
+def _cached_branch(cached: list[ir.Value]) -> ir.Graph:
+    nodes = [ir.Node("", "Identity", [value]) for value in cached]
+    for node, value in zip(nodes, cached, strict=True):
+        node.outputs[0].name, node.outputs[0].type = f"{_PREFIX}{value.name}", value.type
+    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name="cached")
+
+
+def _nodes_between(start: ir.Value, ends: list[ir.Value]) -> set[ir.Node]:
+    nodes: set[ir.Node] = set()
+    waiting = [value.producer() for value in ends]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in nodes:
+            continue
+        nodes.add(node)
+        for value in filter(None, node.inputs):
+            if value.is_graph_input() and not _reads_rows_or_length(node):
+                raise NotPackagedError(
+                    f"its cross-attention depends on the encoder's input {value.name}, not on the encoder's result alone"
+                )
+            if value is not start:
+                waiting.append(value.producer())
+    return nodes
+
+
+def _reads_rows_or_length(node: ir.Node) -> bool:
+    end = node.attributes.get_int("end", None)
+    return node.op_type == "Shape" and (node.attributes.get_int("start", 0), end) in ((0, 1), (1, 2), (0, 2))
+
+
+def _copy_constant(value: ir.Value, target: ir.Graph) -> ir.Value:
+    copy = ir.Value(name=f"{_PREFIX}{value.name}", shape=value.shape, type=value.type, const_value=value.const_value)
+    target.register_initializer(copy)
+    return copy

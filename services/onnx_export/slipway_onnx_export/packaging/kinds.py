@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.estimates import GRAPH_BYTES, ModelSize
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
+from slipway.sizes import GRAPH_BYTES, ModelSize
 from slipway_onnx_export.params import PackageKind
 
 ENTRIES: Mapping[PackageKind, tuple[str, ...]] = {

@@ -15,11 +15,20 @@ import onnx_ir as ir
 
 from slipway.model.families import DECODER
 from slipway.model.model_files import copy_companions
-from slipway_onnx_export.constants import add_constant
+from slipway_onnx_export.ir_graphs import add_constant
 from slipway_onnx_export.names import ENCODED
-from slipway_onnx_export.packaging.graphs import link, load_graph, rename_axes
+from slipway_onnx_export.packaging.graphs import (
+    ENCODER,
+    PAST,
+    Pair,
+    by_layer,
+    link,
+    load_encoder_alone,
+    load_graph,
+    rename_axes,
+    replace_uses,
+)
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
-from slipway_onnx_export.packaging.merged import ENCODER, PAST, Pair, by_layer, load_encoder_alone, replace_uses
 
 FOLDER = "optimum"
 WITH_PAST = "decoder_with_past_model.onnx"

@@ -22,10 +22,17 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, QUESTION_ANSWERING, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER
 from slipway.model.graphs.promise import Promise
 from slipway.model.model_files import CONFIG, copy_companions
-from slipway_onnx_export.constants import add_constant
-from slipway_onnx_export.packaging.graphs import load_graph, rename_axes, save_copy
+from slipway_onnx_export.ir_graphs import add_constant
+from slipway_onnx_export.packaging.graphs import (
+    ENCODER,
+    PAST,
+    load_encoder_alone,
+    load_graph,
+    merge_decoder,
+    rename_axes,
+    save_copy,
+)
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
-from slipway_onnx_export.packaging.merged import ENCODER, PAST, load_encoder_alone, merge_decoder
 
 FOLDER = "transformers_js"
 DATA = ".data"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import ONNXExportError
-from slipway.proof.differences import difference
-from slipway_onnx_export.activations.recording import WantedActivations, places_of, record_activations
+from slipway.proof.comparison import difference
+from slipway_onnx_export.forms.activations import WantedActivations, places_of, record_activations
 from slipway_onnx_export.parity.rows import Array, Conversation, Session
 
 _MOST_TOKENS = 64

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import transformers
 
-from slipway.model.config.lengths import grows_with_text, length_thresholds, position_thresholds
 from slipway.model.families import DECODER
+from slipway.model.limits import grows_with_text, length_thresholds, position_thresholds
 from slipway.sizes import format_size
 from slipway_onnx_export.parity.rows import Array
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource

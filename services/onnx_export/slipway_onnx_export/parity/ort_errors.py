@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from slipway.machine.out_of_memory import is_out_of_memory
+from slipway.machine.shortages import is_out_of_memory
 
 # onnxruntime's exceptions have no common base class but Exception.
 ORT_ERRORS = (

@@ -11,7 +11,7 @@ import onnxruntime
 
 from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import Opened, ProviderChoice, open_session
-from slipway.machine.threads import session_options
+from slipway.machine.processes import session_options
 from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.model.graphs.fixed_graph import FixedGraph
 from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT

@@ -11,8 +11,8 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from slipway.model.configuration import token_of
 from slipway.model.families import SPEECH
-from slipway.model.generation import token_of
 from slipway_onnx_export.parity.lengths import BEYOND, Lengths, Reach
 from slipway_onnx_export.parity.rows import Array, Session, past_of, random_rows
 from slipway_onnx_export.source import ModelSource

@@ -14,7 +14,7 @@ import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.constants import add_constant
+from slipway_onnx_export.ir_graphs import add_constant
 from slipway_onnx_export.names import IDS, MASK, POSITIONS
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array

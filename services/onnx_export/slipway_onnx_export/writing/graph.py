@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from slipway.counts import counted
-from slipway.distribution.installed import own_version
+from slipway.distribution import own_version
 from slipway.errors import ONNXExportError
+from slipway.texts import counted
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
 from slipway_onnx_export.loading.weightless import find_misfits

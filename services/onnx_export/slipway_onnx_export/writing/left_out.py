@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from slipway.model.weights.left_out import LeftOut
+from slipway.model.graphs.weights import LeftOut
 from slipway.model.weights.reading import Weights, row_pieces
 from slipway_onnx_export.loading.conversion import Stack, Weight
 from slipway_onnx_export.names import INLINE_BYTES

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from slipway.distribution.installed import installed_version, own_version
+from slipway.distribution import installed_version, own_version
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.model.model_files import copy_companions
 from slipway_onnx_export.params import LIBRARIES, OnnxExportParams

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway.model.graphs.inline import take_weights_in
+from slipway.model.graphs.weights import take_weights_in
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
 from slipway_onnx_export.names import INLINE_BYTES
 

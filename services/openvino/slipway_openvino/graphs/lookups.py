@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from slipway.files.links import real_file
+from slipway.files.paths import real_file
 from slipway.texts import printable
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from slipway.proof.stored_weights import NotUnderstoodError
-from slipway_openvino.stored.description import Layer, Place
-from slipway_openvino.stored.values import Values, quote_name
+from slipway_openvino.stored.values import Layer, Place, Values, quote_name
 
 _DEEPEST = 3
 """Operations between scales or zero points and their constant."""

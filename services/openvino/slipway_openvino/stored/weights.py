@@ -15,22 +15,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-from slipway.files.links import file_in
+from slipway.files.paths import file_in
 from slipway.model.configuration import ModelConfig
 from slipway.proof.constants import NamedConstants
 from slipway.proof.stored_weights import Coded, NotUnderstoodError, StoredWeight, count_non_finite
 from slipway_openvino.params import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
 from slipway_openvino.stored.decompression import decompression_of, require_readers
-from slipway_openvino.stored.description import Place, read_description
 from slipway_openvino.stored.values import (
     FLOATS,
     INTEGERS,
     FloatRows,
+    Place,
     Values,
     codes_of,
     limits_of,
     pieces_of,
     quote_name,
+    read_description,
 )
 
 _ADDED = re.compile(r"(?:\.rows\.[0-9]+(?:x[0-9]+)*)?(?:_compressed)?$")

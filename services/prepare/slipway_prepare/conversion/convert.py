@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 from torch import Tensor
 
-from slipway.distribution.installed import own_version
+from slipway.distribution import own_version
 from slipway.errors import ArtifactError, CheckpointValidationError
-from slipway.files.links import all_files, files_in, real_file
-from slipway.folders.disk_full import translate_disk_full
+from slipway.files.paths import all_files, files_in, real_file
+from slipway.machine.shortages import translate_disk_full
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import (
     ADAPTER_CONFIG,
@@ -31,10 +31,9 @@ from slipway.stage import Context
 from slipway_prepare.faults import invalid_error
 from slipway_prepare.params import ConvertParams
 from slipway_prepare.pickles.loading import check_tensors, load_pickle
-from slipway_prepare.recipes import Recipe
+from slipway_prepare.recipes import STORED_AS, Recipe, write_file
 from slipway_prepare.source import MappedTensors
 from slipway_prepare.structure import structure
-from slipway_prepare.writer import STORED_AS, write_file
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _STATE = re.compile(
@@ -243,7 +242,7 @@ def find_weights(source: Path, *, file: str = "") -> tuple[list[Weights], list[S
         file: The only file to convert; empty for all.
 
     Raises:
-        ArtifactError: As :func:`slipway.files.links.all_files`.
+        ArtifactError: As :func:`slipway.files.paths.all_files`.
     """
     if file:
         real = real_file(source, file)

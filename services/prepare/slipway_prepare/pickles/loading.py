@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from slipway.files.regular_file import open_regular
-from slipway.machine.python_process import python_module
+from slipway.machine.processes import python_module
 from slipway.model.safetensors_file import METADATA
 from slipway.sizes import format_size
 from slipway_prepare.faults import code_error, disk_full_error, invalid_error, unsafe_error

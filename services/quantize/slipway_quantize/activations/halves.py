@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.stage import Context
+from slipway.texts import counted
 from slipway_quantize.activations.running import Text, TextGraph, complete, feeds
 from slipway_quantize.activations.trial import measure_divergence, results_of
 from slipway_quantize.graphs.folder import graph_files, load_graph

@@ -8,8 +8,8 @@ import numpy as np
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.activations.choice import choose_ranges
 from slipway_quantize.activations.codes import E4M3, INT8, Form
+from slipway_quantize.activations.ranges import choose_ranges
 from slipway_quantize.activations.running import Text, TextGraph, complete, feeds
 from slipway_quantize.activations.trial import measure_divergence, results_of
 from slipway_quantize.activations.write import require_opset, write_products

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from slipway_quantize.activations.channels import Channels
-from slipway_quantize.activations.codes import PLAIN, Form, Range
+from slipway_quantize.activations.codes import PLAIN, Channels, Form, Range
 from slipway_quantize.graphs.folder import add_initializer
 from slipway_quantize.graphs.weights import Weight, add_inline_constant, remove_unused, replace_node
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
-from slipway.machine.threads import session_options
+from slipway.machine.processes import session_options
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison, Family
 from slipway.stage import Context

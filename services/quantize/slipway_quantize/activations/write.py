@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.activations.channels import write_channels
-from slipway_quantize.activations.codes import PLAIN, Array, Codes, Form, Ranges
+from slipway_quantize.activations.codes import PLAIN, Array, Codes, Form, Ranges, write_channels
 from slipway_quantize.activations.products import (
     DynamicProducts,
     StaticProducts,

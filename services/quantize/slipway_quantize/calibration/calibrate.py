@@ -1,4 +1,4 @@
-"""Calibrate a model from start to end: read text, round block by block, tune, choose by held-out text, write."""
+"""Calibrate a model from start to end: read text, round block by block, tune, choose by held-out text, write the artifact."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from slipway.distribution import installed_version
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.calibration.artifact import write_calibration
+from slipway_quantize.calibrated import DESCRIPTION, SCHEMA, WEIGHTS
 from slipway_quantize.calibration.effort import STEP_WINDOWS, Effort, plan_effort
 from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.calibration.rounding.grid import Grid
+from slipway_quantize.calibration.rounding.grid import Fixed, Grid
 from slipway_quantize.calibration.rounding.methods import BY_INPUTS, NEAREST, Rounded, best_method, read_rounded
-from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.rounding.rounds import Rounds
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Rounding
@@ -33,6 +34,63 @@ from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning, embeddi
 from slipway_quantize.calibration.widths import rounding_costs, wide_layers
 from slipway_quantize.calibration.windows import LEAST_WINDOWS, Batch, Windows, read_windows
 from slipway_quantize.levels import WIDE
+
+_LIBRARIES = ("numpy", "safetensors", "torch", "transformers")
+
+
+class CalibrationResult(Protocol):
+    """The result of a calibration, as :class:`slipway_quantize.calibration.calibrate.Result` has it."""
+
+    weights: dict[str, Fixed]
+    methods: dict[str, str]
+    errors: dict[str, dict[str, float]]
+    alone: dict[str, float]
+
+
+def write_calibration(
+    target: Path, model: StreamedModel, found: CalibrationResult, *, params: CalibrateParams, facts: dict[str, Any]
+) -> None:
+    """Write ``weights.safetensors`` and ``calibration.json`` into ``target``: the same bytes in every run.
+
+    Args:
+        target: An empty folder.
+        model: The model.
+        found: The result of the calibration.
+        params: Parameters.
+        facts: More to describe; nothing that differs from run to run, such as times.
+    """
+    tensors = {}
+    for name, weight in found.weights.items():
+        tensors[f"{name}.codes"] = weight.codes.contiguous()
+        tensors[f"{name}.scales"] = weight.fitted.scales.float().contiguous()
+        if weight.fitted.zeros is not None:
+            tensors[f"{name}.zero_points"] = weight.fitted.zeros.to(torch.int8).contiguous()
+    save_file(tensors, target / WEIGHTS)
+    (target / WEIGHTS).chmod(0o644)
+    description = {
+        "schema_version": SCHEMA,
+        "bits": params.bits,
+        "group_size": params.group_size,
+        "symmetric": params.symmetric,
+        "seed": params.seed,
+        "scale_dtype": str(model.dtype).removeprefix("torch."),
+        "tied_embedding": model.tied,
+        **facts,
+        "weights": {
+            name: {
+                "method": method,
+                "bits": found.weights[name].grid.bits,
+                "held_out_error_before": found.errors[name]["rtn"],
+                "held_out_error": found.errors[name].get(method),
+                **({"divergence": max(0.0, found.alone[name])} if name in found.alone else {}),
+            }
+            for name, method in found.methods.items()
+        },
+        "libraries": {name: installed_version(name) for name in _LIBRARIES},
+    }
+    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+    (target / DESCRIPTION).write_text(text, encoding="utf-8")
+
 
 _RATE, _SCALE_RATE = 0.004, 1.2e-3
 _STATE = "tuning"

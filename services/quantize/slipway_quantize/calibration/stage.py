@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.estimates import ModelSize
+from slipway.sizes import ModelSize
 from slipway.stage import Context, Effort, Forecast, Keeps, Role, Stage
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.refusals import calibration_refusal_reason
+from slipway_quantize.params import calibration_refusal_reason
 
 _TUNING_BYTES = 41
 """Bytes a weight of what the tuning keeps in mapped files (``docs/adr/0026-calibration-of-our-own.md``)."""

@@ -18,9 +18,8 @@ from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.moments import Observer
 from slipway_quantize.calibration.tuning.divergence import draw_gradients
 from slipway_quantize.calibration.windows import Batch
+from slipway_quantize.grid.mixed import Option, choose, units
 from slipway_quantize.levels import WIDE
-from slipway_quantize.mixed.choice import units
-from slipway_quantize.mixed.knapsack import Option, choose
 
 
 @dataclass

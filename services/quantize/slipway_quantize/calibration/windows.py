@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import read_regular
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
+from slipway.texts import counted
 from slipway_quantize.calibration_data.params import TEXTS
 
 LARGEST_TEXTS = 256 << 20

@@ -17,16 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from slipway.counts import counted
 from slipway.documents import heldout
 from slipway.documents.heldout import BUILT_IN_TOPICS, documentation
-from slipway.documents.purposes import Purpose, invalid_text_error
-from slipway.documents.reader import Document, read_documents
+from slipway.documents.reader import Document, Purpose, invalid_text_error, read_documents
 from slipway.documents.rendering import Renderer, passages
 from slipway.documents.separation import FEWEST_TOKENS, MOST_NAMED, separate, too_little_left_error
 from slipway.stage import Context
+from slipway.texts import counted
 from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
-from slipway_quantize.companions import write_json
+from slipway_quantize.report import write_json
 
 MODULES = (
     "ast",

@@ -23,10 +23,8 @@ from slipway.model.safetensors_layout import TensorSpec
 from slipway.model.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch_error
-from slipway_quantize.checkpoints.mixing import choose_mixed
 from slipway_quantize.checkpoints.weights_file import WeightsFile
-from slipway_quantize.companions import read_json, write_json
-from slipway_quantize.forms.choice import Layers, form_of, least_width
+from slipway_quantize.forms.choice import Layers, choose_mixed, form_of, least_width
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.integers import PackedIntegers
 from slipway_quantize.levels import WIDE, is_named
@@ -41,10 +39,10 @@ from slipway_quantize.model_weights import (
     require_family,
     require_finite,
 )
+from slipway_quantize.params import WITHOUT_BUDGET, size_budget_refusal
 from slipway_quantize.pieces import PIECE_WEIGHTS, Pieces, Squares
 from slipway_quantize.quantizer import QuantizeRequest
-from slipway_quantize.refusals import WITHOUT_BUDGET, size_budget_refusal
-from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
+from slipway_quantize.report import KEPT, Outcome, read_json, warn_unaligned, warn_unknown, write_json
 
 _APART = "it should have more bits than the others, and transformers unpacks all weights of this model with the same"
 _NARROW_FLOATS = ("nvfp4", "mxfp4")

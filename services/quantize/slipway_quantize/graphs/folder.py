@@ -1,4 +1,4 @@
-"""Read and write an ONNX folder without its weights in memory: each graph in a ``.onnx`` file, its data beside it or in it."""
+"""Read and write an ONNX folder without its weights in memory: its graphs, their data, and the contract of activations."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx_ir.serde import SerdeError
 
-from slipway.errors import QuantizationError
+from slipway.errors import ConfigurationError, QuantizationError
+from slipway.model.activations import CONTRACT, read_contract
 from slipway.model.dtypes import DTYPES, FLOATS, numpy_dtypes
-from slipway.model.graphs.inline import take_weights_in
+from slipway.model.graphs.weights import take_weights_in
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutTensor
 from slipway_quantize.pieces import PIECE_WEIGHTS, write_all
 
@@ -283,3 +284,49 @@ def take_data_in(folder: Path) -> None:
         save_graph(model, folder, name)
     for name in names:
         (folder / (name + DATA_SUFFIX)).unlink(missing_ok=True)
+
+
+def restate_contract(folder: Path) -> None:
+    """Replace the copied contract of a folder, if it has one; the copy names the types before quantization.
+
+    Raises:
+        QuantizationError: ``ONNX_INVALID`` if the contract cannot be read, or names an output that the graph lacks.
+    """
+    path = folder / CONTRACT
+    if not path.is_file():
+        return
+    try:
+        contract = read_contract(path)
+    except ConfigurationError as error:
+        raise QuantizationError(error.message, reason="ONNX_INVALID", remedy="export the ONNX model again") from error
+    dtypes: dict[str, str] = {}
+    for graph in contract.graphs:
+        outputs = load_graph(folder, _require_file(folder, graph.file)).graph.outputs
+        returned = {
+            value.name: _CONTRACT_DTYPES.get(value.dtype, "") for value in outputs if value.name and value.dtype
+        }
+        wrong = [each.name for each in graph.outputs if not returned.get(each.name)]
+        if wrong:
+            raise QuantizationError(
+                f"{CONTRACT} names the output {wrong[0]!r}, which {graph.file} does not return as floats",
+                reason="ONNX_INVALID",
+                remedy="export the ONNX model again",
+                about={"file": CONTRACT, "output": wrong[0]},
+            )
+        dtypes |= {name: dtype for name, dtype in returned.items() if dtype}
+    contract.with_dtypes(dtypes).write(folder)
+
+
+def _require_file(folder: Path, name: str) -> str:
+    """Return the name if the folder has such a graph; a contract may name anything."""
+    if name not in {path.name for path in folder.glob("*.onnx")}:
+        raise QuantizationError(
+            f"{CONTRACT} describes {name!r}, which the folder lacks",
+            reason="ONNX_INVALID",
+            remedy="export the ONNX model again",
+            about={"file": CONTRACT},
+        )
+    return name
+
+
+_CONTRACT_DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16"}

@@ -24,8 +24,8 @@ from slipway_quantize.graphs.folder import (
     row_chunks,
     save_graph,
 )
-from slipway_quantize.graphs.half_plan import HalfPlan, float_inputs, is_float, plan_half
 from slipway_quantize.graphs.left_out import LeftOutSource
+from slipway_quantize.graphs.precision import HalfPlan, float_inputs, is_float, plan_half
 from slipway_quantize.model_weights import as_array, cast_to_half
 from slipway_quantize.report import Outcome
 

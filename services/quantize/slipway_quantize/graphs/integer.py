@@ -22,7 +22,6 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, numpy_dtypes
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
-from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import (
     DataFile,
     Shared,
@@ -35,9 +34,8 @@ from slipway_quantize.graphs.folder import (
     row_chunks,
     save_graph,
 )
-from slipway_quantize.graphs.integers import CalibratedWeights, Integers, find_integers
+from slipway_quantize.graphs.integers import CalibratedWeights, Integers, choose_graph_bits, find_integers
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
-from slipway_quantize.graphs.mixing import choose_graph_bits
 from slipway_quantize.graphs.weights import (
     Weight,
     add_inline_constant,
@@ -47,10 +45,9 @@ from slipway_quantize.graphs.weights import (
     remove_unused,
     replace_node,
 )
-from slipway_quantize.levels import IntLevel
-from slipway_quantize.mixed.budget import SizeBudget
+from slipway_quantize.levels import IntLevel, SizeBudget
 from slipway_quantize.pieces import Pieces, Squares
-from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
+from slipway_quantize.report import KEPT, Outcome, read_json, warn_unaligned, warn_unknown
 
 _CONTRIB = "com.microsoft"
 _LINE = 16

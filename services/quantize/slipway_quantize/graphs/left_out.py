@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
 from slipway.model.dtypes import FLOATS
-from slipway.model.weights.left_out import LeftOut, LeftOutWeights
+from slipway.model.graphs.weights import LeftOut, LeftOutWeights
 from slipway.model.weights.reading import Weights, has_weights, open_weights
 from slipway.texts import quoted
 

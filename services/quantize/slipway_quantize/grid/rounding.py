@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.machine.compiled.library import best_kernel
+from slipway.texts import counted
 from slipway_quantize.grid.search import STEPS, Array, dequantize_groups, pack_codes, quantize_groups, unpack_codes
 
 _CHUNK = 1 << 17

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.errors import TensorRTLLMExportError
-from slipway.model.config.values import ConfigValues
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.decoder import Decoder, decoder_of, kinds_of_layers, settings_of
 from slipway.model.decoders.rotary import BASE, ORIGINAL, longrope_attention
+from slipway.model.decoders.values import ConfigValues
 from slipway.texts import quoted
 from slipway_tensorrt_llm.models.table import KNOWN, Architecture, architecture_of
 from slipway_tensorrt_llm.params import TensorRTLLMParams

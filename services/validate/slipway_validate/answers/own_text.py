@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.documents.purposes import Purpose
-from slipway.documents.reader import COLUMNS, read_rows
+from slipway.documents.reader import COLUMNS, Purpose, read_rows
 from slipway.errors import ModelExportError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Comparison, Family

@@ -14,30 +14,36 @@ from slipway.model.families import DECODER, Family
 from slipway.proof.numerics import Logits
 from slipway.validation.comparisons import GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
-from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine
 from slipway.validation.survival import AdapterSurvival
-from slipway.validation.verdicts import kept_share
+from slipway.validation.verdicts import Limits, kept_share
 from slipway_validate import folders
+from slipway_validate.answers.scores import Scorer
 from slipway_validate.cases import native_case
 from slipway_validate.folders import has_separate_adapter
 from slipway_validate.judging import explain, survival, texts
-from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.compare import (
     CaseResults,
+    OtherModels,
     compare_case,
     compare_greedy,
     compare_long,
+    compare_together,
     compare_windows,
     load_logits,
 )
+from slipway_validate.judging.distances import choose_measure, coarser, distance_of, own_level
 from slipway_validate.judging.fit import fit_verdict
 from slipway_validate.judging.judge import Against, Judge, Rule
-from slipway_validate.judging.limits import coarser, own_level
-from slipway_validate.judging.measures import choose_measure, distance_of
-from slipway_validate.judging.one_pass import OtherModels, compare_together
-from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.judging.yardsticks import HALVES, STATIC, Measured, is_own_code, results_rounding, rounding_of
+from slipway_validate.judging.yardsticks import (
+    HALVES,
+    STATIC,
+    Measured,
+    ReferenceRun,
+    is_own_code,
+    results_rounding,
+    rounding_of,
+)
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
 MERGED = merged_output()

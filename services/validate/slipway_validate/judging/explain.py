@@ -6,7 +6,7 @@ from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputValidation
 from slipway.validation.verdicts import Answer, Verdict
 from slipway_validate.judging import survival, texts
-from slipway_validate.judging.measures import distance_of
+from slipway_validate.judging.distances import distance_of
 
 SHAPE_CAUSES = {
     "left_padded": (

@@ -18,7 +18,7 @@ from slipway.validation.verdicts import (
     Verdict,
     kept_share,
 )
-from slipway_validate.judging.measures import Measure, distance_of
+from slipway_validate.judging.distances import Measure, distance_of
 
 _CLOSE_VALUES, _NEAR_VALUES = 0.1**2, 0.3**2
 """As :data:`slipway.validation.verdicts.CLOSE` and ``NEAR``, for values that are not logits: squares of relative errors."""

@@ -9,21 +9,21 @@ from typing import Literal
 from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
-from slipway.validation.limit_overrides import Limits
-from slipway.validation.verdicts import Question
+from slipway.validation.verdicts import Limits, Question
 from slipway_validate.judging import survival, texts
-from slipway_validate.judging.fit import FitRule, fit_checks
-from slipway_validate.judging.limits import (
+from slipway_validate.judging.distances import (
     CASE_TIMES,
     COST_TIMES,
     EXACT_DIFFERENCE,
     FLOOR,
     NOISE_TIMES,
     VALUES_FLOOR,
+    Measure,
     absolute_limit,
+    distance_of,
     times_allowed,
 )
-from slipway_validate.judging.measures import Measure, distance_of
+from slipway_validate.judging.fit import FitRule, fit_checks
 
 EMBEDDING_CASE = "sentence_embedding"
 Against = Literal["reference", "merged", "stored", "itself"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipway.counts import counted
+from slipway.texts import counted
 from slipway.validation.comparisons import Check
-from slipway.validation.limit_overrides import Limits
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival, worst
+from slipway.validation.verdicts import Limits
 
 SURE = 4.0
 """Standard errors by which rounding alone may move a strength."""

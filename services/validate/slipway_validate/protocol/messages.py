@@ -185,7 +185,7 @@ class EncodedInputs(_Message):
 
 
 class Answers(_Message):
-    """A model's answers to the test inputs: for each, numbers as :mod:`slipway_validate.runner.generation.answering` returns them; or why there are none."""
+    """A model's answers to the test inputs: for each, numbers as :mod:`slipway_validate.runner.generation.generating` returns them; or why there are none."""
 
     answers: tuple[tuple[float, ...], ...] = ()
     skipped: str = ""
@@ -200,7 +200,7 @@ class RunSpec(_Message):
         family: Name of its family, in :data:`slipway.model.families.FAMILIES`.
         adapter: Adapter to add to it, unmerged; None for an output, and for a reference without an adapter.
         base: Base model of an output that holds an adapter alone; None for any other.
-        samples: Folder of :class:`slipway.proof.samples.Samples`.
+        samples: Folder of :class:`slipway.proof.runtime.Samples`.
         padding_token: Token that pads a batch.
         threads: Threads that the runtime may use.
         write_logits: Whether logits are compared later; otherwise they are only checked for NaN.
@@ -249,7 +249,7 @@ class TokenizeSpec(_Message):
         windows: Requested windows; a short text gives fewer.
         length: Requested tokens per window.
         seed: Seed of the places of the windows in the text, and of random inputs.
-        samples: Folder in which to write :class:`slipway.proof.samples.Samples`.
+        samples: Folder in which to write :class:`slipway.proof.runtime.Samples`.
         records: File with the user's test inputs, a list in JSON; None if there are none.
         sounds: Folder of the sounds that they name.
     """

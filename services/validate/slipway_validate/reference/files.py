@@ -21,12 +21,12 @@ from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
 from slipway.model.families import FAMILIES, SPEECH, Family
-from slipway.proof.samples import Samples
+from slipway.proof.runtime import Samples
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.cases import shape_cases
-from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.judging.yardsticks import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared
 from slipway_validate.protocol.messages import (

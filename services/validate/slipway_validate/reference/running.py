@@ -11,15 +11,14 @@ from pydantic import TypeAdapter
 
 from slipway.model.configuration import ModelConfig
 from slipway.proof.precision import stored_dtype
-from slipway.proof.samples import EVIDENCE_FILE
+from slipway.proof.runtime import EVIDENCE_FILE
 from slipway.stage import Context
 from slipway.validation.findings import AdapterEvidence, Reference
 from slipway.validation.speed import Engine, Speed
 from slipway_validate.judging.compare import CaseResults, compare_case
+from slipway_validate.judging.distances import distance_of, level_of
 from slipway_validate.judging.evaluate import MERGED
-from slipway_validate.judging.limits import level_of
-from slipway_validate.judging.measures import distance_of
-from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.judging.yardsticks import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared, long_spec, open_trained, prepare, require_success, unknown_family
 from slipway_validate.protocol import process

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from slipway.proof.runtime import LanguageModel, Past, Step, plain_step, source_of
-from slipway.proof.samples import Samples
+from slipway.proof.runtime import LanguageModel, Past, Samples, Step, plain_step, source_of
 from slipway_validate.protocol.messages import Benchmark, Round
 
 WARM_UP_STEPS = 2

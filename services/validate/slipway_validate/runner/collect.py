@@ -14,6 +14,7 @@ from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Comparison, Fam
 from slipway.proof.numerics import Ints, Logits
 from slipway.proof.runtime import (
     LanguageModel,
+    Samples,
     Source,
     Step,
     Unusable,
@@ -23,7 +24,6 @@ from slipway.proof.runtime import (
     segments_within,
     source_of,
 )
-from slipway.proof.samples import Samples
 from slipway_validate.cases import DECODE, find_family, native_case
 from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
 from slipway_validate.runner.generation.generating import continue_greedily, continue_long

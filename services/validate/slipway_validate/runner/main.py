@@ -23,9 +23,17 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 import numpy as np
 
 from slipway.errors import ModelExportError
-from slipway.folders.disk_full import is_disk_full
-from slipway.proof.runtime import LanguageModel, NotRunnable, UnplacedTensors, Unusable, UnusableInput
-from slipway.proof.samples import OWN_FILE, OWN_FOLDER, Samples
+from slipway.machine.shortages import is_disk_full
+from slipway.proof.runtime import (
+    OWN_FILE,
+    OWN_FOLDER,
+    LanguageModel,
+    NotRunnable,
+    Samples,
+    UnplacedTensors,
+    Unusable,
+    UnusableInput,
+)
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
@@ -58,7 +66,7 @@ from slipway_validate.protocol.messages import (
 from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
-from slipway_validate.runner.generation.answering import answer_inputs
+from slipway_validate.runner.generation.generating import answer_inputs
 from slipway_validate.runner.own_text import make_own_samples, measure_own_text
 from slipway_validate.runner.texts import compare_texts
 
@@ -212,12 +220,12 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     samples, source = make_samples(spec)
     samples.write(spec.samples)
     if spec.text.with_name(OWN_FILE).is_file():
-        from slipway_validate.runner.sampling.windows import trained_tokenizer
+        from slipway_validate.runner.sampling.making import trained_tokenizer
 
         make_own_samples(trained_tokenizer(spec.tokenizer, spec.model), spec)
     if spec.records is not None:
-        from slipway_validate.runner.encoding.records import encode_inputs
-        from slipway_validate.runner.sampling.windows import trained_tokenizer
+        from slipway_validate.runner.sampling.encoding import encode_inputs
+        from slipway_validate.runner.sampling.making import trained_tokenizer
 
         encoded = encode_inputs(trained_tokenizer(spec.tokenizer, spec.model), spec)
         (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")

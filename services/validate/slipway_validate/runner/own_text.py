@@ -10,20 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from slipway.documents.purposes import Purpose
-from slipway.documents.reader import Document
+from slipway.documents.reader import Document, Purpose
 from slipway.documents.rendering import Contents, Renderer, Writer
 from slipway.files.json_documents import LARGEST_LIST, read_json
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison
 from slipway.proof.numerics import Ints, Logits, finite, perplexity_of, window_losses
-from slipway.proof.samples import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
+from slipway.proof.runtime import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.cases import find_family, longest_text
 from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
 from slipway_validate.runner.collect import Collector
-from slipway_validate.runner.sampling.making import decoder_inputs, mask_tokens
-from slipway_validate.runner.sampling.windows import cut
+from slipway_validate.runner.sampling.making import cut, decoder_inputs, mask_tokens
 
 _RESULTS = "own.npy"
 

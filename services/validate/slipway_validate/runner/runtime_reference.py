@@ -20,7 +20,6 @@ import torch
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.utils import ModulesToSaveWrapper, load_peft_weights
 
-from slipway.counts import counted
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.families import Family
@@ -35,6 +34,7 @@ from slipway.model.trained import TrainedModel, trained_model
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import UnplacedTensors, Unusable
 from slipway.proof.transformers_runtime import TransformersModel, from_pretrained, known_pooling
+from slipway.texts import counted
 
 #: Parts that peft inserts between the name of a layer and that of its weight.
 _WRAPPER = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)(?:\.default)?(?=\.)")

@@ -14,7 +14,7 @@ from slipway.proof.runtime import LanguageModel, Unusable
 from slipway.texts import shortened
 from slipway.validation.texts import CONVERSATIONS, TEXTS, TextComparison, TextKind
 from slipway_validate.protocol.messages import TextSpec
-from slipway_validate.runner.sampling.windows import trained_tokenizer
+from slipway_validate.runner.sampling.making import trained_tokenizer
 
 _MOST_SPECIAL = 24
 _SHOWN = 160

@@ -18,16 +18,15 @@ from minio.error import S3Error
 from urllib3 import BaseHTTPResponse
 
 from slipway.artifacts.blobs import CHUNK_BYTES, BlobWriter, verify_chunks
+from slipway.artifacts.digests import blob_name
 from slipway.artifacts.faults import not_found_error
 from slipway.artifacts.manifest import Manifest, ManifestFile
-from slipway.artifacts.names import blob_name
-from slipway.artifacts.s3.client import S3Bucket
-from slipway.artifacts.s3.errors import S3_EXCEPTIONS, store_error
+from slipway.artifacts.s3.client import S3_EXCEPTIONS, S3Bucket, store_error
 from slipway.artifacts.s3.store import S3Store
 from slipway.artifacts.s3.transfer import complete, workers
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
-from slipway.files.links import open_unlinked
+from slipway.files.paths import open_unlinked
 from slipway.observability import metrics
 
 PART_BYTES = 8 << 20

@@ -3,7 +3,7 @@
 It needs no lock. Blobs are listed before manifests are read, so the manifest of every artifact complete by then is seen; a blob
 whose manifest comes later was written or touched within the grace period, and is kept. ``keep`` is called after that. Work
 that begins to use an artifact later touches it, so each object's age is checked once more before its removal. Work that takes longer
-than a grace period has a mark (:mod:`slipway.artifacts.s3.uses`); artifacts used since it began count as young.
+than a grace period has a mark (:mod:`slipway.artifacts.s3.store`); artifacts used since it began count as young.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from minio.commonconfig import ENABLED, Filter
 from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
 
 from slipway.artifacts.collection import Collected, blobs_named, shrink
-from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of
-from slipway.artifacts.s3 import uses
-from slipway.artifacts.s3.client import S3Bucket, StoredObject
-from slipway.artifacts.s3.errors import S3_EXCEPTIONS
+from slipway.artifacts.digests import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of
+from slipway.artifacts.s3 import store as uses
+from slipway.artifacts.s3.client import S3_EXCEPTIONS, S3Bucket, StoredObject
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError
 

@@ -32,7 +32,7 @@ from minio.credentials.providers import (
 )
 
 from slipway.errors import ArtifactError
-from slipway.files.local_folders import user_path
+from slipway.files.paths import user_path
 from slipway.settings.s3 import S3Options
 
 log = logging.getLogger("slipway.store")

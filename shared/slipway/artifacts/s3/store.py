@@ -1,42 +1,48 @@
-"""The artifact store in a bucket of an S3 service: one object per file, under the names of :mod:`slipway.artifacts.names`.
+"""The artifact store in a bucket of an S3 service: one object per file, under the names of :mod:`slipway.artifacts.digests`, and marks of use.
 
 A file is hashed before it is sent directly to the name that its digest gives. Files that the bucket already has are not sent.
 Nothing is moved afterwards, because an upload is not visible before its last part.
+
+The grace period of collections protects what work of a few hours uses. Work that goes on longer writes a mark and renews it, until it
+ends. Every artifact used since the beginning of marked work may belong to it. A mark that was not renewed for a grace period belongs
+to a dead process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway.artifacts.actions import ActionResult
-from slipway.artifacts.digests import digest_bytes
-from slipway.artifacts.faults import ABSENT, changed_error, corrupt_error, disk_full, not_found_error, open_source
-from slipway.artifacts.files import in_threads, link_or_copy, regular_files
-from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
-from slipway.artifacts.names import (
+from slipway.artifacts.digests import (
     ACTIONS,
     BLOBS,
     MANIFESTS,
     action_name,
     blob_name,
+    digest_bytes,
     digest_of,
     is_name,
     key_of,
     manifest_name,
 )
-from slipway.artifacts.s3 import uses
+from slipway.artifacts.faults import ABSENT, changed_error, corrupt_error, disk_full, not_found_error, open_source
+from slipway.artifacts.files import in_threads, link_or_copy, regular_files
+from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.s3.client import S3Bucket, StoredObject
 from slipway.artifacts.s3.transfer import download, upload, workers
-from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
+from slipway.artifacts.store import NOTHING_KNOWN, ActionResult, Known, OnBytes
 from slipway.errors import ArtifactError
-from slipway.files.links import open_real, open_unlinked
+from slipway.files.paths import open_real, open_unlinked
 
 GRACE_SECONDS = 24 * 3600.0
 """Garbage collection keeps younger objects. No commit may take longer than half of this."""
@@ -220,7 +226,7 @@ class S3Store:
 
     def using(self) -> contextlib.AbstractContextManager[None]:
         """Mark that work is running, once it is close to outlasting the grace period."""
-        return uses.mark_work(self.bucket, grace_seconds=self.grace_seconds)
+        return mark_work(self.bucket, grace_seconds=self.grace_seconds)
 
     @property
     def where(self) -> str:
@@ -300,3 +306,60 @@ class S3Store:
                 raise
             return False
         return True
+
+
+log = logging.getLogger("slipway.artifacts")
+
+_FOLDER = "uses/"
+_NAME = re.compile(rf"{_FOLDER}[0-9a-f]{{32}}")
+_SECONDS, _MOST_BYTES = re.compile(rb"\d{1,12}"), 12
+_RENEWALS = 4  # in a grace period
+
+
+@contextlib.contextmanager
+def mark_work(bucket: S3Bucket, *, grace_seconds: float) -> Iterator[None]:
+    """Mark the bucket while the block runs, from a quarter of the grace period on."""
+    ended = threading.Event()
+    keeper = threading.Thread(target=_keep_mark, args=(bucket, grace_seconds / _RENEWALS, ended), daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join(timeout=1)  # a mark that cannot be removed now becomes old by itself
+
+
+def _keep_mark(bucket: S3Bucket, pause: float, ended: threading.Event) -> None:
+    began, name, written = time.monotonic(), f"{_FOLDER}{uuid.uuid4().hex}", False
+    while not ended.wait(pause):
+        try:
+            # The service's clock gives the time of the mark, which says how long the work has gone on.
+            bucket.put(name, b"%d" % (time.monotonic() - began + 1))
+            written = True
+        except ArtifactError as error:
+            log.warning(
+                f"{bucket.where} may remove what a long task needs, because its mark was refused: {error.message}"
+            )
+    if written:
+        with contextlib.suppress(ArtifactError):
+            bucket.delete([name])
+
+
+def oldest(bucket: S3Bucket, *, grace_seconds: float, now: float) -> float | None:
+    """Return when the oldest marked work began, in seconds since the epoch, or None; 0 if a mark cannot be understood.
+
+    Raises:
+        ArtifactError: As :meth:`S3Bucket.call`.
+    """
+    began = []
+    for entry in bucket.listing(_FOLDER):
+        if _NAME.fullmatch(entry.key) is None or now - entry.modified > grace_seconds:
+            continue
+        try:
+            content = bucket.get(entry.key) if entry.size_bytes <= _MOST_BYTES else b""
+        except ArtifactError as error:
+            if error.reason != "ARTIFACT_NOT_FOUND":  # its work has ended just now
+                raise
+        else:
+            began.append(entry.modified - int(content) if _SECONDS.fullmatch(content) else 0.0)
+    return min(began, default=None)

@@ -19,8 +19,7 @@ from minio.datatypes import Part
 from minio.error import MinioException, S3Error
 
 from slipway.artifacts.files import cancel, gather
-from slipway.artifacts.s3.client import WORKERS, S3Bucket
-from slipway.artifacts.s3.errors import S3_EXCEPTIONS, is_missing
+from slipway.artifacts.s3.client import S3_EXCEPTIONS, WORKERS, S3Bucket, is_missing
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 from slipway.observability import metrics

@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.artifacts import Artifacts, ArtifactStore, LocalStore
 from slipway.artifacts.collection import Collected, collect
-from slipway.artifacts.files import folder_files
+from slipway.artifacts.files import folder_files, pull
 from slipway.artifacts.opening import open_store
-from slipway.artifacts.pulling import pull
-from slipway.cli.artifacts.transfer import Show
+from slipway.cli.artifacts.view import Show
 from slipway.cli.connection import Connection
 from slipway.cli.options import size_of
-from slipway.counts import counted
-from slipway.distribution.extras import require
+from slipway.distribution import require
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.checksums import verify_directory, without_checksums
-from slipway.files.local_folders import check_local
-from slipway.folders.work_folders import UNUSED_SECONDS, remove_unused
+from slipway.files.paths import check_local
+from slipway.files.work_folders import UNUSED_SECONDS, remove_unused
 from slipway.formats.registry import runtimes_to_try
 from slipway.results.delivery import LINEAGE
 from slipway.settings import Settings
-from slipway.texts import one_line
+from slipway.texts import counted, one_line
 from slipway_protos.v1 import export_pb2 as pb
 
 if TYPE_CHECKING:

@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from slipway.cli.connection import ConnectedCommand, artifacts_at, connection_of
-from slipway.cli.options import Debug, Json, Progress, examples, flag
-from slipway.cli.output_options import Commands
-from slipway.cli.progress.forms import ProgressForm
-from slipway.counts import counted
+from slipway.cli.options import Commands, Debug, Json, Progress, ProgressForm, examples, flag
+from slipway.texts import counted
 
 PUSH_EXAMPLES = examples("slipway push merged", "slipway push base --coordinator coordinator:7070 --project research")
 PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
@@ -39,7 +37,7 @@ def push(
 ) -> None:
     """Put a folder into the artifact store, or send it to a coordinator, and print its digest."""
     from slipway.cli.artifacts.cache_work import push_folder
-    from slipway.cli.artifacts.transfer import show_transfer
+    from slipway.cli.artifacts.view import show_transfer
     from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
@@ -62,7 +60,7 @@ def pull(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Write an artifact's verified files into a new folder."""
     from slipway.cli.artifacts.cache_work import pull_artifact
-    from slipway.cli.artifacts.transfer import show_transfer
+    from slipway.cli.artifacts.view import show_transfer
     from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
@@ -101,8 +99,8 @@ def verify(
 @cache.command("ls", epilog=examples("slipway cache ls", "slipway cache ls --json"))
 def cache_ls(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by the boundary
     """List artifacts, most recently used first."""
-    from slipway.cli.artifacts.cache_view import cache_table
     from slipway.cli.artifacts.cache_work import list_cache
+    from slipway.cli.artifacts.view import cache_table
     from slipway.cli.terminal.console import print_json, show
 
     listing = list_cache()
@@ -136,8 +134,8 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
     attempt are removed when they are older than AGE, or than 3 days. If a coordinator uses the store, name it, so
     that the artifacts of its projects are kept.
     """
-    from slipway.cli.artifacts.cache_view import gc_line
     from slipway.cli.artifacts.cache_work import collect_cache
+    from slipway.cli.artifacts.view import gc_line
     from slipway.cli.terminal.console import print_answer
 
     done = collect_cache(connection_of(ctx), older_than=older_than, max_size=max_size, dry_run=dry_run)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.options import Debug, Json, Progress, Timeout, examples
-from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.options import Debug, Json, Progress, ProgressForm, Timeout, examples
 
 CONVERT_EXAMPLES = examples(
     "slipway convert models/old-bert --out models/bert",
@@ -37,7 +36,7 @@ def convert(  # noqa: PLR0917 - typer calls it by name
     Configuration and tokenizer are copied. The source stays as it is. In a tree, weights that are refused keep no others from
     being converted; the exit code is then that of the first refusal.
     """
-    from slipway.distribution.extras import require, stage_extra
+    from slipway.distribution import require, stage_extra
     from slipway.registry import stage_of
     from slipway.stage import Role
 

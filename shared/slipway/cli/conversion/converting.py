@@ -9,12 +9,11 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.options import ProgressForm
 from slipway.cli.stages.running import check_file, check_new_folder, run_call
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.counts import counted
-from slipway.files.local_folders import check_local
-from slipway.folders.work_folders import publish, unfinished
+from slipway.files.paths import check_local
+from slipway.files.work_folders import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.model.weights.conversion import Conversion, ConvertedWeights
 from slipway.registry import stage_of
@@ -22,6 +21,7 @@ from slipway.settings import Settings
 from slipway.sizes import format_size
 from slipway.stage import Role
 from slipway.stage_call import Limits, StageCall
+from slipway.texts import counted
 
 
 def convert_weights(source: Path, out: Path, *, key: str, timeout: float | None, progress: ProgressForm) -> Conversion:

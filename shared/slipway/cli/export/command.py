@@ -21,13 +21,13 @@ from slipway.cli.options import (
     Layers,
     Out,
     Progress,
+    ProgressForm,
     RequestId,
     Run,
     Target,
     examples,
     flag,
 )
-from slipway.cli.progress.forms import ProgressForm
 
 if TYPE_CHECKING:
     from slipway.configuration import LoadedConfiguration

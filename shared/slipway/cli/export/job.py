@@ -18,11 +18,11 @@ from slipway.artifacts import Artifacts
 from slipway.cli.connection import artifacts_at
 from slipway.cli.export.preparing import Prepared, prepare_sources
 from slipway.cli.export.summary import summary
+from slipway.cli.options import ProgressForm
 from slipway.cli.progress.display import Display, open_display
-from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.console import print_json, show
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
-from slipway.distribution.extras import require
+from slipway.distribution import require
 from slipway.errors import ArtifactError, ModelExportError
 from slipway.export_sources.discovery import Sources
 from slipway.export_sources.naming import sources_to_import
@@ -35,7 +35,7 @@ from slipway.results.delivery import check_target, deliver, lineage
 from slipway.results.outcome import delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
 from slipway.results.result import ExportResult
-from slipway.rpc.state_names import ENDED
+from slipway.rpc.values import ENDED
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.validation.findings import ValidationReport

@@ -17,7 +17,7 @@ from slipway.base_match import BaseMatchStatus
 from slipway.cli.connection import artifacts_at
 from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
 from slipway.cli.terminal.console import print_json, show, unbroken_line
-from slipway.client.requests import DEFAULT_PROJECT
+from slipway.client.calls import DEFAULT_PROJECT
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.discovery import Sources, find_sources

@@ -1,21 +1,27 @@
-"""Prepare the sources of an export before it is created: put them into the store, or leave their addresses to a worker."""
+"""Prepare an export: store or upload its sources, or leave their addresses to a worker, and compute its id."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slipway.artifacts import Artifacts
+from slipway.base_match import BaseMatch
 from slipway.cli.progress.display import Display
-from slipway.configuration import LoadedConfiguration
-from slipway.embedded.identity import export_identity
+from slipway.configuration import ExportConfiguration, LoadedConfiguration
+from slipway.distribution import own_version
+from slipway.errors import ConfigurationError
 from slipway.export_sources.discovery import Sources, find_sources
 from slipway.export_sources.naming import title
-from slipway.export_sources.storing import describe_reading, store_files
 from slipway.export_sources.uploads import find_uploads
+from slipway.registry import load_stage, stage_names
 from slipway.sources import SourceFolders
+from slipway.sources.folders import describe_reading, store_files
 
 _log = logging.getLogger("slipway.export")
 
@@ -85,3 +91,32 @@ def prepare_sources(
     digests = store_files(sources.files(), sources.folders, store, on_bytes=on_bytes)
     identity = export_identity(configuration, digests, base_match=sources.base_match)
     return Prepared(identity, request_id, digests, sources.labels(), sources.formats, warnings)
+
+
+def export_identity(
+    configuration: ExportConfiguration, digests: Mapping[str, str], *, base_match: BaseMatch | None
+) -> str:
+    """Return a 20-character id for these sources, this configuration and the installed software.
+
+    The verdict of the files on the base model is part of it: if that changes, the export is another one, with the same stored
+    results. Log settings are not part of it. Library versions are, because another version may give other results.
+    """
+    document = {
+        "configuration": configuration.model_dump(mode="json", exclude={"log"}),
+        "sources": dict(sorted(digests.items())),
+        "base_match": base_match.status.value if base_match else "",
+        "software": {"slipway": own_version(), **_stages()},
+    }
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return f"e-{hashlib.sha256(canonical.encode()).hexdigest()[:18]}"
+
+
+def _stages() -> dict[str, Any]:
+    stages: dict[str, Any] = {}
+    for name in stage_names():
+        try:
+            stage = load_stage(name)
+        except ConfigurationError:  # its extra is not installed; an export that needs it reports that
+            continue
+        stages[name] = [stage.version, stage.library_versions(), [str(provider) for provider in stage.providers()]]
+    return stages

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
 from slipway.machine.doctor import DoctorReport
-from slipway.model.activations.inspection import GraphReport, InspectedValue
+from slipway.model.activations import GraphReport, InspectedValue
 from slipway.model.runs.checkpoints import Checkpoint
 from slipway.sizes import format_size
 

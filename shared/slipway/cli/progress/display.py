@@ -13,15 +13,14 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from slipway.cli.progress.forms import ProgressForm
-from slipway.cli.progress.lines import JsonLines, PlainLines
+from slipway.cli.options import ProgressForm
+from slipway.cli.progress.rendering import JsonLines, PlainLines, progress_table
 from slipway.cli.progress.rows import Overall, Rows
-from slipway.cli.progress.table import progress_table
 from slipway.cli.terminal.console import errors
 from slipway.errors import Failure, ModelExportError
 from slipway.observability.logs import command_logs, json_handler, plain_handler, terminal_handler
-from slipway.rpc.stage_messages import log_line, progress_message
-from slipway.rpc.statuses import status_of
+from slipway.rpc.messages import log_line, progress_message
+from slipway.rpc.values import status_of
 from slipway.stage import Progress
 from slipway_protos.v1 import export_pb2 as pb
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipway.registry import known_stage, plays
-from slipway.rpc.state_names import export_state, task_state
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import export_state, failure_of_status, task_state
 from slipway.stage import Effort, Role
 from slipway_protos.v1 import export_pb2 as pb
 

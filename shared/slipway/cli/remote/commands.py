@@ -19,11 +19,11 @@ from slipway.cli.options import (
     Formats,
     Json,
     Progress,
+    ProgressForm,
     RequestId,
     Run,
     Target,
 )
-from slipway.cli.progress.forms import ProgressForm
 
 _EXPORT = "e-0123456789abcdef01"
 
@@ -187,7 +187,7 @@ def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug
 
 def _require_local() -> None:
     """Check that the libraries that read this machine's exports are installed."""
-    from slipway.distribution.extras import require
+    from slipway.distribution import require
 
     require("coordinator", what="reading the exports of this machine", otherwise="name one: --coordinator HOST:PORT")
 

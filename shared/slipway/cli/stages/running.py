@@ -13,17 +13,16 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from slipway.cli.export import summary
+from slipway.cli.options import ProgressForm
 from slipway.cli.progress.display import StageReporter, open_display
-from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.execution.execution import Execution
 from slipway.execution.supervisor import Outcome, execute
 from slipway.files.json_documents import parse_json
-from slipway.files.links import all_files
-from slipway.files.local_folders import check_local
+from slipway.files.paths import all_files, check_local
 from slipway.files.regular_file import check_regular
-from slipway.folders.work_folders import publish, unfinished
+from slipway.files.work_folders import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.registry import load_stage
 from slipway.results.outcome import format_result

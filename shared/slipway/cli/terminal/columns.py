@@ -16,8 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from slipway.redaction import redact
-from slipway.texts import printable
+from slipway.texts import printable, redact
 
 NEEDED = 0
 """Rank of a column that is never dropped."""

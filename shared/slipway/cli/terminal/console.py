@@ -16,8 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from slipway.cli.terminal.streams import is_utf8
-from slipway.redaction import redact
-from slipway.texts import escaped_json, printable
+from slipway.texts import escaped_json, printable, redact
 
 _UNLIMITED = 100_000
 """Columns of a pipe or file, which has no width: nothing is wrapped or dropped there."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import IO, Any, Self
 
 from slipway.errors import Failure
-from slipway.machine.out_of_memory import says_out_of_memory
-from slipway.machine.python_process import python_module
+from slipway.machine.processes import python_module
+from slipway.machine.shortages import says_out_of_memory
 from slipway.sizes import format_size
 
 _CHILD = "slipway.machine.bounded.child"

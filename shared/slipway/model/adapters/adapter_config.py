@@ -1,4 +1,4 @@
-"""``adapter_config.json``: options that Slipway handles itself, leaves to peft, or refuses.
+"""``adapter_config.json``: options that Slipway handles itself, leaves to peft, or refuses, and the refusals.
 
 Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. An adapter with a set field that is not listed here is merged
 by peft, if peft knows the field: an option of a newer peft is never silently ignored.
@@ -19,7 +19,6 @@ from functools import cache
 from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.refusals import unsupported
 from slipway.model.module_patterns import check_patterns
 from slipway.texts import quoted
 
@@ -294,3 +293,39 @@ def _patterns(raw: Mapping[str, Any], key: str, *, integer: bool) -> dict[str, f
     if not isinstance(value, dict):
         raise _invalid_error(key, value, "a map from module patterns to numbers")
     return {pattern: _check_number(f"{key}[{pattern!r}]", entry, integer=integer) for pattern, entry in value.items()}
+
+
+PEFT_REMEDY = "merge it with peft (merge_and_unload) and export the result as a base model"
+#: Remedy for an adapter that cannot be merged at all.
+UNMERGED_REMEDY = "serve the base model with the adapter beside it, through peft"
+
+
+def unsupported(key: str, value: object, why: str, *, remedy: str = PEFT_REMEDY) -> ModelMergeError:
+    """Return the refusal of an option, with its name and value."""
+    return ModelMergeError(
+        f"the adapter's {key} is {quoted(value)}: {why}",
+        reason="ADAPTER_UNSUPPORTED",
+        remedy=remedy,
+        about={"key": key, "value": quoted(value)},
+    )
+
+
+def misfit(message: str, *, reason: str = "ADAPTER_BASE_MISMATCH", **about: object) -> ModelMergeError:
+    """Return the refusal of an adapter that was trained on another base model."""
+    return ModelMergeError(
+        message,
+        reason=reason,
+        remedy="the adapter was trained on another base model or with other settings: use the one that its "
+        "adapter_config.json names",
+        about=about,
+    )
+
+
+def incomplete(message: str, **about: object) -> ModelMergeError:
+    """Return the refusal of a checkpoint that lacks weights which its configuration names."""
+    return ModelMergeError(
+        message,
+        reason="CHECKPOINT_INCOMPLETE",
+        remedy="copy the checkpoint again: some of its weights are missing",
+        about=about,
+    )

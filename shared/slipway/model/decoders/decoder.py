@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.model.config.limits import MOST_LAYERS, MOST_PARTS
-from slipway.model.config.values import ConfigValues
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.classes import CLASSES, DecoderClass, Local, Windowed
 from slipway.model.decoders.rotary import Rotary, rotary_of
+from slipway.model.decoders.values import ConfigValues
+from slipway.model.limits import MOST_LAYERS, MOST_PARTS
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.model.config.values import ConfigValues
+from slipway.model.decoders.values import ConfigValues
 
 BASE = 10_000.0
 ORIGINAL = "original_max_position_embeddings"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from slipway.model.configuration import token_of
 from slipway.model.families import ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER, SPEECH, Family
-from slipway.model.generation import token_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from slipway.distribution.installed import installed_version
+from slipway.distribution import installed_version
 from slipway.errors import CheckpointValidationError, FormatExportError
 from slipway.files.regular_file import sha256_of
-from slipway.model.config.lengths import length_thresholds, position_thresholds
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family, auto_model
 from slipway.model.folder import ModelFolder
+from slipway.model.limits import length_thresholds, position_thresholds
 from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway.model.sentences import Pooling, UnknownPoolingError, pool, read_pooling

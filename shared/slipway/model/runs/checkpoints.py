@@ -16,12 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
-from slipway.counts import counted
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.json_documents import check_texts, read_json
-from slipway.files.links import file_in, files_in
-from slipway.files.local_folders import user_path
-from slipway.model.config.limits import adapter_excess
+from slipway.files.paths import file_in, files_in, user_path
+from slipway.model.limits import adapter_excess
 from slipway.model.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_PICKLE,
@@ -32,9 +30,9 @@ from slipway.model.model_files import (
     MODEL_WEIGHTS,
     travelling_files,
 )
-from slipway.model.runs.foreign_adapters import foreign_adapter, foreign_file
-from slipway.model.runs.saved_weights import Problem, weight_problems
+from slipway.model.runs.saved_weights import Problem, foreign_adapter, foreign_file, weight_problems
 from slipway.model.runs.trainer_state import TRAINER_STATE, TrainerState, read_trainer_state
+from slipway.texts import counted
 
 _BASE = "base_model_name_or_path"
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")

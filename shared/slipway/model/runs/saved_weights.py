@@ -1,4 +1,4 @@
-"""Say from their headers why an adapter's saved weights cannot be used: missing, in several files, empty, a pickle, or in pieces.
+"""Say why an adapter cannot be used as saved: weights missing or in pieces, or another place or form than peft's.
 
 For a checkpoint that was saved in pieces, one per process, the command that makes a whole adapter is named. FSDP:
 ``pytorch_model_fsdp_0/`` with torch's distributed checkpoint (``accelerate/utils/fsdp_utils.py``, ``save_fsdp_model``).
@@ -14,12 +14,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.counts import counted
-from slipway.errors import CheckpointValidationError
-from slipway.model.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS, MODEL_WEIGHTS
-from slipway.model.runs.foreign_adapters import OtherForm
+from slipway.errors import CheckpointValidationError, ModelExportError
+from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS, MODEL_WEIGHTS
 from slipway.model.safetensors_file import read_safetensors
-from slipway.texts import printable
+from slipway.texts import counted, printable
 
 _PARTS = "adapter_model-*-of-*.safetensors"
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
@@ -162,3 +160,80 @@ def sharded_weights(folder: Path) -> OtherForm | None:
 def _steps(folder: Path, command: str) -> str:
     """Return the remedy. Both tools write a model file, which has the adapter's tensors and must only be renamed."""
     return f"run: cd {shlex.quote(str(folder))} && {command} && mv {_CONVERTED}/{MODEL_WEIGHTS} {ADAPTER_WEIGHTS}"
+
+
+#: Files that only one tool writes, the tool, and how to convert them.
+_TOOLS = (
+    (
+        "adapters.safetensors",
+        "MLX",
+        "convert it to a peft adapter, or fuse it with mlx_lm.fuse into a whole model, which is exported without a checkpoint (slipway export --base-model DIR)",
+    ),
+    (
+        "adapter_[0-9]*.pt",
+        "torchtune",
+        "save it with torchtune's FullModelHFCheckpointer, which writes peft's files too",
+    ),
+    (
+        "*.nemo",
+        "NeMo",
+        "convert it with NeMo to a peft adapter, or merge it there, and take the result to single stages (slipway stage)",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherForm:
+    """Description of what a folder holds instead of a peft adapter's files, and the remedy."""
+
+    message: str
+    remedy: str
+
+
+def foreign_adapter(folder: Path) -> OtherForm | None:
+    """Return what a folder holds instead of a peft adapter; None if nothing is recognised.
+
+    peft saves every adapter in a subfolder with its name, except the one named ``default``.
+    """
+    named = sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
+    if named:
+        folders = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
+        return OtherForm(f"there are adapters in subfolders ({folders})", f"name {folder / named[0]}")
+    for pattern, tool, remedy in _TOOLS:
+        files = sorted(path.name for path in folder.glob(pattern))
+        if files:
+            return OtherForm(f"{files[0]} is an adapter of {tool}", remedy)
+    return None
+
+
+_IMAGES = (
+    (("lora_unet_", "lora_te"), "kohya's scripts"),
+    (("unet.", "transformer.", "text_encoder.", "text_encoder_2."), "diffusers"),
+)
+"""Beginnings of the names in files with the LoRA of an image model, and what writes them."""
+
+
+def foreign_file(path: Path) -> OtherForm:
+    """Return what a file holds that is named where the folder of a checkpoint belongs."""
+    plain = OtherForm(f"{path} is a file", "name the folder of a training run, or of one checkpoint")
+    if path.suffix != ".safetensors":
+        return plain
+    try:
+        names = list(read_safetensors(path).tensors)
+    except (ModelExportError, OSError):
+        return OtherForm(f"{path} is a file, and cannot be read as safetensors", plain.remedy)
+    for beginnings, tool in _IMAGES:
+        if names and all(name.startswith(beginnings) for name in names):
+            what = f"{path} is the LoRA of an image model, as {tool} writes it"
+            return OtherForm(
+                what, "slipway exports models of text and speech; fuse this one with diffusers (fuse_lora)"
+            )
+    if any(name.startswith(ADAPTER_PREFIX) for name in names):
+        if (path.parent / ADAPTER_CONFIG).is_file():
+            return OtherForm(f"{path} is a file of a checkpoint", f"name its folder: {path.parent}")
+        what = f"{path} has the weights of an adapter, and no {ADAPTER_CONFIG} beside it says its rank and scale"
+        return OtherForm(what, f"put the {ADAPTER_CONFIG} that was saved with it beside it, and name their folder")
+    return OtherForm(
+        f"{path} is a file of weights, not a checkpoint's folder",
+        "name the folder with its config.json as --base-model to export a whole model, or a folder with adapter_config.json",
+    )

@@ -7,9 +7,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from slipway.counts import counted
 from slipway.results.report import figures
-from slipway.texts import one_line, printable
+from slipway.texts import counted, one_line, printable
 
 # Characters that begin markup anywhere: code, emphasis, a table's cell, strikethrough, a link (also a bare address, which some
 # readers turn into a link), mathematics, an escape.

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.counts import counted
 from slipway.results.report import figures
 from slipway.results.report.document import Report
+from slipway.texts import counted
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputValidation, ValidationReport
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from slipway.results.report import figures
-from slipway.results.report.plots import Chart
+from slipway.results.report.charts import Chart
 from slipway.validation.findings import OutputValidation
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival, worst
 

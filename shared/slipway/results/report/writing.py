@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from slipway.distribution.extras import missing_modules
-from slipway.distribution.installed import install_command
+from slipway.distribution import install_command, missing_modules
 from slipway.results.report.document import Report
 from slipway.results.result import ExportResult, FailedFormat
 from slipway.texts import escaped_json, one_line

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from slipway.errors import ArtifactError, ServiceError
 from slipway.files.regular_file import sha256_of
-from slipway.folders.work_folders import unfinished
-from slipway.machine.python_process import python_module
+from slipway.files.work_folders import unfinished
+from slipway.machine.processes import python_module
 from slipway.stage import Progress
 
 PACKAGES = "packages"

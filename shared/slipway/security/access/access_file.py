@@ -28,8 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.files.yaml_files import LISTS, YamlError, YamlLimitError, load_document
-from slipway.security.access.principals import OWNER, Principal, Role
-from slipway.security.access.tokens import is_hash, match_hashes, new_token, token_hash
+from slipway.security.access.principals import OWNER, Principal, Role, is_hash, match_hashes, new_token, token_hash
 from slipway.security.reloading import Reloaded, describe_path
 from slipway.texts import hidden_character
 

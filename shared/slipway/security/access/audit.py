@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from slipway.errors import ModelExportError
 from slipway.rpc.call_ends import STATUS_KEY
 from slipway.rpc.serving import Context
-from slipway.rpc.statuses import failure_of_bytes, failure_of_status
+from slipway.rpc.values import failure_of_bytes, failure_of_status
 from slipway.security.access.callers import ANONYMOUS
 from slipway.security.access.principals import Principal
 from slipway.texts import one_line

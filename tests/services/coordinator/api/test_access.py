@@ -18,8 +18,8 @@ from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.access.access_file import AccessFile, Everyone
+from slipway.security.access.principals import new_token, token_hash
 from slipway.security.access.rules import RULES
-from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.server import ServerSecurity
 from slipway.settings.security import Security

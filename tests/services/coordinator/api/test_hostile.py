@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from slipway.errors import ModelExportError, StageError
 from slipway.execution.memory_curve import MemoryOverTime
 from slipway.planning.plan import plan
-from slipway.rpc.configuration_messages import configuration_message
-from slipway.rpc.statuses import failure_of_status, status_of
-from slipway.rpc.structs import struct_of
+from slipway.rpc.messages import configuration_message
+from slipway.rpc.values import failure_of_status, status_of, struct_of
 from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character
 from slipway_coordinator.api.export_service import new_record

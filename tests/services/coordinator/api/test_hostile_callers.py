@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.artifacts.digests import digest_bytes
-from slipway.security.access.tokens import new_token
+from slipway.security.access.principals import new_token
 from slipway_protos.v1 import artifact_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from support.coordinators.attacker import (

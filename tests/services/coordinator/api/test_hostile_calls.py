@@ -8,7 +8,7 @@ import json
 import pytest
 
 from slipway.artifacts.digests import digest_bytes
-from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.messages import configuration_message
 from slipway_coordinator.storage.filters import page_token
 from slipway_protos.v1 import artifact_pb2, configuration_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
-from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.messages import configuration_message
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 from support.coordinators.harness import DIGEST, Harness, state, wait_for
 

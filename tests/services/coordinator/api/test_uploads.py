@@ -16,7 +16,7 @@ from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.observability import metrics
 from slipway.rpc.call_ends import failure_of_call
-from slipway.rpc.structs import MAX_FILES
+from slipway.rpc.values import MAX_FILES
 from slipway_protos.v1 import artifact_pb2 as pb
 from support.coordinators.artifact_places import Place, content, some_files, write
 from support.coordinators.harness import wait_for

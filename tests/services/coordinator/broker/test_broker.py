@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from slipway.errors import ServiceError
-from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.references import AttemptKey
 from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.broker import broker as broker_module
 from slipway_coordinator.broker.broker import Broker

@@ -153,7 +153,7 @@ async def test_who_waits_for_another_import_hears_of_it_and_does_not_wait_for_ev
 
 def test_a_long_queue_of_imports_is_looked_through_quickly() -> None:
     from slipway.requirements import Abilities
-    from slipway_coordinator.broker.waiting import Waiting
+    from slipway_coordinator.broker.board import Waiting
 
     waiting, known = Waiting(), {"w": Abilities(frozenset({IMPORT}))}
     call = StageCall(IMPORT, {"imports": {"base": BASE}}, {})

@@ -15,13 +15,11 @@ from slipway.configuration import parse
 from slipway.errors import StageError
 from slipway.planning.plan import plan
 from slipway.requirements import Abilities, Needs, Requirements
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import failure_of_status
 from slipway.stage_call import StageCall
-from slipway_coordinator.broker.offering import offer_of, requirements_of
-from slipway_coordinator.broker.waiting import Waiting
-from slipway_coordinator.model.offers import Offer
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.model.states import TaskState
+from slipway_coordinator.broker.board import Waiting
+from slipway_coordinator.model.offers import Offer, offer_of, requirements_of
+from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord, TaskState
 from slipway_coordinator.workflow.periodic import Unserved
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 from slipway_tensorrt_build.format import builders

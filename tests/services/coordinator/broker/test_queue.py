@@ -18,8 +18,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.requirements import Abilities
 from slipway.rpc.call_ends import STATUS_KEY
 from slipway.stage_call import StageCall
-from slipway_coordinator.broker.board import Board
-from slipway_coordinator.broker.waiting import Waiting
+from slipway_coordinator.broker.board import Board, Waiting
 from slipway_coordinator.model.offers import Offer
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import DIGEST, Harness, state

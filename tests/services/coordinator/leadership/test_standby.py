@@ -20,12 +20,12 @@ from pydantic import SecretStr
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
-from slipway.security.access.tokens import new_token, token_hash
+from slipway.security.access.principals import new_token, token_hash
 from slipway.settings.security import Security
 from slipway_coordinator.leadership.locks import AdvisoryLock
 from slipway_coordinator.server import migrate
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_address import PostgresState, state_at
+from slipway_coordinator.storage.database_access import PostgresState, state_at
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import DIGEST, process, state, wait_for
 from support.harness.unhurried import unhurried

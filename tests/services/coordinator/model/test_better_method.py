@@ -10,10 +10,9 @@ from slipway.errors import Failure
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.verdicts import Answer, Verdict
 from slipway_coordinator.model import gate, transitions
-from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.rules import default_rules
-from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.workflow.workflow import decide
 from slipway_validate.validation import _summary

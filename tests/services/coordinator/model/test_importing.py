@@ -10,13 +10,12 @@ import pytest
 from slipway.configuration import parse
 from slipway.errors import Failure, ModelExportError
 from slipway.planning.plan import plan
-from slipway.rpc.configuration_messages import configuration_message
-from slipway.sources.allowed import Allowed
+from slipway.rpc.messages import configuration_message
+from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.model import transitions
-from slipway_coordinator.model.records import ExportRecord, Resources, TaskRecord
+from slipway_coordinator.model.records import ExportRecord, ExportState, Resources, TaskRecord, TaskState
 from slipway_coordinator.model.recovery import NextAttempt
-from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_protos.v1 import export_pb2
 

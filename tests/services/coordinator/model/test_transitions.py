@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from slipway.errors import Failure
 from slipway_coordinator.model import transitions
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.model.records import ExportRecord, ExportState, TaskState
 from slipway_coordinator.model.recovery import NextAttempt
-from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 from support.coordinators.harness import tiny_export, tiny_task
 

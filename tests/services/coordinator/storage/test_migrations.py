@@ -17,7 +17,7 @@ from slipway.errors import ModelExportError
 from slipway_coordinator.server import migrate
 from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.migrations import MIGRATIONS
 from support.servers.postgres_server import PostgresServer, postgres_server
 

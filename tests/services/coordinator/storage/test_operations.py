@@ -14,7 +14,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
 from slipway_coordinator.server import migrate
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.storage.database_access import state_at
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import DIGEST, process, state, wait_for
 from support.servers.free_ports import free_port

@@ -13,14 +13,14 @@ import pytest
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
-from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.messages import configuration_message
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.requests import page_of
 from slipway_coordinator.leadership.locks import AdvisoryLock, lock_of
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage import database as database_module
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_address import PostgresState, state_at
+from slipway_coordinator.storage.database_access import PostgresState, state_at
 from slipway_coordinator.storage.filters import parse_filter
 from slipway_coordinator.storage.journal import translate_database_errors
 from slipway_coordinator.storage.leases import LeaseState

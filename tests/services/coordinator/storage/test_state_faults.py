@@ -15,8 +15,7 @@ import sqlalchemy as sa
 from slipway.errors import ModelExportError
 from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.server import migrate
-from slipway_coordinator.storage.database_address import state_at
-from slipway_coordinator.storage.database_faults import check_access, driver_message
+from slipway_coordinator.storage.database_access import check_access, driver_message, state_at
 from slipway_coordinator.storage.journal import translate_database_errors
 from support.commands.cli import SLIPWAY
 from support.servers.free_ports import free_port

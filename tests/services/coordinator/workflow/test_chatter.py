@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway.rpc.serving import MAX_REQUEST_BYTES
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import failure_of_status
 from slipway.stage import MOST_FACTS_BYTES
 from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from google.protobuf.duration_pb2 import Duration
 
 from slipway.configuration import parse
-from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.messages import configuration_message
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import DIGEST, process, state

@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from slipway.client import Client
-from slipway.client.requests import create_request
+from slipway.client.calls import create_request
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
-from slipway.rpc.configuration_messages import configuration_of
+from slipway.rpc.messages import configuration_of
 from slipway_coordinator.api.export_service import request_hash
-from slipway_coordinator.model.states import ExportState
+from slipway_coordinator.model.records import ExportState
 from slipway_coordinator.workflow.periodic import forget_old
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import DIGEST, Harness, state, tiny_export, tiny_task

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from slipway.artifacts import LocalStore
-from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.collection import collect
-from slipway.artifacts.names import action_name
+from slipway.artifacts.digests import action_name
+from slipway.artifacts.store import ActionResult
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
-from slipway.rpc.structs import dict_of
+from slipway.rpc.values import dict_of
 from slipway_coordinator.model.records import TaskRecord
 from slipway_coordinator.model.recovery import AS_PLANNED, is_lasting
 from slipway_coordinator.model.rules import load_rules

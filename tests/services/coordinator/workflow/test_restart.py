@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ServiceError
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import failure_of_status
 from slipway_coordinator import coordinator as coordinator_module
 from slipway_coordinator.workflow import engine, workflow
 from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task, wait_for

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slipway.configuration import parse
-from slipway.rpc.structs import struct_of
-from slipway.sources.allowed import Allowed
+from slipway.rpc.values import struct_of
+from slipway.sources.addresses import Allowed
 from slipway_coordinator.model import importing
 from slipway_protos.v1 import worker_pb2
 from support.coordinators.harness import Harness, states, wait_for

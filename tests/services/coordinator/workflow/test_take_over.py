@@ -13,7 +13,7 @@ from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
 from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage import schema
-from slipway_coordinator.storage.database_address import SqliteState
+from slipway_coordinator.storage.database_access import SqliteState
 from slipway_coordinator.workflow import engine
 from support.coordinators.harness import tiny_export, tiny_task
 

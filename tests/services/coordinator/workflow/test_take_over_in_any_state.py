@@ -10,7 +10,7 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.registry import IMPORT
-from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.values import failure_of_status
 from slipway_coordinator.model.importing import import_task
 from slipway_coordinator.model.records import TaskRecord
 from slipway_coordinator.workflow import engine

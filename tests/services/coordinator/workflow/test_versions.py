@@ -21,7 +21,7 @@ from slipway.errors import ModelExportError
 from slipway_coordinator.server import migrate
 from slipway_coordinator.storage import schema
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_address import state_at
+from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.workflow import engine
 from slipway_protos.v1 import export_pb2
 from support import SUPPORT, TINY_STAGES

@@ -12,7 +12,7 @@ import torch
 import slipway_merge.plan.peft_forms  # noqa: F401 - its libraries are not what a merge costs
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.model.safetensors_file import TensorInfo
-from slipway_merge.peft.bounds import Bounded, most_bytes
+from slipway_merge.peft.modules import Bounded, most_bytes
 from slipway_merge.plan.replication import replicate
 from support.hostile.json_grammar import answer
 from support.models.merge_forms import FORMS, save_form

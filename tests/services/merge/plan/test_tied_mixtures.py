@@ -13,7 +13,7 @@ import transformers as tf
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.refusals import UNMERGED_REMEDY
+from slipway.model.adapters.adapter_config import UNMERGED_REMEDY
 from support.models.merge_cases import TOKENS, VOCAB, Case, load, logits, make_model
 
 RESIZED = VOCAB + 8

@@ -18,12 +18,11 @@ from slipway.model.safetensors_file import read_safetensors
 from slipway.stage import Context
 from slipway_merge.merge import memory_limit
 from slipway_merge.params import MergeParams
-from slipway_merge.plan.layout import plan_layout
 from slipway_merge.stage import STAGE
 from slipway_merge.tensors.deltas import Change, round_block
 from slipway_merge.tensors.kernel import Block, convert
+from slipway_merge.tensors.outputs import Computed, Value, plan_layout
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, TensorReader, is_finite
-from slipway_merge.tensors.values import Computed, Value
 from slipway_merge.writing.writer import MergeWriter
 
 TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

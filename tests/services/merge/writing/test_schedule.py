@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
-from slipway_merge.plan.layout import Shard
 from slipway_merge.stage import STAGE
 from slipway_merge.tensors.kernel import Block
+from slipway_merge.tensors.outputs import Shard
 from slipway_merge.writing import portions
 from slipway_merge.writing.output_file import Abandoned, OutputFile
 from slipway_merge.writing.portions import Portion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipway_quantize.activations.histograms import BINS, METHODS, Histogram
+from slipway_quantize.activations.ranges import BINS, METHODS, Histogram
 
 
 def counted(*parts: np.ndarray) -> Histogram:

@@ -13,7 +13,6 @@ import transformers as tf
 from torch import Tensor
 
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.rounding.gptq import damp, error_factors
 from slipway_quantize.calibration.rounding.grid import Grid
 from slipway_quantize.calibration.rounding.methods import (
     BY_INPUTS,
@@ -21,6 +20,8 @@ from slipway_quantize.calibration.rounding.methods import (
     Corrected,
     best_method,
     correction,
+    damp,
+    error_factors,
     read_rounded,
     round_layer,
 )

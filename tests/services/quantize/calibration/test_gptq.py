@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from slipway_quantize.calibration.rounding.gptq import DAMPING, error_factors, gptq
 from slipway_quantize.calibration.rounding.grid import Grid
+from slipway_quantize.calibration.rounding.methods import DAMPING, error_factors, gptq
 
 
 def moments(columns: int, *, seed: int = 0) -> torch.Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipway_quantize.calibration.rounding.grid import Fitted, Grid
-from slipway_quantize.calibration.rounding.roundings import Piece, Tuned
+from slipway_quantize.calibration.rounding.grid import Fitted, Grid, Piece, Tuned
 from slipway_quantize.calibration.streaming.layers import product
 
 GROUP = 16

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipway_quantize.calibration.rounding.gptq import damp, descend, error_factors, gptq, refit
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
+from slipway_quantize.calibration.rounding.methods import damp, descend, error_factors, gptq, refit
 from slipway_quantize.calibration.widths import wide_layers
 
 LAYERS = {

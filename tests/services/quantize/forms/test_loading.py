@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from slipway.errors import QuantizationError
 from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
-from slipway_quantize.params import QuantizeParams
-from slipway_quantize.refusals import reads_deferred, refusal_reason
+from slipway_quantize.params import QuantizeParams, reads_deferred, refusal_reason
 from support.models.family_models import CASES, given_by, make_family_model
 from support.models.quantize_models import prompt, save_tiny, torch_logits
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipway.stage import Context, Effort, Forecast, Stage
 from slipway_quantize.calibration.params import ImportanceParams
-from slipway_quantize.refusals import calibration_refusal_reason
+from slipway_quantize.params import calibration_refusal_reason
 
 _OUTPUT_BYTES = 16 << 20
 

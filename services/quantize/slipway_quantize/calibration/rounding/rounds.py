@@ -12,8 +12,7 @@ from torch import Tensor
 from slipway.errors import CheckpointValidationError, QuantizationError
 from slipway.model.safetensors_file import read_safetensors
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.rounding.gptq import error_factors
-from slipway_quantize.calibration.rounding.grid import Grid
+from slipway_quantize.calibration.rounding.grid import Fixed, Grid
 from slipway_quantize.calibration.rounding.methods import (
     NEAREST,
     Candidates,
@@ -21,10 +20,10 @@ from slipway_quantize.calibration.rounding.methods import (
     Rounded,
     best_method,
     correction,
+    error_factors,
     round_layer,
     rounded_tensors,
 )
-from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.moments import Inputs, Moments, merge_moments, relative_errors

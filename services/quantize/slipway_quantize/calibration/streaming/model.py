@@ -16,9 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from slipway.errors import QuantizationError
-from slipway.model.configuration import ModelConfig
+from slipway.model.configuration import NO_FIRST_TOKEN, ModelConfig, first_token, generation_settings
 from slipway.model.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family, auto_model
-from slipway.model.generation import NO_FIRST_TOKEN, first_token, generation_settings
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import open_weights, row_pieces
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk

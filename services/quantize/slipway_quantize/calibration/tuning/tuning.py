@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipway_quantize.calibration.rounding.grid import Fixed, Piece, Share, Tuned
 from slipway_quantize.calibration.rounding.methods import Rounded
-from slipway_quantize.calibration.rounding.roundings import Fixed, Piece, Share, Tuned
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer, multiply
 from slipway_quantize.calibration.streaming.model import StreamedModel

@@ -18,9 +18,13 @@ from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import LanguageModel, Step, known_family
 from slipway.proof.text_models import TextReader
-from slipway_validate.runner.onnx_graphs.decoder import OnnxDecoder, SharedBufferDecoder
-from slipway_validate.runner.onnx_graphs.layers import FOLDER, OnnxLayers
-from slipway_validate.runner.onnx_graphs.pair import OnnxPair
+from slipway_validate.runner.onnx_graphs.decoders import (
+    LAYERS_FOLDER,
+    OnnxDecoder,
+    OnnxLayers,
+    OnnxPair,
+    SharedBufferDecoder,
+)
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel
 
 
@@ -30,7 +34,7 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     Raises:
         Unusable: ONNX Runtime cannot load a graph, or the graphs are not those of the model's family.
     """
-    layers = folder / FOLDER
+    layers = folder / LAYERS_FOLDER
     if layers.is_dir():
         return OnnxLayers(layers, threads=threads, stored=stored_dtype(folder))
     try:

@@ -13,7 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from slipway.files.json_documents import read_object_or_empty
 from slipway.machine.onnx_runtime import ProviderChoice, open_session
-from slipway.machine.threads import session_options
+from slipway.machine.processes import session_options
 from slipway.model.dtypes import DTYPES, numpy_dtypes
 from slipway.model.graphs.fixed_graph import FixedGraph, TooLongError
 from slipway.model.graphs.promise import Promise

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.serde import SerdeError
 from torch import Tensor
 
-from slipway.files.links import file_in
+from slipway.files.paths import file_in
 from slipway.proof.constants import Constant, NamedConstants
 from slipway.proof.stored_weights import Coded, Dense, NotUnderstoodError, Smoothed, StoredWeight, count_non_finite
 

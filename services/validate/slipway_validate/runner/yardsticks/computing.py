@@ -17,8 +17,7 @@ from slipway.errors import ModelExportError
 from slipway.files.json_documents import read_object_or_empty
 from slipway.formats.registry import runtime_of_output
 from slipway.model.adapters.saved import is_plain_lora
-from slipway.proof.runtime import Unusable
-from slipway.proof.samples import Samples
+from slipway.proof.runtime import Samples, Unusable
 from slipway.proof.stored_weights import NotUnderstoodError
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector

@@ -1,0 +1,318 @@
+"""Choose a model's graphs by its family, find the shapes of its cache without computing, and a sentence encoder's pooling.
+
+A sentence encoder's graph returns the text's vector only if its pooling is known.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import transformers
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from slipway.errors import ONNXExportError, is_own_fault
+from slipway.machine.shortages import is_out_of_memory
+from slipway.model.configuration import token_of
+from slipway.model.families import (
+    DECODER,
+    ENCODER_DECODER,
+    FEATURE_EXTRACTION,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFIER,
+    SPEECH,
+    TOKEN_CLASSIFIER,
+    Family,
+)
+from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingError, pool, read_pooling
+from slipway.stage import Context
+from slipway_onnx_export.forms.cacheless import cacheless_components, sound_port
+from slipway_onnx_export.interface import Call, Component, Port, ids
+from slipway_onnx_export.loading.weightless import integers, try_out
+from slipway_onnx_export.names import (
+    BATCH,
+    FEATURES,
+    IDS,
+    LOGITS,
+    MASK,
+    PAST,
+    POSITIONS,
+    SEQUENCE,
+    SOURCE,
+    SOURCE_MASK,
+    TOTAL,
+    TYPES,
+)
+from slipway_onnx_export.source import ModelSource
+
+Tensors = dict[str, torch.Tensor]
+Sizes = tuple[tuple[tuple[int | None, int | None], tuple[int | None, int | None]], ...]
+"""Heads and head size of keys and of values, by layer; None if only the graph states them."""
+
+
+def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tuple[Component, ...]:
+    """Return the graphs of a model.
+
+    Args:
+        model: Transformers model of the source; its weights are not read.
+        source: The model's folder.
+        cache: Whether a model that generates has a KV cache.
+
+    Raises:
+        ONNXExportError: ``FAMILY_UNSUPPORTED`` if its cache is not keys and values of attention, or if it does not take what
+            models of its family take.
+    """
+    try:
+        if not cache and source.family.generates:
+            return try_out(model, lambda: cacheless_components(model, source.family))
+        if source.family is DECODER:
+            return (_decoder(model),)
+        if source.family in (ENCODER_DECODER, SPEECH):
+            return _encoder_and_decoder(model, start=source.start, speech=source.family is SPEECH)
+        return (_text_component(model, source.family, pooling_of(source)),)
+    except ONNXExportError:
+        raise
+    except Exception as error:  # the model's own code may raise anything
+        if is_out_of_memory(error) or is_own_fault(error):
+            raise
+        raise _unsupported_error(
+            model, f"does not run as {source.family.name} models do ({type(error).__name__}: {error})"
+        ) from error
+
+
+# Decoders.
+
+
+def _decoder(model: Any) -> Component:
+    takes_positions = POSITIONS in inspect.signature(model.forward).parameters
+
+    def call(model: Any, tensors: Tensors) -> Tensors:
+        past = [tensors[port.name] for port in cache_in]
+        inputs = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name != POSITIONS or takes_positions}
+        output = model(**inputs, past_key_values=_cache(past), use_cache=True)
+        return {LOGITS: output.logits, **_name_tensors("present.{}.{}", output.past_key_values)}
+
+    def run() -> tuple[Sizes, int]:
+        tokens = integers(1, 2)
+        made = model(input_ids=tokens, attention_mask=tokens, past_key_values=DynamicCache(), use_cache=True)
+        return _sizes(model, getattr(made, "past_key_values", None)), int(made[LOGITS].shape[-1])
+
+    sizes, vocabulary = try_out(model, run)
+    cache_in = _cache_ports("past_key_values.{}.{}", sizes, PAST)
+    return _decoder_component(sizes, vocabulary, call)
+
+
+def untraced_decoder(layers: int) -> Component:
+    """Return the component of a decoder whose graph is built and not traced: only the graph knows its sizes."""
+    return _decoder_component((((None, None), (None, None)),) * layers, None, None)
+
+
+def _decoder_component(sizes: Sizes, vocabulary: int | None, call: Call | None) -> Component:
+    return Component(
+        "model",
+        inputs=(
+            ids(IDS, BATCH, SEQUENCE),
+            ids(MASK, BATCH, TOTAL),
+            ids(POSITIONS, BATCH, SEQUENCE),
+            *_cache_ports("past_key_values.{}.{}", sizes, PAST),
+        ),
+        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *_cache_ports("present.{}.{}", sizes, TOTAL)),
+        call=call,
+        unread=(POSITIONS,),
+    )
+
+
+# Encoder–decoders: the encoder computes keys and values of the cross-attention once, the decoder returns only its own.
+
+
+def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Component, Component]:
+    def encode(model: Any, tensors: Tensors) -> Tensors:
+        masked = {} if speech else {MASK: tensors[MASK]}
+        source = {FEATURES: tensors[FEATURES]} if speech else {IDS: tensors[IDS]}
+        encoded = model.get_encoder()(**source, **masked).last_hidden_state
+        # One step of the decoder computes keys and values of every cross-attention; the rest of it is removed as unused.
+        output = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+            decoder_input_ids=torch.full((encoded.shape[0], 1), start, dtype=torch.int64),
+            past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()),
+            use_cache=True,
+            **masked,
+        )
+        return {
+            "last_hidden_state": encoded,
+            **_name_tensors("present.{}.encoder.{}", output.past_key_values.cross_attention_cache),
+        }
+
+    def decode(model: Any, tensors: Tensors) -> Tensors:
+        crossed = [tensors[port.name] for port in cross_in]
+        cache = EncoderDecoderCache(_cache([tensors[port.name] for port in own_in]), _cache(crossed))
+        cache.is_updated = dict.fromkeys(cache.is_updated, True)
+        output = model(
+            # Attention reads the cache instead; only the sizes of batch and source are taken from this.
+            encoder_outputs=BaseModelOutput(last_hidden_state=crossed[0].transpose(1, 2).flatten(2)),
+            decoder_input_ids=tensors[IDS],
+            past_key_values=cache,
+            use_cache=True,
+            **({} if speech else {MASK: tensors[SOURCE_MASK]}),
+        )
+        own = output.past_key_values.self_attention_cache
+        return {LOGITS: output.logits, **_name_tensors("present.{}.decoder.{}", own)}
+
+    if speech:
+        source: tuple[Port, ...] = (sound_port(model),)
+        masks: tuple[Port, ...] = ()
+    else:
+        source = (ids(IDS, BATCH, SOURCE), ids(MASK, BATCH, SOURCE))
+        masks = (ids(SOURCE_MASK, BATCH, SOURCE),)
+
+    def run() -> tuple[Sizes, Sizes, torch.Size, int]:
+        text = {IDS: integers(1, 4), MASK: integers(1, 4)}
+        given = {FEATURES: torch.zeros(1, *source[0].shape[1:])} if speech else text  # type: ignore[arg-type]
+        made = model(**given, decoder_input_ids=integers(1, 2), use_cache=True)
+        caches = getattr(made, "past_key_values", None)
+        if not isinstance(caches, EncoderDecoderCache):
+            raise _unsupported_error(model, f"has a {type(caches).__name__} instead of keys and values of attention")
+        own, cross = (_sizes(model, each) for each in (caches.self_attention_cache, caches.cross_attention_cache))
+        return own, cross, made["encoder_last_hidden_state"].shape, int(made[LOGITS].shape[-1])
+
+    own, cross, (_, encoded, width), vocabulary = try_out(model, run)
+    length: str | int = encoded if speech else SOURCE
+    own_in = _cache_ports("past_key_values.{}.decoder.{}", own, PAST)
+    cross_in = _cache_ports("past_key_values.{}.encoder.{}", cross, length)
+    encoder = Component(
+        "encoder_model",
+        inputs=source,
+        outputs=(
+            Port("last_hidden_state", (BATCH, length, width)),
+            *_cache_ports("present.{}.encoder.{}", cross, length),
+        ),
+        call=encode,
+    )
+    decoder = Component(
+        "decoder_model",
+        inputs=(ids(IDS, BATCH, SEQUENCE), *masks, *own_in, *cross_in),
+        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *_cache_ports("present.{}.decoder.{}", own, TOTAL)),
+        call=decode,
+    )
+    return encoder, decoder
+
+
+# Models that read a whole text in one call.
+
+
+def _text_component(model: Any, family: Family, pooling: Pooling | None) -> Component:
+    accepted = inspect.signature(model.forward).parameters
+    names = [IDS, MASK] + ([TYPES] if TYPES in accepted and _token_types(model.config) > 1 else [])
+    rows: str | int = BATCH
+    if (
+        family is SEQUENCE_CLASSIFIER
+        and token_of(model.config, "pad_token_id") is None
+        and model.get_decoder() is not model
+    ):
+        rows = 1  # the last token cannot be told from padding
+    classes = getattr(model.config, "num_labels", 0)
+    # Classifiers of encoder–decoders read the ends of the texts, and refuse a text without one.
+    end = (token_of(model.config, "eos_token_id") or 0) if model.config.is_encoder_decoder else 0
+    rotates = POSITIONS in accepted and getattr(model.config, "rope_parameters", None) is not None
+
+    def call(model: Any, tensors: Tensors) -> Tensors:
+        inputs = dict(tensors)
+        if rotates:  # fused rotation needs positions for each row
+            inputs[POSITIONS] = torch.arange(tensors[IDS].shape[1])[None].expand_as(tensors[IDS])
+        output = model(**inputs)
+        given = {name: output[name] for name in family.outputs}
+        return given | ({SENTENCE_EMBEDDING: pool(output[0], tensors[MASK], pooling)} if pooling else {})
+
+    shape: tuple[str | int, ...]
+    if family is SEQUENCE_CLASSIFIER:
+        shape = (rows, classes)
+    elif family is QUESTION_ANSWERING:
+        shape = (rows, SEQUENCE)
+    elif family is TOKEN_CLASSIFIER:
+        shape = (rows, SEQUENCE, classes)
+    else:
+        sizes = try_out(model, lambda: model(**{name: integers(1, 3) for name in names})[family.outputs[0]].shape)
+        shape = (rows, SEQUENCE, int(sizes[-1]))
+    outputs = [Port(name, shape) for name in family.outputs]
+    if pooling:
+        outputs.append(Port(SENTENCE_EMBEDDING, (rows, int(shape[-1]) * len(pooling.modes))))
+    return Component(
+        "model",
+        inputs=tuple(Port(name, (rows, SEQUENCE), torch.int64, end if name == IDS else 0) for name in names),
+        outputs=tuple(outputs),
+        call=call,
+    )
+
+
+def _token_types(config: Any) -> int:
+    return int(getattr(config, "type_vocab_size", 0) or 0)
+
+
+# Caches.
+
+
+def _sizes(model: Any, cache: Any) -> Sizes:
+    layers = getattr(cache, "layers", ())
+    for layer in layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.dim() != 4 or values.dim() != 4:
+            raise _unsupported_error(
+                model, f"has a cache of {type(layer).__name__} instead of keys and values of attention"
+            )
+    if not layers:
+        raise _unsupported_error(model, f"has a {type(cache).__name__} instead of keys and values of attention")
+    return tuple(
+        tuple((int(part.shape[1]), int(part.shape[3])) for part in (layer.keys, layer.values))  # type: ignore[misc]
+        for layer in layers
+    )
+
+
+def _unsupported_error(model: Any, what: str) -> ONNXExportError:
+    return ONNXExportError(
+        f"{type(model).__name__} {what}, which the ONNX export does not support",
+        reason="FAMILY_UNSUPPORTED",
+        remedy="leave the ONNX format out for this model",
+        about={"architecture": type(model).__name__, "model_type": model.config.model_type},
+    )
+
+
+def _cache_ports(pattern: str, sizes: Sizes, length: str | int) -> tuple[Port, ...]:
+    return tuple(
+        Port(pattern.format(layer, kind), (BATCH, heads, length, size))
+        for layer, both in enumerate(sizes)
+        for kind, (heads, size) in zip(("key", "value"), both, strict=True)
+    )
+
+
+def _cache(tensors: list[torch.Tensor]) -> Any:
+    return transformers.DynamicCache(list(zip(tensors[::2], tensors[1::2], strict=True)))
+
+
+def _name_tensors(pattern: str, cache: Any) -> Tensors:
+    return {
+        pattern.format(index, kind): tensor
+        for index, layer in enumerate(cache.layers)
+        for kind, tensor in (("key", layer.keys), ("value", layer.values))
+    }
+
+
+def pooling_of(source: ModelSource) -> Pooling | None:
+    """Return how a sentence encoder pools a text into one vector; None for other models, or if that is not known."""
+    try:
+        return read_pooling(source.folder) if source.family is FEATURE_EXTRACTION else None
+    except UnknownPoolingError:
+        return None
+
+
+def warn_of_unknown_pooling(source: ModelSource, ctx: Context) -> None:
+    """Warn if a sentence encoder's graph gives the vectors of tokens only."""
+    if source.family is not FEATURE_EXTRACTION:
+        return
+    try:
+        read_pooling(source.folder)
+    except UnknownPoolingError as error:
+        ctx.warn(
+            f"the ONNX model has no output sentence_embedding: {error}; pool its last_hidden_state as the model's files say"
+        )

@@ -1,1 +1,0 @@
-"""Choose how many bits each weight gets, within a size."""

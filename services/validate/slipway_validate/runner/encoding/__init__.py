@@ -1,1 +1,0 @@
-"""Encode the user's test inputs: texts by the tokenizer, sounds by the feature extractor."""

@@ -1,1 +1,0 @@
-"""Time outputs beside the reference, and say which are slower than their originals."""

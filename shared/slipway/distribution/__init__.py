@@ -1,1 +1,0 @@
-"""The distribution that installs this package: its name and version, and its optional parts."""

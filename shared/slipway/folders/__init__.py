@@ -1,1 +1,0 @@
-"""Folders of running work: locked, kept for the next attempt, or removed with their process."""

@@ -1,0 +1,102 @@
+"""Recognise failures for lack of memory or disk space, and report a full disk with the same error everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipway.errors import ModelExportError, StageError
+from slipway.sizes import format_size
+
+REMEDY = "free memory, run it with fewer threads, or use a machine with more"
+_SAID = re.compile(
+    r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|failed to allocate memory"
+    r"|failed to map segment|memory allocation (?:still )?failed|can't start new thread|failed to start \w+ thread|bad_alloc|OutOfMemory|MemoryError",
+    re.IGNORECASE,
+)
+_BASE_BYTES, _CORE_BYTES, _MOST_CORES = 1 << 30, 256 << 20, 16
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception, or one of its causes, is about memory, judged by type and message."""
+    return any(
+        isinstance(link, MemoryError)
+        or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
+        or says_out_of_memory(f"{type(link).__name__}: {link}")
+        for link in with_causes(error)
+    )
+
+
+def with_causes(error: BaseException) -> list[BaseException]:
+    """Return an exception and its causes, outermost first."""
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    return links
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Return whether the last output of a process is about memory, or about threads, whose stacks need memory."""
+    return _SAID.search(text) is not None
+
+
+def address_space_limit() -> int | None:
+    """Return the limit of address space of this process and its children (``ulimit -v``) in bytes; None if unlimited."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def check_address_space() -> None:
+    """Check that an embedded coordinator fits into the address space: otherwise libraries end the process silently.
+
+    It needed 1.3 GB with two cores, nearly all of it reserved for threads and never used.
+
+    Raises:
+        StageError: ``OUT_OF_MEMORY``.
+    """
+    limit = address_space_limit()
+    needed = _BASE_BYTES + _CORE_BYTES * min(os.cpu_count() or 1, _MOST_CORES)
+    if limit is not None and limit < needed:
+        raise StageError(
+            f"address space is limited to {format_size(limit)}, and running an export here needs {format_size(needed)}",
+            reason="OUT_OF_MEMORY",
+            remedy="raise the limit (ulimit -v), or let a coordinator run it: --coordinator HOST:PORT",
+        )
+
+
+DISK_REMEDY = "free space there, or work on another disk"
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether the operating system refused to write for lack of space or quota."""
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
+@contextlib.contextmanager
+def translate_disk_full(
+    kind: type[ModelExportError], doing: str, *, at: Path, remedy: str = DISK_REMEDY
+) -> Iterator[None]:
+    """Translate the operating system's "no space left" into the error that users and recovery rules know.
+
+    Args:
+        kind: Class of the error.
+        doing: Purpose of the space, such as ``for the merged model``.
+        at: Folder that was written to.
+        remedy: Remedy of the error.
+
+    Raises:
+        ModelExportError: Of the class ``kind``, reason ``DISK_FULL``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise kind(f"no space left at {at} {doing}", reason="DISK_FULL", remedy=remedy, about={"folder": at}) from error

@@ -1,1 +1,0 @@
-"""Check the values of a ``config.json`` or ``adapter_config.json``."""
