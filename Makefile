@@ -50,7 +50,7 @@ test-all: $(INSTALLED) test-cluster ## Run all tests, the slow, the trained and 
 	$(SHUFFLED)
 
 # Native runtimes and servers keep state in a process, so the order of their calls decides what they do.
-STATEFUL = tests/services/gguf tests/services/adapter tests/services/openvino tests/shared/worker tests/services/coordinator
+STATEFUL = tests/services/gguf tests/services/adapter tests/services/openvino tests/shared/worker tests/services/coordinator/api tests/services/coordinator/leadership
 test-orders: $(INSTALLED) ## Run the tests of what keeps state in a process in another order, printed; SEED=… repeats one
 	$(SHUFFLED) -m 'not slow and not trained and not cluster' $(STATEFUL)
 

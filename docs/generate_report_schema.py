@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from slipway.results.report.document import Report
-from slipway.settings.sections import meanings
+from slipway.settings.sections import field_meanings
 
 FILE = Path(__file__).parents[1] / "shared" / "slipway" / "results" / "report" / "report.schema.json"
 
@@ -58,7 +58,7 @@ def _describe(described: dict[str, Any], model: type[BaseModel]) -> None:
     described["description"] = _plain(described["description"].partition("\n\n")[0])
     described.pop("additionalProperties", None)
     described["required"] = list(described["properties"])  # also what has a default is always written
-    said = meanings(model)
+    said = field_meanings(model)
     for name, field in described["properties"].items():
         field.pop("title", None)
         if name in said:

@@ -13,7 +13,7 @@ from slipway.configuration.layers import ENVIRONMENT
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.schema import default, keys, values
 from slipway.settings import Settings
-from slipway.settings.sections import Listed, meanings
+from slipway.settings.sections import Listed, field_meanings
 
 PAGE = Path(__file__).parents[1] / "shared" / "slipway" / "README.md"
 _VARIABLE = re.compile(r" \(`([A-Z_]+)`\)")
@@ -51,7 +51,7 @@ def machine_table() -> str:
 
 def markdown(model: type[BaseModel]) -> dict[str, str]:
     """Write the meaning of each field of a model as Markdown."""
-    return {key: text.replace("``", "`").replace("|", "\\|") for key, text in meanings(model).items()}
+    return {key: text.replace("``", "`").replace("|", "\\|") for key, text in field_meanings(model).items()}
 
 
 def _with_values(meaning: str, key: str) -> str:

@@ -1,7 +1,7 @@
 """What is installed: entry points, versions and extras, and the commands that install what is missing.
 
-The standard library reads the metadata of every distribution at each call, which takes tens of milliseconds. Here each answer
-is kept until a folder of the import path changes, as it does when something is installed or removed.
+The standard library reads the metadata of every distribution at each call, which takes tens of milliseconds. Here entry points and
+versions are kept until a folder of the import path changes, as it does when something is installed or removed.
 
 The import name and the command are ``slipway``. The distribution has another name, because the package index has a ``slipway``
 of other authors.
@@ -28,6 +28,20 @@ _OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu",)}
 _Folders = tuple[tuple[str, int], ...]
 
 DISTRIBUTION = "slipway-ml"
+
+WORKER_EXTRA = "worker"
+_SERVER = ("grpc_health", "grpc_reflection", "prometheus_client")
+_TELEMETRY = ("opentelemetry.exporter", "opentelemetry.sdk")
+
+EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
+    WORKER_EXTRA: (*_SERVER, *_TELEMETRY, "psutil"),
+    "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy"),
+    "report": ("jinja2",),
+    "s3": ("minio",),
+    "telemetry": _TELEMETRY,
+    "sample": ("accelerate", "gguf", "peft", "psutil", "torch", "transformers"),
+}
+"""Modules that each extra installs. The extras of stages are not listed, because each stage names its own libraries."""
 
 
 def installed_entry_points(group: str) -> metadata.EntryPoints:
@@ -92,21 +106,6 @@ def own_version() -> str:
     return next((entry.dist.version for entry in merging if entry.dist is not None), "")
 
 
-WORKER = "worker"
-_SERVER = ("grpc_health", "grpc_reflection", "prometheus_client")
-_TELEMETRY = ("opentelemetry.exporter", "opentelemetry.sdk")
-
-MODULES: Mapping[str, tuple[str, ...]] = {
-    WORKER: (*_SERVER, *_TELEMETRY, "psutil"),
-    "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy"),
-    "report": ("jinja2",),
-    "s3": ("minio",),
-    "telemetry": _TELEMETRY,
-    "sample": ("accelerate", "gguf", "peft", "psutil", "torch", "transformers"),
-}
-"""Modules that each extra installs. The extras of stages are not listed, because each stage names its own libraries."""
-
-
 def install_line(extra: str, *, own_environment: str) -> str:
     """Return the command that installs the libraries of a stage; in an environment of their own where there is a reason for one."""
     if not own_environment:
@@ -119,14 +118,14 @@ def install_line(extra: str, *, own_environment: str) -> str:
 
 def missing_modules(extra: str) -> tuple[str, ...]:
     """Return the modules of an extra that are not installed, without importing them."""
-    return tuple(module for module in MODULES[extra] if not _is_installed(module))
+    return tuple(module for module in EXTRA_MODULES[extra] if not _is_installed(module))
 
 
 def require(*extras: str, what: str, install: str = "", otherwise: str = "") -> None:
     """Raise an error that says what to install, unless all modules of these extras are installed.
 
     Args:
-        extras: Keys of :data:`MODULES`.
+        extras: Keys of :data:`EXTRA_MODULES`.
         what: The command that needs them, such as ``slipway coordinator``.
         install: The extra to recommend; by default ``extras`` themselves.
         otherwise: What the user can do instead of installing it.
@@ -142,7 +141,7 @@ def require(*extras: str, what: str, install: str = "", otherwise: str = "") -> 
 def translate_import_error(error: ModuleNotFoundError) -> ServiceError | None:
     """Translate the failed import of a module of an extra; return None for any other module."""
     name = error.name or ""
-    for extra, modules in MODULES.items():
+    for extra, modules in EXTRA_MODULES.items():
         if name.partition(".")[0] in {module.partition(".")[0] for module in modules}:
             return _not_installed_error([name], what="", install=extra, otherwise="")
     return None
@@ -154,7 +153,7 @@ def stage_extra(module: str) -> str:
     For a stage of another distribution, this is the worker's extra.
     """
     package = module.partition(".")[0]
-    return package.removeprefix("slipway_") if package.startswith("slipway_") else WORKER
+    return package.removeprefix("slipway_") if package.startswith("slipway_") else WORKER_EXTRA
 
 
 def _not_installed_error(modules: list[str], *, what: str, install: str, otherwise: str) -> ServiceError:

@@ -1,4 +1,4 @@
-"""Requirements of a task, abilities of workers, and the choice of the workers that may take a task. Pure."""
+"""Requirements and preferences of a task for its worker, abilities of workers, and who may take a task. Pure."""
 
 from __future__ import annotations
 

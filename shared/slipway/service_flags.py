@@ -1,4 +1,7 @@
-"""Command lines of coordinator and worker: shared flags, the worker's own, and the handling of errors."""
+"""Command lines of coordinator and worker: shared flags, the worker's own, and the handling of errors.
+
+Security flags take names of files, never secrets, which ``ps`` would show.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,15 @@ from slipway.errors import ModelExportError
 from slipway.observability.logs import add_log_options, configure_service_logs
 from slipway.settings.security import Security
 from slipway.texts import printable
+
+Number = TypeVar("Number", int, float)
+
+_SECURITY_FLAGS = {
+    "tls_ca_file": "authorities (PEM) of the peers' certificates; peers without a certificate are refused",
+    "tls_cert_file": "this process's certificate with its chain (PEM)",
+    "tls_key_file": "its key (PEM)",
+    "access_file": "who may call: names, roles, projects, hashes of tokens",
+}
 
 
 def service_parser(
@@ -42,7 +54,7 @@ def service_parser(
         "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics here; off by default"
     )
     add_log_options(parser)
-    add_flags(parser, token=token)
+    add_security_flags(parser, token=token)
     return parser
 
 
@@ -60,20 +72,10 @@ def run_service(arguments: argparse.Namespace, serve: Callable[[argparse.Namespa
     return 0
 
 
-Number = TypeVar("Number", int, float)
-
-_FLAGS = {
-    "tls_ca_file": "authorities (PEM) of the peers' certificates; peers without a certificate are refused",
-    "tls_cert_file": "this process's certificate with its chain (PEM)",
-    "tls_key_file": "its key (PEM)",
-    "access_file": "who may call: names, roles, projects, hashes of tokens",
-}
-
-
-def add_flags(parser: argparse.ArgumentParser, *, token: bool = False) -> None:
+def add_security_flags(parser: argparse.ArgumentParser, *, token: bool = False) -> None:
     """Add the security flags of a server; with ``token`` also that of its own token."""
     group = parser.add_argument_group("security", "Each is SLIPWAY_… too. Files are read again when they change.")
-    for name, meaning in _FLAGS.items():
+    for name, meaning in _SECURITY_FLAGS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=Path, metavar="FILE", help=meaning)
     if token:
         group.add_argument("--token-file", type=Path, metavar="FILE", help="token to show to the coordinator")
@@ -103,9 +105,9 @@ def examples(*lines: str) -> str:
     return "\n".join(["Examples:", *(f"  $ {line}" for line in lines)])
 
 
-def with_flags(arguments: argparse.Namespace, security: Security) -> Security:
+def with_security_flags(arguments: argparse.Namespace, security: Security) -> Security:
     """Return the settings of the environment, replaced by given flags."""
-    return security.with_files(**{name: getattr(arguments, name, None) for name in (*_FLAGS, "token_file")})
+    return security.with_files(**{name: getattr(arguments, name, None) for name in (*_SECURITY_FLAGS, "token_file")})
 
 
 def worker_parser(prog: str) -> argparse.ArgumentParser:

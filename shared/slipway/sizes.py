@@ -1,4 +1,7 @@
-"""Sizes in bytes, parsed and formatted for people, and the sizes of models and outputs, estimated in advance."""
+"""Parse and format sizes in bytes, and estimate the sizes of models and their outputs.
+
+Stages and formats estimate with them before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,10 @@ _UNITS = {
     "gi": 1 << 30,
     "ti": 1 << 40,
 }
+
+FLOAT32_BYTES = 4
+GRAPH_BYTES = 2 << 20
+"""Size of a graph's nodes, without weights."""
 
 
 def parse_size(text: str) -> int:
@@ -61,11 +68,6 @@ def parse_size_or_share(text: str) -> int | float:
     raise MalformedText(
         f"{quoted(text)} is neither a size nor a share", remedy="write a size like 400MiB, or a share like 0.3 or 30%"
     )
-
-
-FLOAT32_BYTES = 4
-GRAPH_BYTES = 2 << 20
-"""Size of a graph's nodes, without weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ class Keeps(Enum):
 class Forecast(Generic[P]):
     """What a stage says of a task before anything runs, by the task's parameters.
 
-    Each function may raise a :class:`~slipway.errors.ModelExportError` where the stage would refuse what it is given, but for the estimate.
+    ``describes`` and ``examines`` raise a :class:`~slipway.errors.ModelExportError` where the stage would refuse what they are given; the others raise nothing.
 
     Attributes:
         output_bytes: Returns an upper estimate of the output's size for a model of this size.

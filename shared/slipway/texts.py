@@ -1,8 +1,10 @@
-"""Texts for people: made safe to show, without hidden characters or secrets, and short; counts with their nouns.
+"""Texts for people: made safe to show on a terminal or page, free of secrets, and short; counts with their nouns.
 
 Names of models, labels, paths and messages come from other people's files and requests. Some characters in them are commands to a
 terminal, reverse the direction of the text after them, or make two different names look alike. Such characters are refused when a
 text is read (:func:`hidden_character`), and replaced when it is shown (:func:`printable`, :func:`one_line`, :func:`escaped_json`).
+
+Secrets are values of secret-looking environment variables, and passwords in URLs (:func:`redact`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,21 @@ _UNSAFE_IN_FILES = re.compile(r"[^A-Za-z0-9._-]+")
 
 QUOTED_LENGTH = 200
 """Most characters of a value quoted in a message."""
+
+SECRET_NAMES = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION)_?KEY|(?:^|_)(?:PAT|PWD|DSN|AUTH|COOKIE|HEADERS)$",
+    re.IGNORECASE,
+)
+"""Names of environment variables whose values are secret."""
+
+_NO_SECRETS = frozenset({"PWD"})
+"""The current folder; ``MYSQL_PWD`` is a password."""
+
+_URL_PASSWORD = re.compile(r'(?<=:/)(/?[^\s/@:"]{0,512}):(?!\d{1,5}/)([^\s"]{1,512})(?=@)')
+"""User and password of a URL, also of one that was read as a path and so has lost a slash.
+
+A password may hold ``/`` and ``@`` that are not escaped; a port with a path after it is no password.
+"""
 
 
 class MalformedText(ValueError):  # noqa: N818 - its catcher turns it into an error that names the setting
@@ -128,22 +145,6 @@ def counted(count: int, noun: str, plural: str = "") -> str:
         plural: The plural, if it is not made by an s.
     """
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-SECRET_NAMES = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION)_?KEY|(?:^|_)(?:PAT|PWD|DSN|AUTH|COOKIE|HEADERS)$",
-    re.IGNORECASE,
-)
-"""Names of environment variables whose values are secret."""
-
-_NO_SECRETS = frozenset({"PWD"})
-"""The current folder; ``MYSQL_PWD`` is a password."""
-
-_URL_PASSWORD = re.compile(r'(?<=:/)(/?[^\s/@:"]{0,512}):(?!\d{1,5}/)([^\s"]{1,512})(?=@)')
-"""User and password of a URL, also of one that was read as a path and so has lost a slash.
-
-A password may hold ``/`` and ``@`` that are not escaped; a port with a path after it is no password.
-"""
 
 
 def redact_address(url: str) -> str:

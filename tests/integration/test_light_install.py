@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.client import Client
-from slipway.distribution import DISTRIBUTION, MODULES
+from slipway.distribution import DISTRIBUTION, EXTRA_MODULES
 from support.commands.cli import SLIPWAY
 from support.commands.light_install import (
     PROJECT,
@@ -83,13 +83,16 @@ def test_what_is_hidden_is_what_extras_bring() -> None:
     assert not light_distributions() & {"dbos", "psycopg", "sqlalchemy", "jinja2", "numpy", "torch"}
 
 
-@pytest.mark.parametrize("extra", sorted(MODULES))
+@pytest.mark.parametrize("extra", sorted(EXTRA_MODULES))
 def test_the_modules_of_an_extra_are_those_of_its_distributions(extra: str) -> None:
     lines: list[str] = PROJECT["optional-dependencies"][extra]
     own = {module for line in lines if not line.startswith("slipway") for module in modules_of(line)}
-    named = {module.partition(".")[0] for module in MODULES[extra]}
+    named = {module.partition(".")[0] for module in EXTRA_MODULES[extra]}
     inherited = {
-        module.partition(".")[0] for other in ("telemetry", "worker") if other != extra for module in MODULES[other]
+        module.partition(".")[0]
+        for other in ("telemetry", "worker")
+        if other != extra
+        for module in EXTRA_MODULES[other]
     }
     assert named - inherited <= own | {"opentelemetry"}
     for line in lines:
@@ -119,6 +122,7 @@ def test_help_takes_little_processor_time(light: LightInstall) -> None:
     assert min(light.cpu_seconds("--help") for _ in range(3)) < 0.4
 
 
+@pytest.mark.slow
 def test_every_command_explains_itself(light: LightInstall) -> None:
     assert_every_command_explains_itself(light)
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 import slipway
 from slipway import errors, formats
-from slipway.settings.sections import meanings
+from slipway.settings.sections import field_meanings
 from support.commands.light_install import with_extras_hidden
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_a_public_name_is_documented_and_typed(name: str) -> None:
 @pytest.mark.parametrize("name", ["ExportResult", "FormatResult", "FailedFormat", "AttemptResult"])
 def test_the_fields_of_a_public_model_have_a_meaning(name: str) -> None:
     model: type[BaseModel] = getattr(slipway, name)
-    assert sorted(model.model_fields) == sorted(meanings(model))
+    assert sorted(model.model_fields) == sorted(field_meanings(model))
 
 
 @pytest.mark.parametrize("name", ["Provider", "Stage", "LoadedConfiguration"])

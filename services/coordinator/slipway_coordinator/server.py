@@ -28,7 +28,7 @@ from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.rpc.serving import Context, abort, add_health_and_reflection
 from slipway.security.server import ServerSecurity, coordinator_security
-from slipway.service_flags import run_service, with_flags
+from slipway.service_flags import run_service, with_security_flags
 from slipway.settings import Settings
 from slipway.settings.security import Security
 from slipway.sources.addresses import Allowed
@@ -283,7 +283,7 @@ def _run(arguments: argparse.Namespace) -> None:
         rules=load_rules(arguments.recovery_rules or DEFAULT_RULES),
     )
     security = coordinator_security(
-        with_flags(arguments, Security.from_environment(os.environ)),
+        with_security_flags(arguments, Security.from_environment(os.environ)),
         address=arguments.listen,
         health_address=arguments.health_listen,
         token_address=arguments.token_listen,

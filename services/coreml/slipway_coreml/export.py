@@ -1,6 +1,7 @@
-"""The work of the stage: load, trace, prove, convert, round, write the same bytes each time, and read back.
+"""The work of the stage: load, trace, compare, convert, round, write the same bytes each time, and read back.
 
-Weights are rounded by coremltools' own passes.
+The traced program, which is converted next, is compared with the model and transformers' own attention. Weights are rounded by
+coremltools' own passes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from slipway.model.pytorch.text_model import (
 )
 from slipway.model.pytorch.traced_forms import StaticDecoder, use_transformers_attention
 from slipway.model.sentences import SENTENCE_EMBEDDING
-from slipway.proof.comparison import LIMITS, difference
+from slipway.proof.comparison import DIFFERENCE_LIMITS, difference
 from slipway.stage import Context
 from slipway_coreml.checks import Expected, check_package
 from slipway_coreml.conversion import convert, trace, use_core_attention
@@ -47,6 +48,9 @@ MANIFEST, SPEC = "Manifest.json", Path("Data", "com.apple.CoreML", "model.mlmode
 _HANDLES = "executorch_debug_handle_mapping.json"
 """A debugging file that coremltools writes outside the manifest."""
 _DATE = "com.github.apple.coremltools.conversion_date"
+
+_LONGEST_COMPARED = 96
+_SEED = 5
 
 
 def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context) -> None:
@@ -173,10 +177,6 @@ def write_package(model: Any, package: Path) -> None:
     manifest.write_text(json.dumps(read, indent=4) + "\n", encoding="utf-8")
 
 
-_LONGEST = 96
-_SEED = 5
-
-
 def check_program(traced: Any, source: TextModel, *, length: int, call_length: int) -> float:
     """Return the largest difference between the program's and the model's results, relative to the largest result.
 
@@ -197,10 +197,10 @@ def check_program(traced: Any, source: TextModel, *, length: int, call_length: i
             else _compare_texts(program, source, tokens)
             for tokens in (
                 torch.randint(0, size, (1, many), generator=draw)
-                for many in dict.fromkeys(min(many, length) for many in (_LONGEST, 7, 1))
+                for many in dict.fromkeys(min(many, length) for many in (_LONGEST_COMPARED, 7, 1))
             )
         )
-    if worst > LIMITS["float32"]:
+    if worst > DIFFERENCE_LIMITS["float32"]:
         raise ValueError(f"the traced program's results are off by {worst:.1e} of the largest one")
     return worst
 

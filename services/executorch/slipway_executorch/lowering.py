@@ -1,8 +1,7 @@
-"""Load a model as XNNPACK can compute it, trace it, round its weights, delegate, and plan memory.
+"""Load a merged model in float32 as XNNPACK can compute it, trace it, round its weights, delegate it, and plan memory.
 
-Rounding is that of ExecuTorch's own export of language models at ``8da4w``.
-
-Attention is matrix products of keys and values as they are stored, and a mask that is added.
+XNNPACK gets what it supports; memory is planned for the rest. Attention is matrix products of keys and values as they are stored, and
+a mask that is added. Rounding is that of ExecuTorch's own export of language models at ``8da4w``.
 
 Axes: H = heads of queries, G = heads of keys and values, S = tokens of this call, L = places of keys, D = width of a head.
 """
@@ -24,7 +23,9 @@ from slipway.model.pytorch.text_model import TextModel, open_text_model, use_lin
 from slipway.model.pytorch.traced_forms import use_attention
 from slipway_executorch.params import PRODUCT
 
-NAME = "slipway_grouped"
+ATTENTION_NAME = "slipway_grouped"
+
+TOKENS = "tokens"
 
 
 def open_source(folder: Path) -> TextModel:
@@ -36,7 +37,7 @@ def open_source(folder: Path) -> TextModel:
     source = open_text_model(
         folder, lambda config: config.why_no_text_graph(PRODUCT), title="ExecuTorch", error=ExecutorchExportError
     )
-    use_attention(source.model, NAME, attend)
+    use_attention(source.model, ATTENTION_NAME, attend)
     replace_layers(source.model)
     return source
 
@@ -97,9 +98,6 @@ def check_gelus(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.gelu.default and node.kwargs.get("approximate", "none") != "none":
             raise ValueError("it computes GELU by tanh within its code, which XNNPACK would compute as the exact one")
-
-
-TOKENS = "tokens"
 
 
 @dataclass(frozen=True)

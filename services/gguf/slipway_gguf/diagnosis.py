@@ -1,4 +1,7 @@
-"""Compare a GGUF file with its model: check a file that was just written, and say what is wrong with one."""
+"""Compare a GGUF file with its model: check a file that was just written, and say which tensors differ and how.
+
+In a written file ggml must find every tensor, and some rows of each, dequantized by other code, must be the model's.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,13 @@ _MULTIPLES = {
     Kind.IQ4_NL: 127,
 }
 """Largest multiple of a block's scale. Rows near zero (tokens never trained) may be off by this multiple of the smallest number."""
+
+_EXPLAINED_ROWS = 8
+_STRANGE = 0.5
+"""Distance from the model's values, relative to their energy, that no type explains: it is 0.2 for 4 bits, 1.4 for unrelated weights."""
+_SHOWN = 3
+_HEAD_ROWS = 4096
+"""Most rows of a head to compare with the embedding, to limit memory."""
 
 
 def check_file(written: Written, tensors: list[Planned]) -> dict[str, Any]:
@@ -115,14 +125,6 @@ def _invalid_error(path: Path, what: str) -> GGUFExportError:
         remedy="check the disk and the versions of xllamacpp and gguf; report it if both are those of constraints.txt",
         about={"file": path.name},
     )
-
-
-_ROWS = 8
-_STRANGE = 0.5
-"""Distance from the model's values, relative to their energy, that no type explains: it is 0.2 for 4 bits, 1.4 for unrelated weights."""
-_SHOWN = 3
-_HEAD_ROWS = 4096
-"""Most rows of a head to compare with the embedding, to limit memory."""
 
 
 def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
@@ -196,7 +198,7 @@ def _pairs(planned: Planned, stored: Any, *, own_order: bool = False) -> Iterato
     data = stored.data.reshape(-1, *stored.data.shape[-1:]) if stored.data.ndim > 1 else stored.data[None]
     for first, block in planned.samples():
         part = block.swapaxes(1, 2) if own_order else block
-        rows = float32_rows(part, planned).reshape(-1, columns)[:_ROWS]
+        rows = float32_rows(part, planned).reshape(-1, columns)[:_EXPLAINED_ROWS]
         yield rows, gguf.quants.dequantize(data[first : first + len(rows)], stored.tensor_type).reshape(-1, columns)
 
 

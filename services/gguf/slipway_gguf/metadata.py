@@ -1,8 +1,7 @@
-"""The metadata of a GGUF file: its keys, and a model's numbers and rotary embedding as keys and tensors.
+"""The metadata of a GGUF file: a model's numbers and rotary embedding as keys and tensors for llama.cpp.
 
-Validation tells these kinds of text from a fault.
-
-Nothing has checked the settings of a ``config.json`` before, so they are checked here.
+Nothing has checked the settings of a ``config.json`` before, so they are checked here. A key of our own names the kinds of text that
+llama.cpp is known to read otherwise; with it, validation tells them from a fault.
 """
 
 from __future__ import annotations
@@ -28,24 +27,6 @@ DIFFERS = "slipway.tokenizer.differs"
 BETWEEN = "; "
 """Separator between kinds of text (``slipway.validation.texts.TextKind``)."""
 
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One key of the metadata.
-
-    Attributes:
-        key: Name of the key, such as ``general.name``.
-        value: Its value; a sequence for an array.
-        kind: Type of the value.
-        item: Type of an array's elements; None for anything else.
-    """
-
-    key: str
-    value: Any
-    kind: gguf.GGUFValueType
-    item: gguf.GGUFValueType | None = None
-
-
 _KIND = gguf.GGUFValueType
 _EXPERTS = ("num_local_experts", "num_experts")
 _COUNTS = {
@@ -65,8 +46,25 @@ _NUMBERS = {
 }
 """Settings by key, each written if the model has it."""
 
-VALUES = ConfigValues(GGUFExportError)
-whole, optional_number, positive = VALUES.whole, VALUES.optional_number, VALUES.positive
+CONFIG_VALUES = ConfigValues(GGUFExportError)
+whole, optional_number, positive = CONFIG_VALUES.whole, CONFIG_VALUES.optional_number, CONFIG_VALUES.positive
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key of the metadata.
+
+    Attributes:
+        key: Name of the key, such as ``general.name``.
+        value: Its value; a sequence for an array.
+        kind: Type of the value.
+        item: Type of an array's elements; None for anything else.
+    """
+
+    key: str
+    value: Any
+    kind: gguf.GGUFValueType
+    item: gguf.GGUFValueType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def parameters_of(found: Architecture, config: ModelConfig) -> Parameters:
     Raises:
         GGUFExportError: ``BASE_MODEL_INVALID`` for a wrong number, ``FAMILY_UNSUPPORTED`` for one that llama.cpp does not compute.
     """
-    decoder = decoder_of(config, VALUES)
+    decoder = decoder_of(config, CONFIG_VALUES)
     settings = decoder.settings
     experts = whole(settings, *_EXPERTS) if "moe" in found.name else 0
     limit = 0 if found.has_windows else min(decoder.windows, default=0)

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
 from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of
-from slipway_gguf.vocabulary.tokens import adds_begin_and_end, ends_of, numbers_of
+from slipway_gguf.vocabulary.tokens import adds_begin_and_end, end_token_ids, special_token_ids
 
 NAME = "Modelfile"
 BASE = "base.gguf"
@@ -90,8 +90,8 @@ def quote(text: str) -> str:
 
 def _stops(files: TokenizerFiles, template: str) -> list[str]:
     """Return the texts that end an answer; there may be more than a GGUF file has keys for."""
-    numbers = numbers_of(files, rows=_MANY, template=template)
-    ends = {numbers[name] for name in ("eos", "eot", "eom") if name in numbers} | set(ends_of(files, rows=_MANY))
+    numbers = special_token_ids(files, rows=_MANY, template=template)
+    ends = {numbers[name] for name in ("eos", "eot", "eom") if name in numbers} | set(end_token_ids(files, rows=_MANY))
     texts = {number: text for text, number in files.vocabulary.items() if number in ends}
     texts |= {number: added.content for number, added in files.added.items() if number in ends}
     return [text for _, text in sorted(texts.items()) if '"""' not in text and not text.endswith('"')]
@@ -178,7 +178,7 @@ def ollama_template(template: str, files: TokenizerFiles) -> str:
     if not candidates:
         return ""
     special = {name: text for name in _TOKENS if (text := _text_of(files, name)) is not None}
-    begins, _ = adds_begin_and_end(files, numbers_of(files, rows=_MANY, template=template))
+    begins, _ = adds_begin_and_end(files, special_token_ids(files, rows=_MANY, template=template))
     begin = special.get("bos_token", "") if begins else ""
     asked = [(messages, tools) for messages in _CONVERSATIONS for tools in (None, [_TOOL])]
     rendered = _render(template, [{"messages": messages, "tools": tools, **special} for messages, tools in asked])

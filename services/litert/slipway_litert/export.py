@@ -1,5 +1,7 @@
 """The work of the stage: load, convert to a program of fixed shapes, compare with PyTorch, round, and write.
 
+The written program is compared on texts of several lengths and through every signature.
+
 Axes: S = tokens of a text, V = vocabulary.
 """
 
@@ -19,7 +21,7 @@ from slipway.errors import LiteRtExportError
 from slipway.model.families import DECODER
 from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
 from slipway.model.pytorch.traced_forms import use_transformers_attention
-from slipway.proof.comparison import LIMITS, difference
+from slipway.proof.comparison import DIFFERENCE_LIMITS, difference
 from slipway.stage import Context
 from slipway_litert.modules import StaticDecoder, TextReader, open_source, padding_of
 from slipway_litert.params import DECODE, DESCRIPTION, LEVEL, PREFILL, PROGRAM, TEXT, LitertParams, text_lengths
@@ -32,6 +34,11 @@ _MOST_BYTES = (1 << 31) - (1 << 24)
 """Largest file of this format, whose offsets have 31 bits."""
 
 Sample = Mapping[str, torch.Tensor]
+Pairs = list[tuple[Array, Array]]
+
+_LONGEST_TEXT = 512
+"""Most tokens of a text for a decoder."""
+_SINGLE_CALLS = 3
 
 
 def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context) -> None:
@@ -91,7 +98,7 @@ def _check_parity(source: TextModel, module: torch.nn.Module, file: Path, ctx: C
     """
     differences = largest_difference(source, module, file, threads=ctx.threads)
     worst = max(differences, key=lambda name: differences[name])
-    if differences[worst] > (limit := LIMITS["float32"]):
+    if differences[worst] > (limit := DIFFERENCE_LIMITS["float32"]):
         raise parity_error(
             f"the program is not what PyTorch computes: results of a {worst} differ by {differences[worst]:.1e}, and {limit:.0e} is allowed",
             case=worst,
@@ -136,11 +143,6 @@ def round_weights(source: Path, target: Path) -> None:
         rounding.quantize().export_model(str(target))
 
 
-_LONGEST = 512
-"""Most tokens of a text for a decoder."""
-_SINGLE_CALLS = 3
-
-
 def largest_difference(source: TextModel, module: torch.nn.Module, file: Path, *, threads: int) -> dict[str, float]:
     """Return the program's largest difference from PyTorch by case, as a share of the largest result and of 1.
 
@@ -152,7 +154,11 @@ def largest_difference(source: TextModel, module: torch.nn.Module, file: Path, *
     use_transformers_attention(source.model)
     try:
         program = Program(file, threads=threads)
-        cases = _texts(source, DecoderProgram(program)) if source.family is DECODER else _rows(source, module, program)
+        cases = (
+            _decoder_cases(source, DecoderProgram(program))
+            if source.family is DECODER
+            else _reader_cases(source, module, program)
+        )
         differences = {name: max(difference(one, other).share for one, other in pairs) for name, pairs in cases}
     except BadProgramError as error:
         raise parity_error(f"the program cannot be run: {error}") from error
@@ -169,14 +175,11 @@ def parity_error(what: str, **about: object) -> LiteRtExportError:
     )
 
 
-Pairs = list[tuple[Array, Array]]
-
-
-def _texts(source: TextModel, program: DecoderProgram) -> Iterator[tuple[str, Pairs]]:
+def _decoder_cases(source: TextModel, program: DecoderProgram) -> Iterator[tuple[str, Pairs]]:
     """Yield logits of a text, and of another text over the cache of the first: a long call, then one call per token."""
     window = getattr(source.model.config.get_text_config(), "sliding_window", None)
     beyond = (window if isinstance(window, int) else 0) + program.call_length + _SINGLE_CALLS
-    size = min(program.length, beyond, _LONGEST)
+    size = min(program.length, beyond, _LONGEST_TEXT)
     first = max(1, size - _SINGLE_CALLS)
     cache = program.empty()
     for name in ("text", "text after another"):
@@ -191,7 +194,7 @@ def _texts(source: TextModel, program: DecoderProgram) -> Iterator[tuple[str, Pa
         yield f"{name} of {size} tokens", pairs
 
 
-def _rows(source: TextModel, module: torch.nn.Module, program: Program) -> Iterator[tuple[str, Pairs]]:
+def _reader_cases(source: TextModel, module: torch.nn.Module, program: Program) -> Iterator[tuple[str, Pairs]]:
     """Yield results of a text that fills a signature, and of a shorter one, for each signature."""
     reader = TextProgram(program, source.family, padding=padding_of(source))
     sizes = [size for size in text_lengths(reader.longest) if f"{TEXT}{size}" in program.shapes]

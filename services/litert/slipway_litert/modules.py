@@ -1,12 +1,9 @@
-"""Load a merged model, and make of it the modules that become programs: a decoder, or a reader of a text.
+"""Load a merged model in float32, and make of it the modules that become programs: a decoder, or a reader of a text.
 
-A LiteRT program keeps nothing between two calls, so a decoder's cache of fixed size is passed in and out.
+A LiteRT program keeps nothing between two calls, so a decoder's cache of fixed size is passed in and out. A reader gets a whole text in
+one call. Attention is few products of fixed shapes: keys and values are not copied for each head of queries that shares them.
 
-Axes: S = tokens of a call, L = places of the cache, H = heads, D = width of a head.
-
-Keys and values are not copied for each head of queries that shares them.
-
-Axes: H = heads of queries, G = heads of keys and values, S = tokens of this call, L = places of keys, D = width of a head.
+Axes: H = heads of queries, G = heads of keys and values, S = tokens of a call, L = places of the cache, D = width of a head.
 """
 
 from __future__ import annotations
@@ -27,7 +24,9 @@ from slipway.model.pytorch.traced_forms import Slots, keys_and_values, use_atten
 from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_litert.params import KEYS, LOGITS, PLACES, PRODUCT, TOKENS, VALUES
 
-NAME = "slipway_litert"
+ATTENTION_NAME = "slipway_litert"
+
+Shape = tuple[int, ...]
 
 
 def open_source(folder: Path) -> TextModel:
@@ -39,7 +38,7 @@ def open_source(folder: Path) -> TextModel:
     source = open_text_model(
         folder, lambda config: config.why_no_text_graph(PRODUCT), title="LiteRT", error=LiteRtExportError
     )
-    use_attention(source.model, NAME, attend)
+    use_attention(source.model, ATTENTION_NAME, attend)
     return source
 
 
@@ -71,11 +70,8 @@ def attend(
     return result.transpose(1, 2)
 
 
-Shape = tuple[int, ...]
-
-
 class PassedSlots(Slots):
-    """Keys and values of one layer, (1, H, L, D). A call returns them instead of writing them in place."""
+    """Keys and values of one layer, (1, G, L, D). A call returns them instead of writing them in place."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any

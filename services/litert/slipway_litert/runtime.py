@@ -1,4 +1,4 @@
-"""Run a program by LiteRT's interpreter: its signatures row by row, and as a model of the validation.
+"""Run a program by LiteRT's interpreter: its signatures one row at a time, and as a model of the validation.
 
 A decoder takes and returns its cache, so a row's past is the number of its tokens and its cache.
 

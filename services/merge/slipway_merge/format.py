@@ -56,7 +56,9 @@ FORMAT = Format(
     needs_tokenizer=lambda settings: settings.save_tokenizer,
     rank=0,
     quantization=Quantization(
-        calibrated=True, zero_points=False, quantizer="slipway_quantize.own_quantizers:CHECKPOINTS"
+        calibrated=True,
+        zero_points=False,  # transformers 5.23 unpacks all layers of a model with zero points by one scheme
+        quantizer="slipway_quantize.own_quantizers:CHECKPOINTS",
     ),
     rules=SectionRules(
         variables={"save_tokenizer": "EXPORT_SAVE_TOKENIZER"},
@@ -71,7 +73,6 @@ FORMAT = Format(
         # compressed-tensors rounds inputs per token, or in ranges that lie in the output.
         rounds={"w8a8": "int8/row", "fp8": "float8/row", "fp8_static": "static"},
     ),
-    # transformers 5.23 unpacks all layers of a model with zero points by one scheme
     usage=Usage(
         template=("slipway_merge", "usage.example.j2"),
         library="transformers",

@@ -1,7 +1,7 @@
 """Merge two folders into a third: read, ask the model's code for facts, plan, write, judge, record.
 
-They are needed if an adapter changes weights that may be tied, if a square weight may be a transposed ``Conv1D``, if the vocabulary
-was resized, and for the forms that peft merges. Plain LoRA on linear layers does not need them and imports no torch.
+The model's code is asked if an adapter changes weights that may be tied, if a square weight may be a transposed ``Conv1D``, if the
+vocabulary was resized, and for the forms that peft merges. Plain LoRA on linear layers does not need it and imports no torch.
 """
 
 from __future__ import annotations

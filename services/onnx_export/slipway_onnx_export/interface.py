@@ -1,6 +1,7 @@
 """What export and engines pass to each other: interfaces of graphs, requests with fixed sizes, graphs without weights.
 
-Names are those that the field's runtimes expect; ``present.N`` of one call is ``past_key_values.N`` of the next.
+Most families have one graph, encoder–decoders an encoder and a decoder. Names are those that the field's runtimes expect;
+``present.N`` of one call is ``past_key_values.N`` of the next. Axes have fixed sizes in graphs whose shapes do not vary.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7}
 
 Call = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Function that runs a transformers model on tensors by input name, and returns tensors by output name."""
+
+STATIC_TOKENS = 256
+"""Tokens that a static graph has room for, unless parameters or the model say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +194,6 @@ class EngineGraph:
     attention: str = ""
     unproven: tuple[str, ...] = ()
     unoptimized: Statistics = field(default_factory=Statistics)
-
-
-STATIC_TOKENS = 256
-"""Tokens that a static graph has room for, unless parameters or the model say otherwise."""
 
 
 def fixed_sizes(source: ModelSource, params: OnnxExportParams) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Help with onnx_ir graphs: add a constant, and count the nodes of graphs."""
+"""Help with onnx_ir graphs: add a constant, and count what a graph consists of, before and after its optimization."""
 
 from __future__ import annotations
 

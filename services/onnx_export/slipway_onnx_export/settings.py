@@ -1,4 +1,7 @@
-"""Light settings of formats.onnx: fixed sizes, and activations with their size as config.json predicts it."""
+"""Settings of ``formats.onnx``: activations, with their size as ``config.json`` predicts it, and fixed sizes.
+
+This module imports nothing heavy, because a client checks these settings.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,13 @@ _OF_PART: Mapping[Part, Mapping[str, tuple[str, ...]]] = {
 }
 """Names of the sizes of each part of a model in ``config.json``."""
 
+_INPUTS = (IDS, MASK, POSITIONS, TYPES, SOURCE_MASK, FEATURES, "past_key_values")
+_FIELD_OF_AXIS = {BATCH: "batch", SEQUENCE: "sequence", SOURCE: "sequence", PAST: "past", "past": "past"}
+"""Field of the size of an axis; a source has as many tokens as a call."""
+_AXES = (BATCH, SEQUENCE, PAST, TOTAL, SOURCE)
 
-def _check(value: Any) -> Any:
+
+def _check_activations(value: Any) -> Any:
     """Return the table with tuples of texts; refuse unknown names, layers and kinds."""
     if not isinstance(value, Mapping):
         raise wrong_value(value, "is not a table", "write it like {layers: [0, 5, 11], kinds: [attentions]}")
@@ -85,7 +93,7 @@ def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool | int) else str(value)
 
 
-Activations = Annotated[Mapping[str, tuple[Text, ...]], BeforeValidator(_check)]
+Activations = Annotated[Mapping[str, tuple[Text, ...]], BeforeValidator(_check_activations)]
 
 
 def activation_params(settings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -111,7 +119,7 @@ def describe_activations(params: OnnxExportParams, config: ModelConfig) -> tuple
             remedy=f"leave {CROSS} out",
             about={"key": "activations.kinds"},
         )
-    sizes = [_sizes(text, _OF_PART[part]) for part in parts]
+    sizes = [_sizes_of_part(text, _OF_PART[part]) for part in parts]
     if not all(all(each.values()) for each in sizes):
         return "activations", "their size is not known, because config.json has other names for the model's sizes"
     most = max(each["layers"] for each in sizes)
@@ -134,19 +142,13 @@ def describe_activations(params: OnnxExportParams, config: ModelConfig) -> tuple
     )
 
 
-def _sizes(text: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+def _sizes_of_part(text: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """Return the sizes of a part of a model; 0 where none of its names is there."""
     return {name: next((text[key] for key in keys if _is_count(text.get(key))), 0) for name, keys in names.items()}
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-_INPUTS = (IDS, MASK, POSITIONS, TYPES, SOURCE_MASK, FEATURES, "past_key_values")
-_FIELDS = {BATCH: "batch", SEQUENCE: "sequence", SOURCE: "sequence", PAST: "past", "past": "past"}
-"""Field of the size of an axis; a source has as many tokens as a call."""
-_AXES = (BATCH, SEQUENCE, PAST, TOTAL, SOURCE)
 
 
 class StaticShape(Listed):
@@ -168,9 +170,9 @@ def _sizes_by_field(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return sizes by field. Inputs have the same axes, so an axis may not have two sizes."""
     sizes: dict[str, Any] = {}
     for place, axis, size in _flatten(value):
-        if axis not in (*_FIELDS, TOTAL):
+        if axis not in (*_FIELD_OF_AXIS, TOTAL):
             raise wrong_value(place, "is no axis of a graph", f"use {', '.join(_AXES)}")
-        field = _FIELDS.get(axis, TOTAL)
+        field = _FIELD_OF_AXIS.get(axis, TOTAL)
         if sizes.setdefault(field, size) != size:
             raise wrong_value(
                 size, f"as {place} contradicts {sizes[field]!r} of the same axis", "give each axis one size"

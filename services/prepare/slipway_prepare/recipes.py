@@ -1,4 +1,7 @@
-"""Recipes for the tensors of the prepared base, checked before a value is read, and the writing of their files."""
+"""Recipes for the tensors of the prepared base, checked before any value is read, and the writing of their files.
+
+The layout of the safetensors files is known before the first tensor is computed.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 Read = Callable[[str], Tensor]
 HALVES = (torch.float16, torch.bfloat16)
+
+STORED_AS = {dtype: name for name, dtype in DTYPES.items()}
+"""The safetensors name of each type."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +184,6 @@ def _copy_recipe(stored: Stored, made: Dequantized) -> Recipe:
     return Recipe(stored.name, stored.dtype, stored.shape, (stored.name,))
 
 
-STORED_AS = {dtype: name for name, dtype in DTYPES.items()}
-"""The safetensors name of each type."""
-
-
 def write_weights(
     folder: Path, recipes: Sequence[Recipe], source: Source, *, max_shard_bytes: int, ctx: Context
 ) -> int:
@@ -197,7 +199,7 @@ def write_weights(
     total, done = sum(tensor.nbytes for file in files for tensor in file.tensors), 0
     with translate_disk_full(CheckpointValidationError, "for the prepared base model", at=folder):
         for file in files:
-            for block_bytes in write_file(folder, file, by_name, source, check=_check_finite):
+            for block_bytes in write_safetensors(folder, file, by_name, source, check=_check_finite):
                 done += block_bytes
                 ctx.progress("preparing", done=done, total=total, unit="bytes")
         weight_map = {tensor.name: file.filename for file in files for tensor in file.tensors}
@@ -206,7 +208,7 @@ def write_weights(
     return total
 
 
-def write_file(
+def write_safetensors(
     folder: Path,
     planned: PlannedFile,
     recipes: Mapping[str, Recipe],

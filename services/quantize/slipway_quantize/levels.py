@@ -16,6 +16,9 @@ CASTS = ("fp16", "bf16")
 WIDE = 8
 """Bits of weights that matter too much for fewer."""
 
+BYTES_PER_WEIGHT = 2
+"""Bytes of a weight in 16 bits. Shares refer to that size, whatever type the input has, so that they mean the same for every format."""
+
 
 def _power_of_two(value: int) -> int:
     if value & (value - 1):
@@ -47,10 +50,6 @@ class IntLevel:
 def is_named(module: str, names: Collection[str]) -> bool:
     """Return whether a linear layer is among ``names``. One of two names may lack the prefix of the model's class."""
     return any(f".{module}".endswith(f".{name}") or f".{name}".endswith(f".{module}") for name in names)
-
-
-BYTES_PER_WEIGHT = 2
-"""Bytes of a weight in 16 bits. Shares refer to that size, whatever type the input has, so that they mean the same for every format."""
 
 
 @dataclass(frozen=True, slots=True)

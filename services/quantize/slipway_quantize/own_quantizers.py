@@ -60,13 +60,11 @@ class _Graphs:
 
     def write(self, request: QuantizeRequest) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
-        from slipway_quantize.graphs.folder import restate_contract
+        from slipway_quantize.graphs.folder import restate_contract, take_data_in
 
         outcome = self._write(request)
         restate_contract(request.target)
         if not request.params.external_data:
-            from slipway_quantize.graphs.folder import take_data_in
-
             take_data_in(request.target)
         return outcome
 

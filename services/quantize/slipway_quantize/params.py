@@ -1,4 +1,7 @@
-"""Parameters of the quantize stage, and what they and config.json alone tell: the models and levels that are refused."""
+"""Parameters of the quantize stage, and what follows from them and ``config.json`` alone.
+
+That is: the models and levels that are refused, and the inputs that need no stored weights.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import LARGEST_SEED
 from slipway.stage import StageParams
 from slipway_quantize.levels import CASTS, GroupSize, IntLevel, SizeBudget
+
+WITHOUT_BUDGET = "leave the size budget out, or use the ONNX format"
+_CONV1D_MODELS = ("gpt2", "openai-gpt")
+"""Types of models whose layers are ``Conv1D``, which compressed-tensors does not run."""
 
 
 class QuantizeParams(StageParams):
@@ -105,11 +112,6 @@ class QuantizeParams(StageParams):
         return value
 
 
-WITHOUT_BUDGET = "leave the size budget out, or use the ONNX format"
-_TRANSPOSED = ("gpt2", "openai-gpt")
-"""Types of models whose layers are ``Conv1D``, which compressed-tensors does not run."""
-
-
 def refusal_reason(params: QuantizeParams, config: ModelConfig) -> str:
     """Return why a model with this ``config.json`` is not quantized with these parameters; empty if it is."""
     level = LEVELS[params.level]
@@ -129,7 +131,7 @@ def _checkpoint_refusal(level: QuantizationLevel, params: QuantizeParams, config
         return unknown_family_reason(config)
     early = (
         family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS)
-        or config.get("model_type") in _TRANSPOSED
+        or config.get("model_type") in _CONV1D_MODELS
     )
     if not level.activations:
         sized = params.size_budget_bytes or params.size_budget_share

@@ -97,7 +97,7 @@ class QuantizeRequest:
         params: The stage's parameters.
         ctx: Context of the stage.
         inputs: All inputs of the stage, from which Slipway's own formats read text, and weights that ``source`` leaves out.
-        calibration: Integers that were chosen by text; only for a format that takes them (:attr:`slipway.formats.Format.calibrated`).
+        calibration: Integers that were chosen by text; only for a format that takes them (:attr:`slipway.formats.Quantization.calibrated`).
     """
 
     source: Path

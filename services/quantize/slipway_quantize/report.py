@@ -1,4 +1,7 @@
-"""The files beside the weights of a quantized folder: copies, JSON, and quantization.json with each weight's outcome."""
+"""The files beside the weights of a quantized folder: copies, JSON, and ``quantization.json``.
+
+The last one has each weight's outcome, which is also among the facts of the export's report.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,18 @@ from slipway.texts import counted
 _SHOWN = 8
 KEPT = "asked for by keep"
 """Why a weight keeps its type, in ``quantization.json``."""
+
+_WEIGHT_ENDINGS = (
+    DEFERRED,
+    ".safetensors",
+    ".safetensors.index.json",
+    ".onnx",
+    ".onnx.data",
+    ".onnx_data",
+    ".bin",
+    ".pt",
+    ".pth",
+)
 
 
 @dataclass
@@ -106,24 +121,11 @@ def warn_unknown(wanted: Iterable[str], found: Iterable[str], ctx: Context) -> N
         ctx.warn(f"keep names {counted(len(unknown), 'linear layer')} that the model lacks, first {unknown[0]!r}")
 
 
-_WEIGHTS = (
-    DEFERRED,
-    ".safetensors",
-    ".safetensors.index.json",
-    ".onnx",
-    ".onnx.data",
-    ".onnx_data",
-    ".bin",
-    ".pt",
-    ".pth",
-)
-
-
 def copy_companions(source: Path, target: Path) -> None:
     """Copy every file of ``source`` that holds no weights (config, tokenizer, chat template, example, metadata)."""
     further = {path.relative_to(source).as_posix() for path in sentence_files(source)}  # some have weights
     for name, path in all_files(source):
-        if name in further or (not name.endswith(_WEIGHTS) and ".onnx_data_" not in name):
+        if name in further or (not name.endswith(_WEIGHT_ENDINGS) and ".onnx_data_" not in name):
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)  # content only: inputs may be read-only

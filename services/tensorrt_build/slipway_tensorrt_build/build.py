@@ -1,6 +1,7 @@
 """The work of the stage: parse the ONNX graph once, build one engine per target, and describe them.
 
-Their base classes belong to the chosen library (``tensorrt`` or ``tensorrt_rtx``), so the classes are defined for each build.
+TensorRT calls a logger and a progress monitor while it builds. Their base classes belong to the chosen library (``tensorrt`` or
+``tensorrt_rtx``), so the classes are defined for each build.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from slipway_tensorrt_build.profiles import InputProfile, describe_limited_range
 
 # Warnings that concern the caller of the engine; engine.json names every input's type.
 _NOTES = ("has Int64 binding",)
-_LONGEST = 500  # characters of a warning
+_LONGEST_WARNING = 500  # characters of a warning
+
+_GRAPH, _QUANTIZATION = "model.onnx", "quantization.json"
+_SHOWN = 10
 
 
 def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
@@ -48,7 +52,7 @@ def make_logger(trt: Any, ctx: Context, errors: list[str]) -> Any:
             if level >= logging.ERROR:
                 errors.append(message)
             if level == logging.WARNING:
-                self._warn(f"TensorRT: {' '.join(message.split())[:_LONGEST]}")
+                self._warn(f"TensorRT: {' '.join(message.split())[:_LONGEST_WARNING]}")
             else:
                 ctx.log.log(level, message)
 
@@ -87,10 +91,6 @@ def make_monitor(trt: Any, ctx: Context, *, label: str) -> Any:
             self._steps.pop(phase_name, None)
 
     return BuildMonitor()
-
-
-_GRAPH, _QUANTIZATION = "model.onnx", "quantization.json"
-_SHOWN = 10
 
 
 def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: Context) -> None:

@@ -1,16 +1,13 @@
-"""Find the GPUs, and choose TensorRT, which needs the GPU that it builds for, or TensorRT-RTX, which builds ahead of time.
-
-GPUs are read through the driver's own library, without CUDA or a subprocess.
-"""
+"""Choose TensorRT, which needs the GPU that it builds for, or TensorRT-RTX, which builds ahead of time."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from slipway.distribution import install_command, installed_version
 from slipway.errors import TensorRTBuildError
+from slipway.machine.processors import Gpu, all_gpus
 from slipway.stage import Provider
 
 if TYPE_CHECKING:
@@ -25,45 +22,6 @@ _INSTALL_TENSORRT = f"{install_command('tensorrt')} on a machine with an NVIDIA 
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU. ``target`` is its architecture, for example ``sm89``."""
-
-    name: str
-    target: str
-
-
-def find_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that the driver lists, in its order; none if there is no driver."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return ()
-    if nvml.nvmlInit_v2() != 0:
-        return ()
-    try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return ()
-        gpus = (_describe(nvml, index) for index in range(count.value))
-        return tuple(gpu for gpu in gpus if gpu is not None)
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _describe(nvml: ctypes.CDLL, index: int) -> Gpu | None:
-    device = ctypes.c_void_p()
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    name = ctypes.create_string_buffer(96)
-    if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)) != 0:
-        return None
-    if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) != 0:
-        return None
-    if nvml.nvmlDeviceGetName(device, name, ctypes.c_uint(len(name))) != 0:
-        return None
-    return Gpu(name=name.value.decode(errors="replace"), target=f"sm{major.value}{minor.value}")
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
     """The GPUs and builders of a machine. The version of a library that is not installed is empty."""
 
@@ -74,7 +32,7 @@ class Machine:
     @property
     def own_targets(self) -> tuple[str, ...]:
         """Return the architectures of the GPUs present, each once."""
-        return tuple(dict.fromkeys(gpu.target for gpu in self.gpus))
+        return tuple(dict.fromkeys(gpu.architecture for gpu in self.gpus))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +47,7 @@ class Choice:
 def find_machine() -> Machine:
     """Return this machine's GPUs and builders, without importing the builders."""
     return Machine(
-        gpus=find_gpus(), tensorrt=installed_version("tensorrt"), tensorrt_rtx=installed_version("tensorrt-rtx")
+        gpus=all_gpus(), tensorrt=installed_version("tensorrt"), tensorrt_rtx=installed_version("tensorrt-rtx")
     )
 
 
@@ -109,7 +67,7 @@ def choose(params: TensorRTBuildParams, machine: Machine) -> Choice:
 def probe() -> tuple[Provider, ...]:
     """Return both libraries as ``slipway doctor`` shows them."""
     machine = find_machine()
-    gpus = ", ".join(f"{gpu.name} ({gpu.target})" for gpu in machine.gpus)
+    gpus = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in machine.gpus)
     if machine.tensorrt:
         detail = f"builds for {gpus}" if gpus else "needs an NVIDIA GPU and its driver; none is visible here"
     else:

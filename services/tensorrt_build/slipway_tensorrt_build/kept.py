@@ -1,10 +1,11 @@
 """What the stage keeps on a machine for later builds: measured times of kernels, and engines to refit.
 
-A merge of another adapter of the same base gives the same graph with other weights. TensorRT names an engine's weights as the graph's
-initializers are named, so the engine takes them by name. The engines to refit lie in the folder that the stage keeps on a machine.
-Refitting, and building an engine for it, need the GPU; only the comparison of graphs runs without.
+Refitting: a merge of another adapter of the same base gives the same graph with other weights. TensorRT names an engine's weights as the
+graph's initializers are named, so a kept engine takes them by name and none is built. Refitting, and building an engine for it, need the
+GPU; only the comparison of graphs runs without.
 
-Only TensorRT measures. TensorRT-RTX builds without a GPU, and its functions for timing caches do nothing (version 1.7).
+Times: with those that TensorRT measured for its kernels on a GPU, the next engine for this GPU takes less time to build. Only TensorRT
+measures: TensorRT-RTX builds without a GPU, and its functions for timing caches do nothing (version 1.7).
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from typing import Any
 
 from slipway.errors import TensorRTBuildError
 from slipway.files.regular_file import read_regular, sha256_of
+from slipway.machine.processors import Gpu
 from slipway.stage import Context
-from slipway_tensorrt_build.builders import Choice, Gpu
+from slipway_tensorrt_build.builders import Choice
 
-_MOST = 4
+_MOST_ENGINES = 4
 """Most engines that are kept on a machine; the oldest are deleted first."""
-_ENDING = ".refittable"
+_ENGINE_ENDING = ".refittable"
+
+_LARGEST_TIMINGS = 256 << 20
+"""Most bytes of a file; caches of large models have some megabytes."""
+_TIMINGS_ENDING = ".timings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +131,9 @@ class Refittable:
         try:
             replaced = self._find_engines(self._key)
             others = [path for path in self._find_engines("*") if path not in replaced]
-            for path in [*replaced, *others[_MOST - 1 :]]:
+            for path in [*replaced, *others[_MOST_ENGINES - 1 :]]:
                 path.unlink(missing_ok=True)
-            os.link(engine, self._ctx.kept / f"{self._key}.{sha256}{_ENDING}")
+            os.link(engine, self._ctx.kept / f"{self._key}.{sha256}{_ENGINE_ENDING}")
         except OSError as error:
             self._ctx.log.info(f"the engine is not kept for other merges: {error}")
 
@@ -135,7 +141,7 @@ class Refittable:
         """Return the kept engines, the newest first."""
         if self._ctx.kept is None:
             return []
-        paths = self._ctx.kept.glob(f"{key}.*{_ENDING}")
+        paths = self._ctx.kept.glob(f"{key}.*{_ENGINE_ENDING}")
         return sorted(paths, key=lambda path: (-path.lstat().st_mtime, path.name))
 
     def _refit(self, trt: Any, logger: Any, plan: bytes) -> tuple[bytes | None, str]:
@@ -143,7 +149,7 @@ class Refittable:
         if engine is None:
             return None, "it does not load"
         refitter = trt.Refitter(engine, logger)
-        if why := difference(self._skeleton, refitter):
+        if why := weights_difference(self._skeleton, refitter):
             return None, why
         parser = trt.OnnxParserRefitter(refitter, logger)
         if not parser.refit_from_file(str(self._graph)):
@@ -155,7 +161,7 @@ class Refittable:
         return bytes(engine.serialize()), ""
 
 
-def difference(skeleton: Skeleton, refitter: Any) -> str:
+def weights_difference(skeleton: Skeleton, refitter: Any) -> str:
     """Describe how the weights of an engine differ from those of a graph; empty if names, types and sizes are the same."""
     names = set(refitter.get_all_weights())
     if lost := sorted(skeleton.weights.keys() - names):
@@ -179,11 +185,6 @@ def _invalid_error(message: str) -> TensorRTBuildError:
     )
 
 
-_LARGEST = 256 << 20
-"""Most bytes of a file; caches of large models have some megabytes."""
-_TIMINGS_ENDING = ".timings"
-
-
 class Timings:
     """The times of one GPU and one version of TensorRT; they hold for every model.
 
@@ -198,7 +199,7 @@ class Timings:
         self.reused = False
         if choice.library == "tensorrt" and gpu is not None and ctx.kept is not None:
             self._file = ctx.kept / (
-                re.sub(r"[^A-Za-z0-9.]+", "_", f"{gpu.name}-{gpu.target}-{choice.version}") + _TIMINGS_ENDING
+                re.sub(r"[^A-Za-z0-9.]+", "_", f"{gpu.name}-{gpu.architecture}-{choice.version}") + _TIMINGS_ENDING
             )
 
     def give(self, config: Any) -> None:
@@ -207,7 +208,7 @@ class Timings:
             return
         data = b""
         with contextlib.suppress(OSError):
-            data = b"" if self._file.is_symlink() else read_regular(self._file, largest=_LARGEST)
+            data = b"" if self._file.is_symlink() else read_regular(self._file, largest=_LARGEST_TIMINGS)
         self.reused = bool(data) and bool(config.set_timing_cache(config.create_timing_cache(data), False))
         if not self.reused:
             if data:

@@ -1,8 +1,8 @@
-"""Write a model's folder as a TensorRT-LLM checkpoint: config.json, weights, and the files beside them.
+"""Write a model's folder as a TensorRT-LLM checkpoint: plan, write, check, and copy other files.
 
-Sources: "TensorRT-LLM Checkpoint", https://nvidia.github.io/TensorRT-LLM/legacy/architecture/checkpoint.html, section Config. The fields of
-each graph are from ``config.py`` of TensorRT-LLM 1.2 in ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}``; ``runtime_defaults`` is from
-``PretrainedConfig``.
+Sources of ``config.json``: "TensorRT-LLM Checkpoint", https://nvidia.github.io/TensorRT-LLM/legacy/architecture/checkpoint.html, section
+Config. The fields of each graph are from ``config.py`` of TensorRT-LLM 1.2 in ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}``;
+``runtime_defaults`` is from ``PretrainedConfig``.
 """
 
 from __future__ import annotations
@@ -168,15 +168,15 @@ def checkpoint_fields(model: Model, *, dtype: str, tp: int, pp: int) -> dict[str
             {"runtime_defaults": {"max_attention_window": list(model.decoder.windows)}} if model.decoder.windows else {}
         ),
         **model.rope,
-        **_OF_GRAPHS[architecture.graph](model),
+        **_FIELDS_OF_GRAPHS[architecture.graph](model),
     }
 
 
-def _llama(model: Model) -> dict[str, Any]:
+def _llama_fields(model: Model) -> dict[str, Any]:
     return {"hidden_act": "silu", "attn_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
 
 
-def _qwen(model: Model) -> dict[str, Any]:
+def _qwen_fields(model: Model) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "attn_bias": model.qkv_bias,
@@ -189,7 +189,7 @@ def _qwen(model: Model) -> dict[str, Any]:
     }
 
 
-def _gemma(model: Model) -> dict[str, Any]:
+def _gemma_fields(model: Model) -> dict[str, Any]:
     """Return the fields of Gemma; TensorRT-LLM recognises the two newer graphs by theirs."""
     common = {"hidden_act": "gelu_pytorch_tanh", "attn_bias": False, "mlp_bias": False}
     if not model.decoder.kind.period:
@@ -211,12 +211,12 @@ def _cap(settings: Mapping[str, Any], key: str) -> float | None:
     return None if settings.get(key) is None else positive(settings, key)
 
 
-def _phi3(model: Model) -> dict[str, Any]:
+def _phi3_fields(model: Model) -> dict[str, Any]:
     del model
     return {"hidden_act": "swiglu"}
 
 
-def _gpt(model: Model) -> dict[str, Any]:
+def _gpt_fields(model: Model) -> dict[str, Any]:
     del model
     return {
         "hidden_act": "gelu_new",
@@ -228,10 +228,10 @@ def _gpt(model: Model) -> dict[str, Any]:
     }
 
 
-_OF_GRAPHS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
-    "llama": _llama,
-    "qwen": _qwen,
-    "gemma": _gemma,
-    "phi3": _phi3,
-    "gpt": _gpt,
+_FIELDS_OF_GRAPHS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
+    "llama": _llama_fields,
+    "qwen": _qwen_fields,
+    "gemma": _gemma_fields,
+    "phi3": _phi3_fields,
+    "gpt": _gpt_fields,
 }

@@ -1,4 +1,4 @@
-"""The work of the stages: load, capture, write, and compare the written graph with PyTorch, call by call."""
+"""The work of the stages: load, compute expected results, capture, write, and compare call by call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from slipway.errors import TorchGraphError
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
 from slipway.model.pytorch.traced_forms import compute_frequencies_in_graph
-from slipway.proof.comparison import LIMITS, Case, Difference, cases, difference, first_unproven_length, largest, sample
+from slipway.proof.comparison import (
+    DIFFERENCE_LIMITS,
+    Case,
+    Difference,
+    cases,
+    difference,
+    first_unproven_length,
+    largest_difference,
+    sample_case,
+)
 from slipway.stage import Context
 from slipway_torchscript import capture, tracing
 from slipway_torchscript.interface import LONGEST_PROOF, Interface, Tensors, interface_of, open_source
@@ -31,6 +40,8 @@ from slipway_torchscript.params import (
 LIBRARIES = ("torch", "transformers")
 _STEPS = 5
 
+Run = Callable[..., Any]
+
 
 def export_torchscript(folder: Path, target: Path, params: TorchScriptParams, ctx: Context) -> None:
     """Write ``model.pt``, ``torchscript.json`` and the model's other files into the empty folder ``target``.
@@ -39,7 +50,7 @@ def export_torchscript(folder: Path, target: Path, params: TorchScriptParams, ct
         TorchGraphError: With the reasons that the README lists.
     """
     source, interface, expected = _prepare(folder, params, ctx)
-    example = interface.feeds(sample(cached=bool(interface.cache), one_row=interface.one_row))
+    example = interface.feeds(sample_case(cached=bool(interface.cache), one_row=interface.one_row))
     ctx.progress("tracing", done=2, total=_STEPS, unit="steps")
     script, branches = tracing.trace_module(interface.module, example, control_flow=params.control_flow)
     if branches and (
@@ -63,7 +74,7 @@ def export_torchscript(folder: Path, target: Path, params: TorchScriptParams, ct
     per_token, dtype = interface.per_token, interface.dtype
     del source, interface, script, example  # free the model before the written graph is loaded
     ctx.progress("comparing", done=4, total=_STEPS, unit="steps")
-    differences = compare(torch.jit.load(str(target / SCRIPT)), expected, per_token=per_token, dtype=dtype)
+    differences = compare_graph(torch.jit.load(str(target / SCRIPT)), expected, per_token=per_token, dtype=dtype)
     _finish(folder, target, facts | {"differences": differences}, (SCRIPT,), ctx)
 
 
@@ -74,7 +85,7 @@ def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: C
         TorchGraphError: With the reasons that the README lists.
     """
     source, interface, expected = _prepare(folder, params, ctx)
-    example = interface.feeds(sample(cached=bool(interface.cache), one_row=interface.one_row))
+    example = interface.feeds(sample_case(cached=bool(interface.cache), one_row=interface.one_row))
     ctx.progress("capturing", done=2, total=_STEPS, unit="steps")
     program = capture.capture_module(interface, example, source.most)
     facts = _facts(source, interface)
@@ -89,10 +100,10 @@ def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: C
     del program
     ctx.progress("comparing", done=4, total=_STEPS, unit="steps")
     run = torch.export.load(target / PROGRAM).module()
-    facts["differences"] = compare(run, expected, per_token=per_token, dtype=dtype)
+    facts["differences"] = compare_graph(run, expected, per_token=per_token, dtype=dtype)
     if COMPILED in files:
         package = torch._inductor.aoti_load_package(str(target / COMPILED))
-        facts["compiled_differences"] = compare(package, expected, per_token=per_token, dtype=dtype)
+        facts["compiled_differences"] = compare_graph(package, expected, per_token=per_token, dtype=dtype)
     _finish(folder, target, facts, tuple(files), ctx)
 
 
@@ -115,7 +126,7 @@ def _prepare(
         thresholds=source.thresholds,
         longest=LONGEST_PROOF,
     )
-    expected = expect(interface, calls)
+    expected = compute_expected(interface, calls)
     compute_frequencies_in_graph(source.model)
     return source, interface, expected
 
@@ -157,9 +168,6 @@ def _finish(folder: Path, target: Path, facts: dict[str, Any], files: tuple[str,
     describe_program(folder, target, DESCRIPTIONS[files[0]], {**facts, "files": digests}, libraries=LIBRARIES, ctx=ctx)
 
 
-Run = Callable[..., Any]
-
-
 @dataclass(frozen=True)
 class Expected:
     """A call, and PyTorch's results for it.
@@ -176,23 +184,25 @@ class Expected:
 
 
 @torch.no_grad()
-def expect(interface: Interface, cases: Iterable[Case]) -> list[Expected]:
+def compute_expected(interface: Interface, shapes: Iterable[Case]) -> list[Expected]:
     """Compute the module's results for every case."""
     expected = []
-    for case in cases:
+    for case in shapes:
         feeds = interface.feeds(case)
         expected.append(Expected(case, feeds, dict(zip(interface.outputs, interface.module(*feeds), strict=True))))
     return expected
 
 
 @torch.no_grad()
-def compare(run: Run, expected: list[Expected], *, per_token: frozenset[str], dtype: torch.dtype) -> dict[str, float]:
+def compare_graph(
+    run: Run, expected: list[Expected], *, per_token: frozenset[str], dtype: torch.dtype
+) -> dict[str, float]:
     """Run a graph on every case; return its largest difference from PyTorch by case.
 
     Raises:
         TorchGraphError: ``EXPORT_PARITY_FAILED`` for the first case that differs or that the graph cannot run.
     """
-    allowed = LIMITS[str(dtype).removeprefix("torch.")]
+    allowed = DIFFERENCE_LIMITS[str(dtype).removeprefix("torch.")]
     differences_by_case = {}
     for each in expected:
         try:
@@ -205,9 +215,9 @@ def compare(run: Run, expected: list[Expected], *, per_token: frozenset[str], dt
             _difference(name, result, wanted, each.feeds[1], per_token=per_token)
             for (name, wanted), result in zip(each.results.items(), results, strict=True)
         ]
-        worst = max(difference.share for difference in differences)
+        worst = max(one.share for one in differences)
         if worst > allowed:
-            wrong = largest(differences).largest
+            wrong = largest_difference(differences).largest
             raise _parity_error(each.case, f"results differ by {wrong:.2e}", max_abs_diff=wrong, allowed=allowed)
         differences_by_case[each.case.name] = float(f"{worst:.2e}")
     return differences_by_case
@@ -232,7 +242,9 @@ def _difference(name: str, result: Any, wanted: Any, mask: torch.Tensor, *, per_
         pairs = [(result[real], wanted[real])]
     else:
         pairs = [(result, wanted)]
-    return largest(difference(one.float().numpy(), other.float().numpy(), overflow=True) for one, other in pairs)
+    return largest_difference(
+        difference(one.float().numpy(), other.float().numpy(), overflow=True) for one, other in pairs
+    )
 
 
 def _parity_error(case: Case, what: str, **about: object) -> TorchGraphError:

@@ -1,8 +1,10 @@
-"""The speed of outputs: timed in rounds beside the reference, and which are slower than their originals.
+"""Time a validation's outputs in rounds beside the reference, and find quantized ones that are slower than unquantized.
 
 A machine's speed changes from second to second with its clock, other processes and caches. So every figure is a median over
 several rounds, reported with their range, and an output is compared with the reference round by round, because both slow down
-together.
+together. The reference's process waits as long as memory allows.
+
+The original of a quantized output is the unquantized one of its format. A note says what helps. The machine is described too.
 """
 
 from __future__ import annotations
@@ -33,6 +35,15 @@ REFERENCE_GONE = "timed alone: the reference's process has ended"
 
 LOW, HIGH = 10, 90
 """Percentiles of the rounds that bound the range of a figure."""
+
+_LEAST_SPEED = 0.9
+"""Share of the original's speed below which a quantized output is slower: rounds of the same model differ by less."""
+_REMEDIES = {
+    "pytorch": "transformers unpacks integers before it multiplies: serve this folder with a runtime that multiplies them (vLLM), or use the "
+    "ONNX level on CPUs",
+    "onnx": "this processor has no fast kernel for these weights: use another level, or accuracy_level 4, and compare on the machine that serves",
+}
+_OTHER_REMEDY = "use another level, and compare on the machine that serves"
 
 
 class Stopwatch:
@@ -314,16 +325,6 @@ class _OtherProcesses:
         return float(sum(times) - waiting - guests)
 
 
-LEAST = 0.9
-"""Share of the original's speed below which a quantized output is slower: rounds of the same model differ by less."""
-_REMEDIES = {
-    "pytorch": "transformers unpacks integers before it multiplies: serve this folder with a runtime that multiplies them (vLLM), or use the "
-    "ONNX level on CPUs",
-    "onnx": "this processor has no fast kernel for these weights: use another level, or accuracy_level 4, and compare on the machine that serves",
-}
-_OTHERWISE = "use another level, and compare on the machine that serves"
-
-
 def note_slower(report: ValidationReport, ctx: Context) -> ValidationReport:
     """Return the report with a note at each quantized output that is slower than its original; warn of it too.
 
@@ -333,7 +334,7 @@ def note_slower(report: ValidationReport, ctx: Context) -> ValidationReport:
     outputs = []
     for output in report.outputs:
         original = originals.get(output.format)
-        said = _finding(output, original) if original is not None and output.level != "none" else ""
+        said = _slowness(output, original) if original is not None and output.level != "none" else ""
         if said and said not in output.notes:
             ctx.warn(f"{output.name}: {said}")
             output = output.model_copy(update={"notes": (*output.notes, said)})  # noqa: PLW2901 - the same output, noted
@@ -341,17 +342,19 @@ def note_slower(report: ValidationReport, ctx: Context) -> ValidationReport:
     return report.model_copy(update={"outputs": tuple(outputs)})
 
 
-def _finding(output: OutputValidation, original: OutputValidation) -> str:
+def _slowness(output: OutputValidation, original: OutputValidation) -> str:
     if output.speed is None or original.speed is None:
         return ""
     shares = {
         "generates": _share(output.speed.decode_speedup, original.speed.decode_speedup),
         "reads a prompt": _share(output.speed.prefill_speedup, original.speed.prefill_speedup),
     }
-    slow = [f"{does} at {share:.2g} times" for does, share in shares.items() if share is not None and share < LEAST]
+    slow = [
+        f"{does} at {share:.2g} times" for does, share in shares.items() if share is not None and share < _LEAST_SPEED
+    ]
     if not slow:
         return ""
-    return f"it {' and '.join(slow)} the speed of {original.name}: {_REMEDIES.get(output.format, _OTHERWISE)}"
+    return f"it {' and '.join(slow)} the speed of {original.name}: {_REMEDIES.get(output.format, _OTHER_REMEDY)}"
 
 
 def _share(own: Ratio | None, original: Ratio | None) -> float | None:

@@ -45,14 +45,16 @@ STAGE = Stage(
         "tensorrt-rtx",
     ),
     more_inputs=True,
-    hardware=Hardware(device_bound=True, memory=2.0),
-    installation=Installation(probe=probe),  # an engine runs only on the GPU it was built for, and speed is measured
+    hardware=Hardware(
+        device_bound=True,  # an engine runs only on the GPU it was built for, and speed is measured
+        memory=2.0,  # a graph in 32 bits is loaded as a whole; the weights of PyTorch models are mapped
+    ),
+    installation=Installation(probe=probe),
     role=Role.VALIDATION,
     effort=Effort(
         seconds=10.0,
         seconds_per_gb=40.0,
         phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "stored": (0.15, 0.2), "output": (0.15, 0.97)},
     ),
-    # a graph in 32 bits is loaded as a whole; the weights of PyTorch models are mapped
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -1,4 +1,8 @@
-"""Choose formats and levels for a model and a target from what the formats say, and write the choice as YAML."""
+"""Choose formats and levels for a model and a target, and write the choice as YAML.
+
+The choice follows from what the installed formats say about the target. A model is described by its family, its size and the size
+of its cache.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,13 @@ _CACHE_VALUE_BYTES = 2
 _MOST = 1 << 20
 """Larger numbers of a configuration are not believed."""
 
+_RUNTIME_BYTES = 200 << 20
+"""Memory of a runtime beside weights and cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model.
+    """The model that a recommendation is for.
 
     Attributes:
         folder: Its folder.
@@ -80,10 +87,6 @@ def _cache_bytes(model: ModelConfig) -> int:
 def _number(config: Mapping[str, Any], *names: str) -> int:
     values = (config.get(name) for name in names)
     return next((value for value in values if isinstance(value, int) and 0 < value <= _MOST), 0)
-
-
-_RUNTIME_BYTES = 200 << 20
-"""Memory of a runtime beside weights and cache."""
 
 
 @dataclass(frozen=True, slots=True)

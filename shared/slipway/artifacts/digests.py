@@ -1,6 +1,6 @@
 """SHA-256 digests, and the names that they give to everything in a store, the same in a folder and in a bucket.
 
-::
+Digests are written ``sha256:<64 hexadecimal digits>``, as in the OCI image specification. The names::
 
     blobs/sha256/aa/<digest>       the content of one file
     manifests/sha256/aa/<digest>   written last: an artifact exists from then on
@@ -18,6 +18,13 @@ from slipway.errors import ArtifactError
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _CHUNK_BYTES = 4 << 20
+
+BLOBS = "blobs/sha256/"
+MANIFESTS = "manifests/sha256/"
+ACTIONS = "actions/"
+_OWN_NAME = re.compile(
+    rf"(?:(?:{BLOBS}|{MANIFESTS})([0-9a-f]{{2}})/\1[0-9a-f]{{62}}|{ACTIONS}([0-9a-f]{{2}})/\2[0-9a-f]{{62}}\.json)"
+)
 
 
 def is_digest(text: str) -> bool:
@@ -60,15 +67,7 @@ def digest_file(file: BinaryIO, *, on_bytes: Callable[[int], None] | None = None
     return f"sha256:{sha.hexdigest()}"
 
 
-BLOBS = "blobs/sha256/"
-MANIFESTS = "manifests/sha256/"
-ACTIONS = "actions/"
-_OWN_NAME = re.compile(
-    rf"(?:(?:{BLOBS}|{MANIFESTS})([0-9a-f]{{2}})/\1[0-9a-f]{{62}}|{ACTIONS}([0-9a-f]{{2}})/\2[0-9a-f]{{62}}\.json)"
-)
-
-
-def is_name(name: str) -> bool:
+def is_store_name(name: str) -> bool:
     """Return whether a name is one that a store gives. Files with other names are not the store's and are never touched."""
     return _OWN_NAME.fullmatch(name) is not None
 

@@ -1,4 +1,7 @@
-"""Files of an artifact: list, link and copy them, several in threads, and pull all into a user's folder."""
+"""Files of an artifact: list, link and copy them, several in threads, and pull all into a user's folder.
+
+A file is linked or copied by the cheapest means. A pulled artifact is written completely, with its checksums, or not at all.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,13 @@
-"""The artifact store in a local folder, under the names of :mod:`slipway.artifacts.digests`.
+"""The artifact store in a local folder, and marks of running work on it.
 
-Blobs are read-only files, hard-linked or cloned from their source. Beside them are ``uploads/`` (incoming blobs), ``uses/`` (marks
-of running work, see :mod:`slipway.artifacts.local`) and ``lock`` (shared by writers, exclusive for garbage collection). The store
-never touches other files in its folder.
+Names are those of :mod:`slipway.artifacts.digests`. Blobs are read-only files, hard-linked or cloned from their source. Beside them
+are ``uploads/`` (incoming blobs), ``uses/`` (marks of running work) and ``lock`` (shared by writers, exclusive for garbage
+collection). The store never touches other files in its folder.
+
+A collection keeps what running work will still need. An export's sources have no reference before its state exists, and a task's
+results have none before its end is reported. So work sets a mark before it begins: a folder that its process locks, and whose time
+is the beginning of the work. Every artifact used since then may belong to it. The kernel releases the lock of a dead process, and the
+next check removes its mark.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from slipway.artifacts.digests import (
     digest_bytes,
     digest_file,
     digest_of,
-    is_name,
+    is_store_name,
     manifest_name,
 )
 from slipway.artifacts.faults import corrupt_error, disk_full, not_found_error, open_source
@@ -44,6 +49,8 @@ _Give = Callable[[BinaryIO, Path], None]
 _Stat = tuple[int, int, int]  # inode, size, modification time
 _VERIFIED: dict[str, dict[str, _Stat]] = {}
 """What this process has verified, by folder: a command opens its store several times, for its sources, stages and delivery."""
+
+_MARK_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class LocalStore:
@@ -190,7 +197,7 @@ class LocalStore:
 
     def under_way(self) -> frozenset[str]:
         """Return digests of artifacts used since the oldest running work began."""
-        began = oldest(self.root / _USES)
+        began = oldest_work(self.root / _USES)
         if began is None:
             return frozenset()
         return frozenset(digest for digest in self.digests() if self.last_used(digest) >= began)
@@ -219,7 +226,7 @@ class LocalStore:
             if part.is_dir():
                 with os.scandir(part) as entries:
                     paths += [Path(entry) for entry in entries if entry.is_file(follow_symlinks=False)]
-        return sorted(path for path in paths if is_name(path.relative_to(self.root).as_posix()))
+        return sorted(path for path in paths if is_store_name(path.relative_to(self.root).as_posix()))
 
     def last_used(self, digest: str) -> float:
         """Return when an artifact was last made, fetched or reused, in seconds since the epoch.
@@ -356,9 +363,6 @@ def _size(path: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
-_NAME = re.compile(r"[0-9a-f]{32}")
-
-
 @contextlib.contextmanager
 def mark_work(folder: Path) -> Iterator[None]:
     """Hold a mark in a folder while the block runs."""
@@ -374,7 +378,7 @@ def mark_work(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def oldest(folder: Path) -> float | None:
+def oldest_work(folder: Path) -> float | None:
     """Return when the oldest running work began, in seconds since the epoch, or None; remove marks of dead processes.
 
     Ignore everything else in the folder.
@@ -386,7 +390,7 @@ def oldest(folder: Path) -> float | None:
             mark.rmdir()
     began = []
     for mark in set(folder.iterdir()) - free:
-        if _NAME.fullmatch(mark.name):
+        if _MARK_NAME.fullmatch(mark.name):
             with contextlib.suppress(FileNotFoundError):  # it ended just now
                 status = mark.lstat()
                 began += [status.st_mtime] if stat.S_ISDIR(status.st_mode) else []

@@ -1,4 +1,7 @@
-"""The interface of an artifact store, the results that it keeps, and the action keys by which they are found."""
+"""The interface of an artifact store, the results that it keeps, and their action keys.
+
+An action key is a hash of everything that decides a stage's result.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,11 @@ from slipway.files.json_documents import parse_json
 from slipway.stage import Stage, StageParams
 
 _MOST_VALUES = 1 << 22
+
+OnBytes = Callable[[int], None]
+Known = Mapping[Path, str]
+"""Digests of files, computed by their writer. A store trusts them; readers verify every blob."""
+NOTHING_KNOWN: Known = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +70,6 @@ def action_key(stage: Stage[Any], inputs: Mapping[str, str], params: StageParams
         "gpu_architecture": gpu_architecture if stage.hardware.device_bound else "",
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-OnBytes = Callable[[int], None]
-Known = Mapping[Path, str]
-"""Digests of files, computed by their writer. A store trusts them; readers verify every blob."""
-NOTHING_KNOWN: Known = MappingProxyType({})
 
 
 class Artifacts(Protocol):

@@ -1,7 +1,8 @@
 """Compare two model folders: kind and sizes by their configurations, shapes by headers, then values by samples.
 
-The same file on disk is not read. Otherwise some hundred bytes are read at a few places per tensor and the first difference ends
-the comparison. A copy in another float type is compared after rounding to the coarser type.
+The same file on disk is not read. Otherwise some hundred bytes are read at the same few places of each tensor, which is little enough
+for a model of any size, and the first difference ends the comparison. A copy in another float type is compared after rounding to
+the coarser type.
 """
 
 from __future__ import annotations
@@ -34,6 +35,23 @@ _PLACES = 4
 _SAMPLE_BYTES = 1024
 _FLOATS = ("F32", "BF16", "F16")
 _MOST_OPEN = 64
+
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+)
+"""Settings that no copy, conversion or quantization of a model changes. (The vocabulary's size can change.)"""
+
+_BUFFER = re.compile(r".*\.(?:rotary_emb\.inv_freq|masked_bias|position_ids)")
+_CAUSAL_MASK = re.compile(r".*\.(?:attn|attention)\.bias")
+_SHOWN = 200
+"""Characters of a tensor's name in a message."""
 
 
 class Outcome(Enum):
@@ -207,24 +225,6 @@ class _Files:
         if len(data) != count:
             raise EOFError(tensor.file)
         return data
-
-
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "num_experts",
-    "num_local_experts",
-)
-"""Settings that no copy, conversion or quantization of a model changes. (The vocabulary's size can change.)"""
-
-_BUFFER = re.compile(r".*\.(?:rotary_emb\.inv_freq|masked_bias|position_ids)")
-_CAUSAL_MASK = re.compile(r".*\.(?:attn|attention)\.bias")
-_SHOWN = 200
-"""Characters of a tensor's name in a message."""
 
 
 @dataclass(frozen=True, slots=True)

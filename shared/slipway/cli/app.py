@@ -1,4 +1,7 @@
-"""The ``slipway`` command: its subcommands, in the order of ``--help``, and those that start the services."""
+"""The ``slipway`` command: its subcommands, in the order of ``--help``.
+
+``slipway coordinator`` and ``slipway worker`` start the services, whose own parsers read the options. ``slipway token`` makes a token.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from slipway.cli.artifacts import commands as artifacts
 from slipway.cli.connection import ConnectedCommand
 from slipway.cli.conversion import commands as conversion
 from slipway.cli.export import command as export
-from slipway.cli.inspection import commands as advice
 from slipway.cli.inspection import commands as inspection
 from slipway.cli.options import Commands, Debug, Json, examples
 from slipway.cli.remote import commands as remote
@@ -23,7 +25,7 @@ from slipway.cli.stages import commands as stages
 from slipway.cli.stages.commands import StageCommand
 from slipway.security.access.principals import Role
 
-_OWN = {"ignore_unknown_options": True, "help_option_names": []}
+_UNPARSED = {"ignore_unknown_options": True, "help_option_names": []}
 """Pass all words to the service's parser, even ``--help``."""
 
 TOKEN_EXAMPLES = examples(
@@ -31,11 +33,14 @@ TOKEN_EXAMPLES = examples(
     "slipway token --name workers --role worker --token-file workers.token",
 )
 
+_EXPORTS, _COORDINATOR = "Exports", "Exports of a coordinator"
+_HERE, _ARTIFACTS, _SERVICES = "This machine", "Artifacts", "Services"
+
 
 def _complete(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Complete the service's flags, or the values of the flag before the cursor."""
     before = (ctx.params.get("words") or [""])[-1]
-    return completion.arguments(_parser(str(ctx.info_name)), before, incomplete)
+    return completion.arguments(_service_parser(str(ctx.info_name)), before, incomplete)
 
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[OPTIONS]", autocompletion=_complete)]
@@ -51,24 +56,24 @@ class ServiceCommand(TyperCommand):
 
 def coordinator(words: Words = None) -> None:
     """Start a coordinator: it runs the exports of clients on the workers that join it."""
-    arguments = _parser("coordinator").parse_args(words or [])
+    arguments = _service_parser("coordinator").parse_args(words or [])
     from slipway.distribution import require
 
     require("coordinator", what="slipway coordinator")
     from slipway.contracts.coordinator import coordinator_service
 
-    raise typer.Exit(_run(coordinator_service().main, arguments))
+    raise typer.Exit(_run_service(coordinator_service().main, arguments))
 
 
 def worker(words: Words = None) -> None:
     """Start a worker: it joins a coordinator and runs stages for it."""
-    arguments = _parser("worker").parse_args(words or [])
+    arguments = _service_parser("worker").parse_args(words or [])
     from slipway.distribution import require
 
     require("worker", what="slipway worker")
     from slipway.worker.main import main
 
-    raise typer.Exit(_run(main, arguments))
+    raise typer.Exit(_run_service(main, arguments))
 
 
 def token(  # noqa: PLR0917 - typer calls it by name
@@ -91,11 +96,11 @@ def token(  # noqa: PLR0917 - typer calls it by name
     print_answer(entry, as_yaml(entry), as_json=as_json)
 
 
-COMMANDS = {"coordinator": coordinator, "worker": worker}
-SETTINGS: dict[str, Any] = {"cls": ServiceCommand, "context_settings": _OWN}
+_SERVICE_COMMANDS = {"coordinator": coordinator, "worker": worker}
+_SERVICE_SETTINGS: dict[str, Any] = {"cls": ServiceCommand, "context_settings": _UNPARSED}
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def _service_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a service, which needs none of the service's libraries."""
     prog = f"slipway {name}"
     if name == "coordinator":
@@ -107,7 +112,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     return worker_parser(prog)
 
 
-def _run(main: Any, arguments: argparse.Namespace) -> int:
+def _run_service(main: Any, arguments: argparse.Namespace) -> int:
     """Run a service with Python's default signal handlers, in place of those for interrupted commands."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -124,19 +129,17 @@ app = typer.Typer(
     epilog=examples("slipway doctor", "slipway export -c export.yaml", "slipway export --help"),
 )
 
-_EXPORTS, _COORDINATOR = "Exports", "Exports of a coordinator"
-_HERE, _ARTIFACTS, _SERVICES = "This machine", "Artifacts", "Services"
 
 app.command(cls=ConnectedCommand, rich_help_panel=_EXPORTS, epilog=export.EXAMPLES)(export.export)
-for name, (command, lines) in remote.COMMANDS.items():
-    app.command(name, cls=ConnectedCommand, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
-for name, service in COMMANDS.items():
-    app.command(name, rich_help_panel=_SERVICES, **SETTINGS)(service)
+for command_name, (command, lines) in remote.COMMANDS.items():
+    app.command(command_name, cls=ConnectedCommand, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
+for service_name, service in _SERVICE_COMMANDS.items():
+    app.command(service_name, rich_help_panel=_SERVICES, **_SERVICE_SETTINGS)(service)
 app.command(rich_help_panel=_SERVICES, epilog=TOKEN_EXAMPLES)(token)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(cls=ConnectedCommand, rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
 app.command(rich_help_panel=_HERE, epilog=inspection.INSPECT_EXAMPLES)(inspection.inspect)
-app.command(rich_help_panel=_HERE, epilog=advice.RECOMMEND_EXAMPLES)(advice.recommend)
+app.command(rich_help_panel=_HERE, epilog=inspection.RECOMMEND_EXAMPLES)(inspection.recommend)
 app.command(rich_help_panel=_HERE, epilog=conversion.CONVERT_EXAMPLES)(conversion.convert)
 app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
 app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)

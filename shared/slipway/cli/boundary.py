@@ -123,11 +123,11 @@ def _translate_unexpected(error: Exception) -> Any:
     """Translate an unexpected exception: a known fault of the machine gets its reason, any other is ``INTERNAL``."""
     from slipway.distribution import translate_import_error
     from slipway.errors import ArtifactError, ModelExportError, StageError
-    from slipway.machine.shortages import REMEDY, is_disk_full, is_out_of_memory
+    from slipway.machine.shortages import MEMORY_REMEDY, is_disk_full, is_out_of_memory
 
     if is_out_of_memory(error):
         what = f"out of memory ({type(error).__name__}: {error})"
-        return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{REMEDY}; see also ulimit -v")
+        return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{MEMORY_REMEDY}; see also ulimit -v")
     if isinstance(error, ModuleNotFoundError) and (translated := translate_import_error(error)) is not None:
         return translated
     if isinstance(error, OSError):

@@ -1,4 +1,7 @@
-"""Options that several commands share, in a light module: ``--help`` and the boundary import it."""
+"""Options that several commands share, and the options of a command line that concern the boundary.
+
+The boundary needs the form of the output even if the rest of the line is not valid. ``--help`` imports this module, so it is light.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from slipway.cli import completion
-from slipway.errors import MOST_TEXT
-from slipway.texts import printable, redact, shortened
+from slipway.errors import MOST_TEXT, ConfigurationError
+from slipway.texts import MalformedText, printable, redact, shortened
 
 if TYPE_CHECKING:
     from slipway.errors import Failure
@@ -60,9 +63,7 @@ def size_of(option: str, text: str) -> int:
     Raises:
         ConfigurationError: The text is not a size.
     """
-    from slipway.errors import ConfigurationError
     from slipway.sizes import parse_size
-    from slipway.texts import MalformedText
 
     try:
         return parse_size(text)

@@ -1,4 +1,7 @@
-"""What both clients share: names, requests and resumed watches; the blocking connection with its errors."""
+"""Calls to a coordinator: names and requests of both clients, resumed watches, and the blocking connection.
+
+A watch is resumed after disconnects. The connection adds the caller's identity and translates errors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from slipway.observability.telemetry import current_traceparent
 from slipway.reasons import REASONS, Category
 from slipway.rpc.call_ends import failure_of_call
 from slipway.rpc.messages import asked_configuration_message
-from slipway.rpc.values import ENDED, sendable
+from slipway.rpc.values import ENDED_STATES, sendable
 from slipway.security.channels import BlockingChannel
 from slipway.settings.security import Security
 from slipway_protos.v1 import export_pb2 as pb
@@ -30,6 +33,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
+
+T = TypeVar("T")
 
 
 def export_name(export: str, *, project: str = DEFAULT_PROJECT) -> str:
@@ -92,7 +97,7 @@ def with_trace(metadata: Metadata) -> Metadata:
 
 
 class Resumption:
-    """The state of one watch.
+    """The state of one watch, which is resumed after disconnects.
 
     Args:
         after_sequence: Number of the last event already seen.
@@ -113,7 +118,7 @@ class Resumption:
         if event.sequence <= self.sequence:
             return False
         self.sequence = event.sequence
-        self.ended = event.WhichOneof("event") == "export" and event.export.state in ENDED
+        self.ended = event.WhichOneof("event") == "export" and event.export.state in ENDED_STATES
         return True
 
     def pause_seconds(self, failure: Failure) -> float:
@@ -138,9 +143,6 @@ def is_temporary(failure: Failure, *reasons: str) -> bool:
     return failure.reason in reasons or (
         failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
     )
-
-
-T = TypeVar("T")
 
 
 class BlockingCalls:

@@ -1,4 +1,7 @@
-"""The settings of one source with their origin and its problems, read from ``EXPORT_*`` variables or a YAML file."""
+"""Read the settings of one source, with their origin and its problems: variables or a YAML file.
+
+A setting is kept by its dotted key. Each has one ``EXPORT_*`` variable. Those of a YAML file keep their line.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,10 @@ ENVIRONMENT: Mapping[str, str] = {
     },
 }
 """Setting of each variable. Commas separate the items of a list; an empty variable counts as not set."""
+assert set(ENVIRONMENT.values()) == set(keys()), "every setting has one variable"
+
+TOP = "export"
+_TABLE = "tag:yaml.org,2002:map"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +133,6 @@ def _report_unknown(name: str, layer: Layer) -> None:
         layer.warnings.append(f"environment variable {name} is unknown to Slipway and was ignored")
 
 
-assert set(ENVIRONMENT.values()) == set(keys()), "every setting has one variable"
-
-
-TOP = "export"
-_TABLE = "tag:yaml.org,2002:map"
-
-
 def read_yaml(path: Path) -> Layer:
     """Read the settings below ``export:`` in a YAML file.
 
@@ -169,7 +169,9 @@ def _read_root(root: yaml.Node | None, reader: _Reader) -> None:
             reader.section(value, "")
         else:
             remedy = "put it below 'export:'"
-            layer.problems.append(Problem(_name(key), "is not known at the top of the file", remedy, reader.at(key)))
+            layer.problems.append(
+                Problem(_key_name(key), "is not known at the top of the file", remedy, reader.at(key))
+            )
 
 
 class _Reader:
@@ -199,7 +201,7 @@ class _Reader:
         for key_node, value_node in inside:
             if self.layer.is_full:
                 return
-            name = _name(key_node)
+            name = _key_name(key_node)
             key = f"{path}.{name}" if path else name
             if name in seen:
                 self._problem(key, "is given twice", "keep one of them", key_node)
@@ -243,6 +245,6 @@ class _Reader:
         self.layer.problems.append(Problem(key, message, remedy, self.at(node)))
 
 
-def _name(node: yaml.Node) -> str:
+def _key_name(node: yaml.Node) -> str:
     """Return a key as text; for a list or table used as a key, say so."""
     return str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or table as a name"

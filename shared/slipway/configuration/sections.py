@@ -39,6 +39,9 @@ from slipway.sizes import parse_size_or_share
 from slipway.validation.inputs import Effort
 from slipway.validation.verdicts import LimitOverrides
 
+_MOST_TIME = 7 * 24 * 3600
+"""A week, in seconds."""
+
 
 def without_none(path: str) -> str:
     """Return the path of a checkpoint, empty for ``none``: a folder of that name is ``./none``."""
@@ -150,7 +153,7 @@ class OptimizationConfiguration(Section):
     symmetric: bool = True
     wide_share: float = Field(default=0.22, ge=0, le=1)
     head_bits: int = Field(default=8, examples=[4, 8])
-    time_budget: Seconds = 600
+    time_budget: Annotated[Seconds, Field(le=_MOST_TIME)] = 600
     size_budget: Annotated[Text, BeforeValidator(check_size_budget)] = ""
     calibration: Text = ""
     remove_artifacts: bool = True

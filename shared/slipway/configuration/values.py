@@ -23,6 +23,10 @@ GROUP_SIZES = (16, 32, 64, 128, 256)
 MOST_TEST_INPUTS, LARGEST_TEST_INPUTS = 1000, 128 << 10
 """Most test inputs in a configuration itself, and their bytes; they travel in every message about the export."""
 
+_HUB = "hf://"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+PLACEHOLDERS = ("model_name", "timestamp", "checkpoint", "export_id")
+
 
 def _check_levels(value: Any) -> Any:
     """Make one level or a list of levels a tuple without repetitions; ``none`` adds nothing."""
@@ -96,11 +100,6 @@ Levels = Annotated[tuple[Level, ...], BeforeValidator(_check_levels)]
 def is_none(path: str) -> bool:
     """Return whether the path of a checkpoint says that there is none."""
     return path.strip().lower() == "none"
-
-
-_HUB = "hf://"
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-PLACEHOLDERS = ("model_name", "timestamp", "checkpoint", "export_id")
 
 
 def check_pattern(pattern: str) -> None:

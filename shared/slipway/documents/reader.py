@@ -1,4 +1,7 @@
-"""Read the documents of a user's files within limits, each for a purpose, which decides the error of unusable text."""
+"""Read the documents of a user's files within limits: plain texts and conversations.
+
+The purpose of a text decides the error of one that cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,16 @@ from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkE
 from slipway.sizes import format_size
 
 _REMEDY = 'give .txt files, or a JSON object with "text" or "messages" in each line of .jsonl files, in UTF-8'
+
+MOST_TEXT = 32 << 20
+"""Characters that are taken from all files together: far more text than a calibration or a comparison uses."""
+LARGEST_LINE = 1 << 20
+COLUMNS = ("text", "messages", "prompt", "completion")
+"""Names of the values of a document."""
+_READER = "slipway.documents.whole_files:rows"
+
+Row = tuple[Any, str]
+"""A text or a JSON value, with its file and line."""
 
 
 class Purpose(StrEnum):
@@ -45,17 +58,6 @@ def invalid_text_error(purpose: Purpose, what: str, remedy: str = "", **about: o
     """Return the error of text that cannot be used."""
     fault = _FAULTS[purpose]
     return fault.error(f"{fault.subject}: {what}", reason=fault.reason, remedy=remedy or _REMEDY, about=about)
-
-
-MOST_TEXT = 32 << 20
-"""Characters that are taken from all files together: far more text than a calibration or a comparison uses."""
-LARGEST_LINE = 1 << 20
-COLUMNS = ("text", "messages", "prompt", "completion")
-"""Names of the values of a document."""
-_READER = "slipway.documents.whole_files:rows"
-
-Row = tuple[Any, str]
-"""A text or a JSON value, with its file and line."""
 
 
 @dataclass(frozen=True, slots=True)

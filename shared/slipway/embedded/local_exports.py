@@ -13,7 +13,7 @@ import pydantic
 from slipway.contracts.coordinator import coordinator_service
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.files.regular_file import open_regular
-from slipway.rpc.values import ENDED, export_state
+from slipway.rpc.values import ENDED_STATES, export_state
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -115,7 +115,7 @@ def _read_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002
 
 
 def _state(message: pb.Export, *, running: bool) -> str:
-    return export_state(message.state) if running or message.state in ENDED else "interrupted"
+    return export_state(message.state) if running or message.state in ENDED_STATES else "interrupted"
 
 
 def digests_in_use(settings: Settings) -> frozenset[str]:

@@ -27,7 +27,7 @@ from typing import Any
 from slipway.errors import Failure, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_surroundings
-from slipway.execution.pressure import own_peak
+from slipway.execution.pressure import own_peak_memory
 from slipway.machine.libraries import missing_library_error
 from slipway.observability.telemetry import is_traceparent
 from slipway.registry import load_stage
@@ -112,7 +112,7 @@ def main() -> int:
     spans.phase("prepare")
     failure = _run(execution.call, ctx, events)
     spans.end(failure)
-    events.send("peak", memory_bytes=own_peak())  # the parent only samples, so it may have missed the peak
+    events.send("peak", memory_bytes=own_peak_memory())  # the parent only samples, so it may have missed the peak
     if failure is not None:
         events.send("failure", failure=failure.to_json())
     # Exit without destructors, because those of native libraries may hang or crash. All results are written.

@@ -19,7 +19,7 @@ import pydantic
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory
 from slipway.machine.shortages import (
-    REMEDY,
+    MEMORY_REMEDY,
     address_space_limit,
     is_disk_full,
     is_out_of_memory,
@@ -92,7 +92,9 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
 
 def out_of_memory_failure(stage: str, *, detail: str) -> Failure:
     """Return the failure of a stage that needed more memory than was available."""
-    return StageError(f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=REMEDY).failure()
+    return StageError(
+        f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=MEMORY_REMEDY
+    ).failure()
 
 
 def disk_full_failure(stage: str, *, detail: str) -> Failure:

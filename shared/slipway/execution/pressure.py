@@ -1,4 +1,7 @@
-"""Measure the memory of a stage's processes, and warn when a stage comes close to a limit of memory or disk."""
+"""Measure the memory of a stage's processes, and warn when a stage comes close to a limit.
+
+Limits are the stage's own memory, that of its container or machine, and disk space.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,17 @@ from slipway.sizes import format_size
 
 # Smaller processes share too little to justify reading their proportional set size, which takes the kernel some milliseconds.
 _SHARING_BYTES = 64 << 20
+
+MEMORY_SHARE = 0.9
+"""Warn at this share of a memory limit. Stages usually need a second or two for the rest, so the warning comes first."""
+
+MACHINE_SHARE = 0.05
+"""Warn if only this share of the machine's memory is left. It has no limit per stage, and other programs use it too."""
+
+DISK_SHARE, DISK_BYTES = 0.05, 1 << 30
+"""Warn if less space is left than the smaller of these: a share, for small volumes, or the bytes a fast disk writes in a second."""
+
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +50,7 @@ class TreeMemory:
 def tree_memory(pid: int) -> TreeMemory:
     """Measure a process and its descendants now; all zero if the process is gone."""
     # A process that ends meanwhile counts as zero.
-    statuses = {process: _kibibytes(Path(f"/proc/{process}/status")) for process in _tree(pid)}
+    statuses = {process: _kibibytes(Path(f"/proc/{process}/status")) for process in _process_tree(pid)}
     resident = sum(status.get("VmRSS", 0) for status in statuses.values())
     if sum(status.get("VmRSS", 0) >= _SHARING_BYTES for status in statuses.values()) > 1:
         resident = sum(_proportional(process, status) for process, status in statuses.items())
@@ -45,7 +59,7 @@ def tree_memory(pid: int) -> TreeMemory:
     return TreeMemory(resident=resident, anonymous=min(anonymous, resident), peak=max(peak, resident))
 
 
-def _tree(pid: int) -> list[int]:
+def _process_tree(pid: int) -> list[int]:
     """Return a process and its descendants.
 
     The kernel lists the children of each thread. Without such lists, the parents of all processes of the machine are read, which takes
@@ -62,7 +76,7 @@ def _tree(pid: int) -> list[int]:
     return processes
 
 
-def own_peak() -> int:
+def own_peak_memory() -> int:
     """Return this process's peak resident memory in bytes, without its descendants; 0 if unknown."""
     return _kibibytes(Path("/proc/self/status")).get("VmHWM", 0)
 
@@ -81,18 +95,6 @@ def _kibibytes(file: Path) -> dict[str, int]:
             if rest.endswith(" kB"):
                 sizes[name] = int(rest[:-3]) << 10
     return sizes
-
-
-MEMORY_SHARE = 0.9
-"""Warn at this share of a memory limit. Stages usually need a second or two for the rest, so the warning comes first."""
-
-MACHINE_SHARE = 0.05
-"""Warn if only this share of the machine's memory is left. It has no limit per stage, and other programs use it too."""
-
-DISK_SHARE, DISK_BYTES = 0.05, 1 << 30
-"""Warn if less space is left than the smaller of these: a share, for small volumes, or the bytes a fast disk writes in a second."""
-
-Warn = Callable[[str], None]
 
 
 class Pressure:

@@ -1,10 +1,13 @@
 """Paths of users: tell folders from addresses, expand ``~``, and follow one rule for links in folders.
 
-A link may lead to a place inside its folder, or from a snapshot of the Hugging Face cache into the ``blobs/`` of the same repository.
-Every other link is refused by name, because a checkpoint made by someone else must not pull in files of this machine.
+Addresses of buckets and servers are possible file names too.
 
-These functions return real paths without links. :func:`open_real` follows no links either, so a link that replaces a file or folder
-after the check is not followed.
+Links are treated alike wherever users' folders are read, stored, pushed, copied or hashed. A link may lead to a place inside its
+folder, or from a snapshot of the Hugging Face cache into the ``blobs/`` of the same repository. Every other link is refused by name,
+because a checkpoint made by someone else must not pull in files of this machine.
+
+:func:`file_in` and the functions built on it return real paths without links. :func:`open_real` follows no links either, so a link
+that replaces a file or folder after the check is not followed.
 """
 
 from __future__ import annotations
@@ -20,6 +23,12 @@ from typing import BinaryIO
 from slipway.errors import ArtifactError, ConfigurationError
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path keeps only one of the two slashes
+
+_CACHED = ("models--", "datasets--")
+"""Prefixes of repository folders in the cache."""
+_SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a pipe waits for a writer.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def is_address(text: str | Path) -> bool:
@@ -56,13 +65,6 @@ def user_path(path: str | Path) -> Path:
 def has_unknown_home(path: str | Path) -> bool:
     """Return whether a path begins with the home of an unknown account."""
     return str(user_path(path)).startswith("~")
-
-
-_CACHED = ("models--", "datasets--")
-"""Prefixes of repository folders in the cache."""
-_SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a pipe waits for a writer.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def file_in(folder: Path, name: str | Path) -> Path | None:

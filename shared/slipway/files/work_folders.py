@@ -1,5 +1,7 @@
 """Folders of work: locked while a process uses them, then removed, or kept for the next attempt.
 
+The lock tells leftovers of dead processes from folders in use.
+
 A result is put together in a folder that ends with its process, and renamed to its target: the target appears complete or not
 at all.
 
@@ -18,6 +20,16 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+UNUSED_SECONDS = 3 * 86_400
+"""After this time an interrupted attempt is not expected to be repeated."""
+
+MEMORY = "memory"
+"""Stands for the action key in the name of the folder of a stage that keeps a memory."""
+
+_KEPT = ".slipway-kept-"
+
+_UNFINISHED = ".slipway-partial-"
 
 
 def lock_folder(folder: Path) -> int | None:
@@ -69,17 +81,6 @@ def _try_lock(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-UNUSED_SECONDS = 3 * 86_400
-"""After this time an interrupted attempt is not expected to be repeated."""
-
-MEMORY = "memory"
-"""Stands for the action key in the name of the folder of a stage that keeps a memory."""
-
-_KEPT = ".slipway-kept-"
-
-_UNFINISHED = ".slipway-partial-"
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from slipway.validation.inputs import ADAPTER, NOT_OUTPUTS
 
 S = TypeVar("S", bound=FormatSettings)
 
-_CHECKED = ConfigDict(strict=True, arbitrary_types_allowed=True)
+_CHECKED = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _LEVEL = re.compile(r"[a-z0-9][a-z0-9_]{0,31}")
 _VARIABLE = re.compile(r"EXPORT_[A-Z0-9_]{1,100}")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from slipway.errors import ConfigurationError
 from slipway.formats.settings import FormatSettings
 from slipway.levels import LEVELS, widths_of
 from slipway.registry import known_stage, stage_of
@@ -58,12 +57,12 @@ class PlannedTask:
     def known(self) -> tuple[Stage[Any], StageParams] | None:
         """Return the stage and the task's parameters.
 
-        None if the stage is not installed here, such as a plug-in of another machine, or refuses the parameters; it says so when it runs.
+        None if the stage is not installed here, such as a plug-in of another machine, or refuses the parameters; the preflight says so.
         """
         stage = known_stage(self.stage)
         try:
             return None if stage is None else (stage, self.call.params_of(stage))
-        except ConfigurationError:
+        except Exception:  # noqa: BLE001 - the checks of parameters are the code of the stage's author
             return None
 
     @property

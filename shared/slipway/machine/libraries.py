@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slipway.distribution import WORKER, install_line, stage_extra
+from slipway.distribution import WORKER_EXTRA, install_line, stage_extra
 from slipway.errors import StageError
 from slipway.machine.shortages import with_causes
 from slipway.stage import Provider, Stage, library_provider
@@ -43,7 +43,7 @@ def install_remedy(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
     lacking = [provider for provider in providers if not provider.available]
     libraries = [provider.name for provider in lacking if provider == library_provider(provider.name)]
     extra = stage_extra(stage.params.__module__)
-    if len(libraries) == len(lacking) and extra != WORKER:
+    if len(libraries) == len(lacking) and extra != WORKER_EXTRA:
         return (
             f"{', '.join(libraries)} missing: {install_line(extra, own_environment=stage.installation.own_environment)}"
         )
@@ -53,7 +53,9 @@ def install_remedy(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
 
 def with_install_lines(stage: Stage[Any], providers: tuple[Provider, ...], missing: str) -> tuple[Provider, ...]:
     """Return providers whose missing libraries say what installs the stage: its extra, with versions that fit together."""
-    if stage_extra(stage.params.__module__) == WORKER:  # a stage of another distribution, whose extras are not known
+    if (
+        stage_extra(stage.params.__module__) == WORKER_EXTRA
+    ):  # a stage of another distribution, whose extras are not known
         return providers
     details = iter([missing])
     return tuple(

@@ -1,8 +1,11 @@
-"""Processes with numeric libraries: how Python is started, variables set for a while, and threads that sleep.
+"""Processes with numeric libraries: how Python is started, variables set for a while, and threads.
 
-By default they spin: a finished thread burns its core until the others have finished too. If another process uses one of the cores,
-or a container's quota is used up, the waiting threads take the time that the last one needs: training the sample beside one busy
-process was 30 times slower. Sleeping costs only microseconds at each hand-over.
+Python starts without importing from the current folder, which may be a checkpoint with code. Some libraries have no other setting
+than a variable of the environment. Their threads get a number, and sleep while they wait.
+
+By default, threads that wait for each other spin: a finished thread burns its core until the others have finished too. If another
+process uses one of the cores, or a container's quota is used up, the waiting threads take the time that the last one needs: training
+the sample beside one busy process was 30 times slower. Sleeping costs only microseconds at each hand-over.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxruntime import SessionOptions
+
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+_SLEEPING: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Every OpenMP runtime (GNU's in torch for Linux, LLVM's elsewhere) reads this once, when it is loaded."""
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
@@ -36,11 +43,6 @@ def set_variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-_SLEEPING: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Every OpenMP runtime (GNU's in torch for Linux, LLVM's elsewhere) reads this once, when it is loaded."""
-
-
 def thread_variables(threads: int, *, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a process with numeric libraries starts with.
 
@@ -48,7 +50,7 @@ def thread_variables(threads: int, *, environment: Mapping[str, str]) -> dict[st
         threads: Threads of each library.
         environment: The process's other variables; a wait policy set there is kept.
     """
-    return {**dict.fromkeys(_COUNTS, str(threads)), **_missing_variables(environment)}
+    return {**dict.fromkeys(_THREAD_COUNTS, str(threads)), **_missing_variables(environment)}
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""The processors of this machine: the name of its CPU, and its first NVIDIA GPU, as the driver describes it."""
+"""The processors of this machine: the name of its CPU, and its NVIDIA GPUs, as the driver's program describes them.
+
+The program runs in a process of its own, which can be ended where a driver hangs.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ _SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, or a slice of one (MIG): its name, architecture (such as ``sm89``) and memory."""
+    """A GPU, or a slice of one (MIG): its name, architecture (such as ``sm89``) and memory; 0 if the driver does not say how much."""
 
     name: str
     architecture: str
-    memory_bytes: int
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,24 @@ def first_gpu() -> Gpu | None:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     shown = name.strip() if mig is None else f"{name.strip()} MIG {mig.profile}"
-    return Gpu(shown, f"sm{capability.strip().replace('.', '')}", memory_bytes)
+    return Gpu(shown, _architecture(capability), memory_bytes)
+
+
+def all_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that the driver lists, in its order; none without a driver, or if it does not respond."""
+    try:
+        rows = [row.rsplit(",", 2) for row in _ask(*_QUERY).splitlines()]
+        return tuple(
+            Gpu(name.strip(), _architecture(capability), int(total) << 20 if total.strip().isdecimal() else 0)
+            for name, capability, total in rows
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()
+
+
+def _architecture(capability: str) -> str:
+    """Return the architecture with a compute capability such as ``8.9``."""
+    return f"sm{capability.strip().replace('.', '')}"
 
 
 def _slice(wanted: str) -> _Slice | None:

@@ -1,4 +1,7 @@
-"""Recognise failures for lack of memory or disk space, and report a full disk with the same error everywhere."""
+"""Recognise failures for lack of memory or disk space, and report a full disk with the same error everywhere.
+
+Lack of memory shows in many ways.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from pathlib import Path
 from slipway.errors import ModelExportError, StageError
 from slipway.sizes import format_size
 
-REMEDY = "free memory, run it with fewer threads, or use a machine with more"
-_SAID = re.compile(
+MEMORY_REMEDY = "free memory, run it with fewer threads, or use a machine with more"
+_MEMORY_WORDS = re.compile(
     r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|failed to allocate memory"
     r"|failed to map segment|memory allocation (?:still )?failed|can't start new thread|failed to start \w+ thread|bad_alloc|OutOfMemory|MemoryError",
     re.IGNORECASE,
 )
 _BASE_BYTES, _CORE_BYTES, _MOST_CORES = 1 << 30, 256 << 20, 16
+
+DISK_REMEDY = "free space there, or work on another disk"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -44,7 +49,7 @@ def with_causes(error: BaseException) -> list[BaseException]:
 
 def says_out_of_memory(text: str) -> bool:
     """Return whether the last output of a process is about memory, or about threads, whose stacks need memory."""
-    return _SAID.search(text) is not None
+    return _MEMORY_WORDS.search(text) is not None
 
 
 def address_space_limit() -> int | None:
@@ -69,9 +74,6 @@ def check_address_space() -> None:
             reason="OUT_OF_MEMORY",
             remedy="raise the limit (ulimit -v), or let a coordinator run it: --coordinator HOST:PORT",
         )
-
-
-DISK_REMEDY = "free space there, or work on another disk"
 
 
 def is_disk_full(error: BaseException) -> bool:

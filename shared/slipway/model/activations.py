@@ -37,6 +37,14 @@ ALL, LAST = "all", "last"
 MOST_LAYERS = 4096
 _NUMBER = re.compile(r"\d{1,4}")
 
+CONTRACT, CONTRACT_PAGE = "activations.json", "ACTIVATIONS_CONTRACT.md"
+NUMBERING = "layers count from 0, as in transformers' list of layers"
+_MOST_CONTRACT_BYTES = 4 << 20
+
+_INSPECTION_FILE = "inspection.json"
+_FORM = ConfigDict(frozen=True, strict=True, extra="forbid")
+Shown = Annotated[str, AfterValidator(printable)]
+
 
 class Activation(NamedTuple):
     """One activation.
@@ -107,11 +115,6 @@ class ActivationRequest:
 def is_layer(value: str) -> bool:
     """Return whether a text names layers: a number, ``last`` or ``all``."""
     return value in (ALL, LAST) or (_NUMBER.fullmatch(value) is not None and int(value) < MOST_LAYERS)
-
-
-CONTRACT, CONTRACT_PAGE = "activations.json", "ACTIVATIONS_CONTRACT.md"
-NUMBERING = "layers count from 0, as in transformers' list of layers"
-_MOST_BYTES = 4 << 20
 
 
 class ContractOutput(BaseModel):
@@ -227,7 +230,7 @@ def read_contract(path: Path) -> ActivationContract:
         ConfigurationError: ``CONTRACT_INVALID``: it cannot be read, or is not a contract.
     """
     try:
-        return ActivationContract.model_validate_json(json.dumps(read_json_object(path, largest=_MOST_BYTES)))
+        return ActivationContract.model_validate_json(json.dumps(read_json_object(path, largest=_MOST_CONTRACT_BYTES)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -239,11 +242,6 @@ def read_contract(path: Path) -> ActivationContract:
         remedy=f"give the {CONTRACT} of an export",
         about={"file": path.name},
     )
-
-
-_FILE = "inspection.json"
-_FORM = ConfigDict(frozen=True, strict=True, extra="forbid")
-Shown = Annotated[str, AfterValidator(printable)]
 
 
 class InspectedValue(BaseModel):
@@ -325,10 +323,10 @@ class Inspection(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Write the inspection into a folder."""
-        (folder / _FILE).write_text(self.model_dump_json() + "\n", encoding="utf-8")
+        (folder / _INSPECTION_FILE).write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Inspection:
         """Read what :meth:`write` wrote."""
-        document: dict[str, Any] = read_json_object(folder / _FILE, largest=LARGEST_LIST)
+        document: dict[str, Any] = read_json_object(folder / _INSPECTION_FILE, largest=LARGEST_LIST)
         return cls.model_validate_json(json.dumps(document))

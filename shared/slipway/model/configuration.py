@@ -1,7 +1,9 @@
-"""A model's ``config.json`` and its settings of generation: read within limits, and what follows from them alone. Imports no torch.
+"""A model's ``config.json``, settings of generation and special tokens, and what follows from them.
 
-Up to version 4 transformers wrote them into ``config.json``. Version 5 writes the settings of generation, a decoder's first token among them, into
-``generation_config.json``, and its classes of configurations lack those that they do not compute with.
+The files are read within limits. Importing this module imports neither torch nor transformers.
+
+Up to version 4 transformers wrote the settings of generation into ``config.json``. Version 5 writes them, a decoder's first token
+among them, into ``generation_config.json``, and its classes of configurations lack those that they do not compute with.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ from slipway.model.limits import model_excess
 from slipway.model.model_files import CONFIG, GENERATION_CONFIG
 from slipway.model.sentences import drop_language_head
 from slipway.texts import printable
+
+_FIRST_TOKENS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+"""Settings for the first token of a decoder; the first of them that is set decides."""
+NO_FIRST_TOKEN = (
+    f"neither {GENERATION_CONFIG} nor config.json names a first token for the decoder: set {_FIRST_TOKENS[0]}"
+)
 
 
 class ModelConfig(Mapping[str, Any]):
@@ -186,13 +194,6 @@ class ModelConfig(Mapping[str, Any]):
         if self.mixes_experts:
             return f"{what} with a mixture of experts, of which no {product} is made"
         return ""
-
-
-_FIRST_TOKENS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-"""Settings for the first token of a decoder; the first of them that is set decides."""
-NO_FIRST_TOKEN = (
-    f"neither {GENERATION_CONFIG} nor config.json names a first token for the decoder: set {_FIRST_TOKENS[0]}"
-)
 
 
 def generation_settings(folder: Path, config: Any = None) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Limits in a configuration: the sizes that can be built, and the lengths beyond which a model computes otherwise.
 
-The code of a model or adapter builds whatever the numbers say, even without weights.
+Sizes are checked before anything is built: the code of a model or adapter builds whatever the numbers of a ``config.json`` or
+``adapter_config.json`` say, even without weights.
 
-A graph that ignores such a length is right for every shorter text. So only texts on both sides of it prove anything.
-All functions take a configuration of transformers.
+A graph that ignores a length beyond which its model computes otherwise is right for every shorter text. So only texts on both sides
+of it prove anything. The functions about lengths take a configuration of transformers.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ _LAYERS = ("layer", "layers", "depth", "depths", "num_blocks")
 """Ends of the names of settings that count layers, each of which is many objects."""
 _REPEATED = "attention_types"
 """GPT-Neo's layers, as ``[[types, times], …]``."""
+
+GROWING, SWITCHING = "dynamic", "longrope"
+"""Types of rotary embeddings whose frequencies depend on the longest text of a call: they change with it, or there are two sets."""
+_LOCAL_ATTENTION = ("sliding_attention", "chunked_attention", "local")
 
 
 def adapter_excess(config: Mapping[str, Any]) -> str:
@@ -147,11 +152,6 @@ def _repeated_layers(value: Any) -> int:
     )
 
 
-GROWING, SWITCHING = "dynamic", "longrope"
-"""Types of rotary embeddings whose frequencies depend on the longest text of a call: they change with it, or there are two sets."""
-_LOCAL = ("sliding_attention", "chunked_attention", "local")
-
-
 def window_of(config: Any) -> int:
     """Return the tokens that local layers attend to, 0 if all layers have full attention.
 
@@ -163,7 +163,7 @@ def window_of(config: Any) -> int:
     if getattr(config, "attention_type", None) == "block_sparse":
         return int((5 + 2 * config.num_random_blocks) * config.block_size)
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
-    if kinds and not set(kinds) & set(_LOCAL):
+    if kinds and not set(kinds) & set(_LOCAL_ATTENTION):
         return 0
     names = ["sliding_window", "attention_window", "local_radius"]
     if kinds and "chunked_attention" in kinds:

@@ -14,7 +14,7 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError, StageError
 from slipway.machine.bounded.process import BoundedProcess, Bounds, SilentWorkError, UnboundedWorkError
-from slipway.machine.shortages import REMEDY
+from slipway.machine.shortages import MEMORY_REMEDY
 
 SECONDS = 0.5
 """Base limit of processor time for all expressions of an adapter."""
@@ -148,7 +148,7 @@ def _test_expressions(texts: list[tuple[str, str]], names: list[str], refusal: C
     except UnboundedWorkError as error:
         if reached < 0:  # not even the first expression
             raise StageError(
-                f"patterns could not be tried out: it {error}", reason="OUT_OF_MEMORY", remedy=REMEDY
+                f"patterns could not be tried out: it {error}", reason="OUT_OF_MEMORY", remedy=MEMORY_REMEDY
             ) from error
         why = f": to match it against {len(names)} names {error}"
     else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from slipway.errors import ModelExportError
+from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.registry import format_of_output, split_output, translate_format_errors
 from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import PlannedTask
@@ -28,6 +28,7 @@ from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
 from slipway.sizes import FLOAT32_BYTES, ModelSize, format_size
 from slipway.stage import Role, Stage, StageParams
+from slipway.texts import one_line
 from slipway.validation.inputs import ADAPTER
 
 _WEIGHTS = {".safetensors", ".bin"}
@@ -126,6 +127,7 @@ def preflight(
     findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
     findings += [
         *_advice(tasks),
+        *_refused_parameters(tasks),
         *_descriptions(tasks, base, config),
         *_refusals(tasks, base, config),
         *_examine_adapter(tasks, adapter),
@@ -181,6 +183,22 @@ def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
 def _known(tasks: Sequence[PlannedTask]) -> Iterator[tuple[Stage[Any], StageParams]]:
     """Yield the stages of tasks that are installed here, each with its parameters."""
     return (known for task in tasks if (known := task.known()))
+
+
+def _refused_parameters(tasks: Sequence[PlannedTask]) -> list[Finding]:
+    """Return an error for each task whose parameters its stage refuses."""
+    findings: list[Finding] = []
+    for task in tasks:
+        stage = known_stage(task.stage)
+        try:
+            if stage is not None:
+                task.call.params_of(stage)
+        except ConfigurationError as error:
+            findings.append(Finding(f"task: {task.id}", Verdict.ERROR, error.message, error.remedy, error.reason))
+        except Exception as error:  # noqa: BLE001 - the checks of parameters are the code of the stage's author
+            message = f"{task.stage} cannot check its parameters: {type(error).__name__}: {one_line(str(error))}"
+            findings.append(Finding(f"task: {task.id}", Verdict.ERROR, message, reason="STAGE_ERROR"))
+    return findings
 
 
 def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:

@@ -1,4 +1,8 @@
-"""Texts that name parts of an export: references to the inputs of tasks, and keys of attempts."""
+"""Texts that name parts of an export: references to the inputs of tasks, and keys of attempts.
+
+A reference names a source of the export, or an output of another task. Keys of attempts are unique across exports; leases, logs and
+messages use them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,10 @@ VALIDATION = "validation"
 
 _REFERENCE = re.compile(
     r"source:(?P<source>[A-Za-z0-9._-]{1,100})|task:(?P<task>[A-Za-z0-9._-]{1,100})/(?P<output>[A-Za-z0-9._-]{1,100})"
+)
+
+_ATTEMPT_KEY = re.compile(
+    r"(projects/[a-z0-9._-]{1,63}/exports/[a-z0-9._-]{1,63}):([A-Za-z0-9._-]{1,100}):([0-9]{1,9})"
 )
 
 
@@ -73,9 +81,6 @@ def by_source_name(adapters: Iterable[T]) -> dict[str, T]:
     return {f"adapter-{number:02}": adapter for number, adapter in enumerate(adapters, 2)}
 
 
-_KEY = re.compile(r"(projects/[a-z0-9._-]{1,63}/exports/[a-z0-9._-]{1,63}):([A-Za-z0-9._-]{1,100}):([0-9]{1,9})")
-
-
 class AttemptKey(str):
     """The text ``{export}:{task}:{attempt}``; make it only by :meth:`of` and :meth:`parse`."""
 
@@ -93,7 +98,7 @@ class AttemptKey(str):
         Raises:
             ServiceError: ``REQUEST_INVALID``.
         """
-        match = _KEY.fullmatch(text)
+        match = _ATTEMPT_KEY.fullmatch(text)
         attempt = None if match is None else number_of(match[3], most=10**9)
         if match is None or attempt is None:
             raise ServiceError(

@@ -1,4 +1,7 @@
-"""Compare a graph with PyTorch: the calls at which they are compared, and how far their results differ."""
+"""Compare a graph with PyTorch: the calls at which they are compared, and how far their results differ.
+
+The calls have other shapes than the traced sample, so that a lost branch shows. The arithmetic of a type limits the difference.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,11 @@ import numpy.typing as npt
 
 BEYOND = 5
 """Tokens behind a threshold."""
+
+Array = npt.NDArray[Any]
+
+DIFFERENCE_LIMITS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""Largest share that the arithmetic of a type explains, where both sides compute the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ _TEXT = (
 )
 
 
-def sample(*, cached: bool, one_row: bool) -> Case:
+def sample_case(*, cached: bool, one_row: bool) -> Case:
     """Return the call that is traced: sizes are different and above 1, so that a tracer neither confuses nor fixes axes."""
     batch = 1 if one_row else 2
     return Case("the sample", batch, 3, 5, (2,)) if cached else Case("the sample", batch, 6, 0, (0, 2)[:batch])
@@ -72,12 +80,6 @@ def first_unproven_length(*, positions: int, thresholds: tuple[int, ...], longes
     """Return the first number of tokens beyond which the model computes otherwise and no call is compared; 0 if there is none."""
     beyond = [each for each in thresholds if each < positions and each + BEYOND > min(positions, longest)]
     return beyond[0] if beyond else 0
-
-
-Array = npt.NDArray[Any]
-
-LIMITS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""Largest share that the arithmetic of a type explains, where both sides compute the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,11 @@ def difference(found: Array, wanted: Array, *, overflow: bool = False) -> Differ
         if not overflow or not np.array_equal(first[~numbers], second[~numbers], equal_nan=True):
             return Difference(float("inf"), 1.0)
         first, second = first[numbers], second[numbers]
-    largest = float(np.abs(first - second).max(initial=0.0))
-    return Difference(largest, max(1.0, float(np.abs(second).max(initial=0.0))))
+    most = float(np.abs(first - second).max(initial=0.0))
+    return Difference(most, max(1.0, float(np.abs(second).max(initial=0.0))))
 
 
-def largest(differences: Iterable[Difference]) -> Difference:
+def largest_difference(differences: Iterable[Difference]) -> Difference:
     """Return the largest difference, on the largest scale."""
     items = list(differences)
     return Difference(

@@ -1,8 +1,10 @@
-"""The interface of a runtime's models, with the samples and padded batches that they get.
+"""The interface of a runtime's models, padded batches for them, and the samples of a validation.
 
-Axes: B = batch, S = tokens of this call, P = tokens already in the KV cache, V = values of a result (for next tokens, the vocabulary).
+Axes of calls: B = batch, S = tokens of this call, P = tokens already in the KV cache, V = values of a result (for next tokens, the
+vocabulary).
 
-N = samples, T = tokens of one, S = tokens that the encoder of an encoder–decoder reads, P = compared results.
+Samples are the inputs that all models of one validation get, kept as arrays in one folder. Their axes: N = samples, T = tokens of
+one, S = tokens that the encoder of an encoder–decoder reads, P = compared results.
 """
 
 from __future__ import annotations
@@ -26,6 +28,12 @@ OWN_FILE, OWN_FOLDER, EVIDENCE_FILE = "own_text.json", "own_text", "own_evidence
 what was measured on them, in the folder of the run."""
 Values = npt.NDArray[Any]
 """Token ids (B, S), or features of sound (B, F, frames)."""
+
+PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
+"""Prefixes of the names of a graph's cache inputs and cache outputs."""
+
+Past = Any
+"""A runtime's own KV cache; None is an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +64,6 @@ class Samples:
         """Read samples written by :meth:`write`."""
         paths = {each.name: folder / f"{each.name}.npy" for each in fields(cls)}
         return cls(**{name: np.load(path) for name, path in paths.items() if name == "tokens" or path.is_file()})
-
-
-PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
-"""Prefixes of the names of a graph's cache inputs and cache outputs."""
-
-Past = Any
-"""A runtime's own KV cache; None is an empty one."""
 
 
 class NotRunnable(Exception):  # noqa: N818 - a finding about this machine, not an error

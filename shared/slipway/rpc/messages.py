@@ -1,4 +1,4 @@
-"""Convert configurations, calls of stages, log lines and progress to their messages, and back."""
+"""Convert configurations and calls of stages to messages and back, and log lines and progress to messages."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from slipway_protos.v1 import configuration_pb2, export_pb2, stage_pb2, worker_p
 
 if TYPE_CHECKING:
     from slipway.configuration import ExportConfiguration
+
+_LINE_START, _LINE_END = 1000, 3000  # the end of a traceback matters most
 
 
 def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
@@ -43,7 +45,7 @@ def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportCo
     """
     from slipway.configuration import parse  # imported late, because most users of this module read no configuration
 
-    return parse(_data(message))
+    return parse(_message_data(message))
 
 
 def _fill(message: Message, data: Mapping[str, Any]) -> None:
@@ -83,12 +85,12 @@ def _fill_map(rows: Any, data: Mapping[str, Any]) -> None:
             rows[key] = row
 
 
-def _data(message: Message) -> dict[str, Any]:
+def _message_data(message: Message) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for field, value in message.ListFields():
         if _is_map(field):
             data[field.name] = {
-                key: _data(row) if isinstance(row, Message) else row for key, row in sorted(value.items())
+                key: _message_data(row) if isinstance(row, Message) else row for key, row in sorted(value.items())
             }
         elif field.type != FieldDescriptor.TYPE_MESSAGE:
             data[field.name] = list(value) if field.is_repeated else value
@@ -99,7 +101,7 @@ def _data(message: Message) -> dict[str, Any]:
         elif _is_struct(field):
             data = {**dict_of(value), **data}
         else:
-            data[field.name] = _data(value)
+            data[field.name] = _message_data(value)
     return data
 
 
@@ -117,9 +119,6 @@ def _is_value(field: Any) -> bool:
 
 def _type_name(field: Any) -> str:
     return str(field.message_type.name)
-
-
-_LINE_START, _LINE_END = 1000, 3000  # the end of a traceback matters most
 
 
 def put_call(lease: worker_pb2.TaskLease, call: StageCall) -> None:

@@ -1,4 +1,7 @@
-"""Convert JSON data, texts, times and failures to the values of messages and back, and name states."""
+"""Convert values of messages: JSON data, texts and times; failures as ``google.rpc.Status``; names of states.
+
+States are named as people and JSON see them.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,23 @@ from slipway_protos.v1 import export_pb2 as pb
 
 MAX_FILES = 10_000
 """Most files that one message lists, and so most files of an artifact that goes through the coordinator."""
+
+_ERROR_DOMAIN = "slipway"
+RETRY_AFTER = "retry_after_seconds"
+"""Entry of a failure's ``about`` that is also sent as ``RetryInfo``, which every gRPC client understands."""
+
+_LONGEST_RETRY_SECONDS = 86_400.0
+
+# Names of the failure's own fields within ErrorInfo.metadata; all other entries are ``about``.
+_PARTS = ("error_type", "remedy", "retryable")
+
+_REASON = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_MOST_ABOUT = 64
+"""Most entries of a received failure's ``about``."""
+_MOST_DETAILS = 64
+
+ENDED_STATES = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})
+"""States in which an export stays until it is retried."""
 
 
 def sendable(text: str) -> str:
@@ -92,25 +112,10 @@ def timestamp(seconds: float | None) -> Timestamp | None:
     return result
 
 
-DOMAIN = "slipway"
-RETRY_AFTER = "retry_after_seconds"
-"""Entry of a failure's ``about`` that is also sent as ``RetryInfo``, which every gRPC client understands."""
-
-_LONGEST_RETRY_SECONDS = 86_400.0
-
-# Names of the failure's own fields within ErrorInfo.metadata; all other entries are ``about``.
-_PARTS = ("error_type", "remedy", "retryable")
-
-_REASON = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
-_MOST_ABOUT = 64
-"""Most entries of a received failure's ``about``."""
-_MOST_DETAILS = 64
-
-
 def status_of(failure: Failure) -> status_pb2.Status:
     """Convert a failure to a status: the code follows from the category; the reason and the rest are in an ``ErrorInfo``."""
     category = REASONS[failure.reason].category if failure.reason in REASONS else REASONS["INTERNAL"].category
-    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
+    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=_ERROR_DOMAIN)
     info.metadata.update({sendable(key): sendable(value) for key, value in failure.about.items()})
     info.metadata["error_type"] = failure.error_type
     info.metadata["retryable"] = str(failure.retryable).lower()
@@ -142,7 +147,7 @@ def failure_of_status(status: status_pb2.Status) -> Failure:
     """
     for detail in status.details[:_MOST_DETAILS]:
         info = error_details_pb2.ErrorInfo()
-        if _unpack(detail, info) and info.domain == DOMAIN:
+        if _unpack(detail, info) and info.domain == _ERROR_DOMAIN:
             about = [(key, value) for key, value in sorted(info.metadata.items()) if key not in _PARTS]
             return Failure(
                 reason=info.reason if _REASON.fullmatch(info.reason) else "INTERNAL",
@@ -170,20 +175,16 @@ def _unpack(detail: any_pb2.Any, into: Message) -> bool:
         return False
 
 
-ENDED = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})
-"""States in which an export stays until it is retried."""
-
-
 def export_state(number: int) -> str:
     """Return the name of an export's state, such as ``running``; ``state 9`` for one that only a newer peer knows."""
-    return _name(pb.ExportState, "EXPORT_STATE_", number)
+    return _state_name(pb.ExportState, "EXPORT_STATE_", number)
 
 
 def task_state(number: int) -> str:
     """Return the name of a task's state, likewise."""
-    return _name(pb.TaskState, "TASK_STATE_", number)
+    return _state_name(pb.TaskState, "TASK_STATE_", number)
 
 
-def _name(states: Any, prefix: str, number: int) -> str:
+def _state_name(states: Any, prefix: str, number: int) -> str:
     known = states.DESCRIPTOR.values_by_number.get(number)
     return f"state {number}" if known is None else known.name.removeprefix(prefix).lower()

@@ -1,4 +1,7 @@
-"""Make the sample: train, save like a training run, describe it, and publish it whole or not at all."""
+"""Make the sample: train, save like a training run, describe the result, and publish it whole or not at all.
+
+A sample is put together beside its folder.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,14 @@ export:
   validation: {enabled: true, test_samples: 10, compare_outputs: true, benchmark_performance: true, heldout: "heldout"}
   output: {directory: "exported", naming_pattern: "{model_name}_{timestamp}"}
 """
+
+HELDOUT = "heldout"
+CONFIGURATION = "export.yaml"
+SUMMARY = "sample.json"
+
+_LIBRARIES = ("torch", "transformers", "peft", "tokenizers")
+
+RecipeSettings = Mapping[str, int | float | str]
 
 
 def export_yaml() -> str:
@@ -88,15 +99,6 @@ def _lines(texts: Iterable[str]) -> str:
     return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
 
 
-HELDOUT = "heldout"
-CONFIGURATION = "export.yaml"
-SUMMARY = "sample.json"
-
-_LIBRARIES = ("torch", "transformers", "peft", "tokenizers")
-
-Settings = Mapping[str, int | float | str]
-
-
 class SampleSummary(BaseModel):
     """Description of a sample, also written as ``sample.json``, last of all.
 
@@ -116,7 +118,7 @@ class SampleSummary(BaseModel):
 
 
 def make_once(
-    directory: Path, make: Callable[[Path], Measured], *, pieces: Sequence[str], seed: int, recipe: Settings
+    directory: Path, make: Callable[[Path], Measured], *, pieces: Sequence[str], seed: int, recipe: RecipeSettings
 ) -> SampleSummary:
     """Make a sample in ``directory``; one of the same seed, recipe and libraries is kept.
 
@@ -160,7 +162,9 @@ def write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _find_existing(directory: Path, *, pieces: Sequence[str], seed: int, recipe: Settings) -> SampleSummary | None:
+def _find_existing(
+    directory: Path, *, pieces: Sequence[str], seed: int, recipe: RecipeSettings
+) -> SampleSummary | None:
     """Return the existing sample if it is complete and equal to the one that would be made."""
     try:
         summary = SampleSummary.model_validate_json(read_regular(directory / SUMMARY, largest=LARGEST))

@@ -1,4 +1,8 @@
-"""Train the sample's models: its tokenizer and base from random weights, and the LoRA on it, as a real run does."""
+"""Train the sample's models: its tokenizer, its base from random weights, and the LoRA on it.
+
+The tokenizer is byte-level BPE with Qwen's special tokens and chat markup. The Hugging Face Trainer trains the LoRA, so that its
+checkpoints are those of a real run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     )
 
 
-_WARMUP_STEPS = 15
+_BASE_WARMUP_STEPS = 15
 # Initial standard deviation of the embedding, which is tied to the output layer. Qwen's 0.02 suits thousands of steps, not hundreds.
 _EMBEDDING_STD = 0.03
 _CLIP_NORM = 1.0
@@ -160,7 +164,7 @@ def _windows(tokens: Tensor, *, recipe: Recipe, generator: Generator) -> Tensor:
 
 
 def _warm_linear(step: int, steps: int) -> float:
-    warm = min(1.0, (step + 1) / _WARMUP_STEPS)
+    warm = min(1.0, (step + 1) / _BASE_WARMUP_STEPS)
     return warm * (1 - step / steps)
 
 
@@ -251,7 +255,7 @@ def train_adapter(
         adapted = get_peft_model(model, lora)
         trainer = Trainer(
             model=adapted,
-            args=_arguments(folder, recipe=recipe, seed=seed),
+            args=_training_arguments(folder, recipe=recipe, seed=seed),
             train_dataset=list(samples),
             data_collator=default_data_collator,
             processing_class=tokenizer,
@@ -262,7 +266,7 @@ def train_adapter(
     return adapted.eval()
 
 
-def _arguments(folder: Path, *, recipe: AdapterRecipe, seed: int) -> TrainingArguments:
+def _training_arguments(folder: Path, *, recipe: AdapterRecipe, seed: int) -> TrainingArguments:
     from transformers import TrainingArguments
 
     return TrainingArguments(

@@ -16,7 +16,7 @@ import grpc
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.security.access.principals import is_token
 from slipway.security.reloading import Reloaded, describe_path
-from slipway.security.tls import channel_credentials, is_private, load
+from slipway.security.tls import channel_credentials, is_private_address, load
 from slipway.settings.security import Security
 from slipway.texts import quoted
 
@@ -74,7 +74,7 @@ class Identity:
         self._options = [*CHANNEL_OPTIONS]
         if security.tls_server_name:
             self._options.append(("grpc.ssl_target_name_override", security.tls_server_name))  # type: ignore[arg-type]
-        if self._token() and self._material is None and not is_private(address):
+        if self._token() and self._material is None and not is_private_address(address):
             raise ConfigurationError(
                 f"a token would be sent to {address} without encryption",
                 reason="TLS_INVALID",

@@ -13,7 +13,7 @@ from slipway.security.access.callers import Authenticator
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
 from slipway.security.renewing import RenewingServer
-from slipway.security.tls import is_private
+from slipway.security.tls import is_private_address
 from slipway.settings.security import Security, TlsFiles
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def coordinator_security(
     authenticator: Authenticator
     if security.access_file is not None:
         authenticator = AccessFile(security.access_file)
-    elif allow_anonymous or is_private(address):
+    elif allow_anonymous or is_private_address(address):
         authenticator = Everyone()
     else:
         raise ConfigurationError(
@@ -112,7 +112,7 @@ def coordinator_security(
             remedy="give --access-file, listen on 127.0.0.1, or give --allow-anonymous on a private network",
             about={"address": address},
         )
-    if security.tls is None and not is_private(address):
+    if security.tls is None and not is_private_address(address):
         log.warning(f"calls to {address} are not encrypted: give --tls-cert-file and --tls-key-file")
     return ServerSecurity(
         tls=security.tls,
@@ -129,7 +129,7 @@ def worker_security(security: Security, *, address: str, health_address: str = "
     Raises:
         ConfigurationError: reason ``ACCESS_INVALID`` or ``TLS_INVALID`` for files that cannot be used.
     """
-    authenticator: Authenticator = Everyone() if is_private(address) else Nobody()
+    authenticator: Authenticator = Everyone() if is_private_address(address) else Nobody()
     if security.access_file is not None:
         authenticator = AccessFile(security.access_file)
     # A worker may have only an authority, to verify its coordinator.

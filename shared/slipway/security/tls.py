@@ -1,4 +1,4 @@
-"""Certificates, keys and authorities from files, and the addresses that need none: they stay on this machine."""
+"""Certificates, keys and authorities from files, and addresses that need none, because they stay on this machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from slipway.settings.security import TlsFiles
 
 if TYPE_CHECKING:
     import grpc
+
+_LOOPBACK = ("127.", "[::1]", "localhost:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,6 @@ def _invalid_error(what: str, path: Path | str = "") -> ConfigurationError:
     )
 
 
-_LOOPBACK = ("127.", "[::1]", "localhost:")
-
-
-def is_private(address: str) -> bool:
+def is_private_address(address: str) -> bool:
     """Return whether only this machine can reach an address."""
     return address.startswith(("unix:", *_LOOPBACK))

@@ -1,4 +1,7 @@
-"""Sections of settings: their base, the types of their values, the meanings of their fields, and their variables."""
+"""Sections of settings: their base, the types of their values, the meanings of their fields, and their variables.
+
+Values are checked as they are read. Meanings are read from docstrings, for help, tables and documentation.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,60 @@ LARGEST = 2**31 - 1
 LARGEST_BYTES = 2**62
 LARGEST_SEED = 2**53 - 1
 """Largest seed: parameters of a stage are sent as doubles."""
+
+Level = NewType("Level", str)
+"""Name of a quantization level; the installed formats define the levels."""
+
+Seconds = Annotated[int, Field(ge=1, le=LARGEST)]
+
+EXPORT_VARIABLES: Mapping[str, str] = {
+    "EXPORT_CHECKPOINT_PATH": "checkpoint.path",
+    "EXPORT_AUTO_DETECT_LATEST": "checkpoint.auto_detect_latest",
+    "EXPORT_CHECKPOINT_SELECT": "checkpoint.select",
+    "EXPORT_COMBINE_ADAPTERS": "combination.adapters",
+    "EXPORT_COMBINE_WEIGHTS": "combination.weights",
+    "EXPORT_COMBINE_TYPE": "combination.type",
+    "EXPORT_COMBINE_DENSITY": "combination.density",
+    "EXPORT_COMBINE_MAJORITY_SIGN": "combination.majority_sign",
+    "EXPORT_COMBINE_SEED": "combination.seed",
+    "EXPORT_BASE_MODEL": "base_model.name",
+    "EXPORT_LOAD_IN_4BIT": "base_model.load_in_4bit",
+    "EXPORT_MERGE_ONTO": "base_model.merge_onto",
+    "EXPORT_BASE_MODEL_TRUST": "base_model.trust",
+    "EXPORT_BASE_MODEL_TYPE": "base_model.model_type",
+    "EXPORT_QUANTIZATION_LEVEL": "optimization.quantization",
+    "EXPORT_GROUP_SIZE": "optimization.group_size",
+    "EXPORT_QUANTIZATION_METHOD": "optimization.method",
+    "EXPORT_QUANTIZATION_SYMMETRIC": "optimization.symmetric",
+    "EXPORT_QUANTIZATION_WIDE_SHARE": "optimization.wide_share",
+    "EXPORT_QUANTIZATION_HEAD_BITS": "optimization.head_bits",
+    "EXPORT_QUANTIZATION_TIME_BUDGET": "optimization.time_budget",
+    "EXPORT_QUANTIZATION_SIZE_BUDGET": "optimization.size_budget",
+    "EXPORT_CALIBRATION_DATA": "optimization.calibration",
+    "EXPORT_REMOVE_ARTIFACTS": "optimization.remove_artifacts",
+    "EXPORT_COMPRESS_WEIGHTS": "optimization.compress_weights",
+    "EXPORT_ENABLE_VALIDATION": "validation.enabled",
+    "EXPORT_TEST_SAMPLES": "validation.test_samples",
+    "EXPORT_COMPARE_OUTPUTS": "validation.compare_outputs",
+    "EXPORT_BENCHMARK_PERFORMANCE": "validation.benchmark_performance",
+    "EXPORT_VALIDATION_EFFORT": "validation.effort",
+    "EXPORT_CONTINUATION_TOKENS": "validation.continuation_tokens",
+    "EXPORT_HELDOUT": "validation.heldout",
+    "EXPORT_TEST_INPUT_SAMPLES": "validation.test_input_samples",
+    "EXPORT_VALIDATION_LIMITS": "validation.limits",
+    "EXPORT_ON_FAILURE": "validation.on_failure",
+    "EXPORT_OUTPUT_DIR": "output.directory",
+    "EXPORT_NAMING_PATTERN": "output.naming_pattern",
+    "EXPORT_TARGET": "output.target",
+    "EXPORT_RECOVERY_PROFILE": "recovery.profile",
+    "EXPORT_MAX_ATTEMPTS": "recovery.max_attempts",
+    "EXPORT_MAX_MEMORY_BYTES": "resources.max_memory_bytes",
+    "EXPORT_THREADS": "resources.threads",
+    "EXPORT_STAGE_TIMEOUT_SECONDS": "resources.stage_timeout_seconds",
+    "EXPORT_STAGE_TIMEOUTS": "resources.stage_timeouts",
+    "EXPORT_LOG_LEVEL": "log.level",
+}
+"""Setting of each ``EXPORT_*`` variable that every export has; those of formats come from the formats."""
 
 
 def wrong_value(value: Any, fault: str, remedy: str) -> PydanticCustomError:
@@ -95,26 +152,24 @@ def _plain_text(value: str) -> str:
     return value
 
 
-Level = NewType("Level", str)
-"""Name of a quantization level; the installed formats define the levels."""
-
 Text = Annotated[str, AfterValidator(_plain_text)]
-Seconds = Annotated[int, Field(ge=1, le=LARGEST)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(as_tuple)]
 
 
-def meanings(model: type[BaseModel]) -> dict[str, str]:
+def field_meanings(model: type[BaseModel]) -> dict[str, str]:
     """Return the meaning of each field: its description, otherwise its entry under ``Attributes:`` in the docstring of the model or a base."""
     docstrings = [base.__dict__.get("__doc__") for base in reversed(model.__mro__) if issubclass(base, BaseModel)]
     said = {
-        name: text for docstring in docstrings for name, text in _attributes(inspect.cleandoc(docstring or "")).items()
+        name: text
+        for docstring in docstrings
+        for name, text in _documented_attributes(inspect.cleandoc(docstring or "")).items()
     }
     said = {name: text for name, text in said.items() if name in model.model_fields}
     described = {name: info.description for name, info in model.model_fields.items() if info.description}
     return {**said, **described}
 
 
-def _attributes(docstring: str) -> dict[str, str]:
+def _documented_attributes(docstring: str) -> dict[str, str]:
     entries: dict[str, str] = {}
     name = ""
     for line in docstring.partition("Attributes:\n")[2].splitlines():
@@ -124,53 +179,3 @@ def _attributes(docstring: str) -> dict[str, str]:
         elif line.strip() and name:
             entries[name] += f" {line.strip()}"
     return entries
-
-
-EXPORT_VARIABLES: Mapping[str, str] = {
-    "EXPORT_CHECKPOINT_PATH": "checkpoint.path",
-    "EXPORT_AUTO_DETECT_LATEST": "checkpoint.auto_detect_latest",
-    "EXPORT_CHECKPOINT_SELECT": "checkpoint.select",
-    "EXPORT_COMBINE_ADAPTERS": "combination.adapters",
-    "EXPORT_COMBINE_WEIGHTS": "combination.weights",
-    "EXPORT_COMBINE_TYPE": "combination.type",
-    "EXPORT_COMBINE_DENSITY": "combination.density",
-    "EXPORT_COMBINE_MAJORITY_SIGN": "combination.majority_sign",
-    "EXPORT_COMBINE_SEED": "combination.seed",
-    "EXPORT_BASE_MODEL": "base_model.name",
-    "EXPORT_LOAD_IN_4BIT": "base_model.load_in_4bit",
-    "EXPORT_MERGE_ONTO": "base_model.merge_onto",
-    "EXPORT_BASE_MODEL_TRUST": "base_model.trust",
-    "EXPORT_BASE_MODEL_TYPE": "base_model.model_type",
-    "EXPORT_QUANTIZATION_LEVEL": "optimization.quantization",
-    "EXPORT_GROUP_SIZE": "optimization.group_size",
-    "EXPORT_QUANTIZATION_METHOD": "optimization.method",
-    "EXPORT_QUANTIZATION_SYMMETRIC": "optimization.symmetric",
-    "EXPORT_QUANTIZATION_WIDE_SHARE": "optimization.wide_share",
-    "EXPORT_QUANTIZATION_HEAD_BITS": "optimization.head_bits",
-    "EXPORT_QUANTIZATION_TIME_BUDGET": "optimization.time_budget",
-    "EXPORT_QUANTIZATION_SIZE_BUDGET": "optimization.size_budget",
-    "EXPORT_CALIBRATION_DATA": "optimization.calibration",
-    "EXPORT_REMOVE_ARTIFACTS": "optimization.remove_artifacts",
-    "EXPORT_COMPRESS_WEIGHTS": "optimization.compress_weights",
-    "EXPORT_ENABLE_VALIDATION": "validation.enabled",
-    "EXPORT_TEST_SAMPLES": "validation.test_samples",
-    "EXPORT_COMPARE_OUTPUTS": "validation.compare_outputs",
-    "EXPORT_BENCHMARK_PERFORMANCE": "validation.benchmark_performance",
-    "EXPORT_VALIDATION_EFFORT": "validation.effort",
-    "EXPORT_CONTINUATION_TOKENS": "validation.continuation_tokens",
-    "EXPORT_HELDOUT": "validation.heldout",
-    "EXPORT_TEST_INPUT_SAMPLES": "validation.test_input_samples",
-    "EXPORT_VALIDATION_LIMITS": "validation.limits",
-    "EXPORT_ON_FAILURE": "validation.on_failure",
-    "EXPORT_OUTPUT_DIR": "output.directory",
-    "EXPORT_NAMING_PATTERN": "output.naming_pattern",
-    "EXPORT_TARGET": "output.target",
-    "EXPORT_RECOVERY_PROFILE": "recovery.profile",
-    "EXPORT_MAX_ATTEMPTS": "recovery.max_attempts",
-    "EXPORT_MAX_MEMORY_BYTES": "resources.max_memory_bytes",
-    "EXPORT_THREADS": "resources.threads",
-    "EXPORT_STAGE_TIMEOUT_SECONDS": "resources.stage_timeout_seconds",
-    "EXPORT_STAGE_TIMEOUTS": "resources.stage_timeouts",
-    "EXPORT_LOG_LEVEL": "log.level",
-}
-"""Setting of each variable."""

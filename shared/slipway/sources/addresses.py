@@ -1,4 +1,8 @@
-"""Addresses of sources: models of the Hugging Face hub, and those that an operator lets workers import from."""
+"""Addresses of sources: models of the Hugging Face hub, and addresses that workers may import from.
+
+A model is ``hf://owner/name@revision``. The operator lists the addresses that workers may import from, because the workers'
+credentials reach more than a client may read.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,17 @@ from slipway.settings.s3 import parse_s3_url
 from slipway.texts import redact_address
 
 HUB = "hf://"
-_NAME = re.compile(r"(?!\.)[\w.-]{1,96}(?:/(?!\.)[\w.-]{1,96})?", re.ASCII)
+_REPOSITORY_NAME = re.compile(r"(?!\.)[\w.-]{1,96}(?:/(?!\.)[\w.-]{1,96})?", re.ASCII)
 _REVISION = re.compile(r"(?!.*\.\.)[\w.][\w./+-]{0,199}", re.ASCII)
-WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm")
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm")
 """Patterns of files to download; pickles, other frameworks' weights and code never match."""
+
+_PROJECT = "{project}"
 
 
 def is_repository(name: str) -> bool:
     """Return whether a name is a possible repository name."""
-    return bool(_NAME.fullmatch(name))
+    return bool(_REPOSITORY_NAME.fullmatch(name))
 
 
 def parse_hub_url(url: str) -> tuple[str, str]:
@@ -33,7 +39,7 @@ def parse_hub_url(url: str) -> tuple[str, str]:
     name, at, revision = url.removeprefix(HUB).partition("@")
     if not is_repository(name) or (at and not _REVISION.fullmatch(revision)):
         shown = redact_address(url) if {":", "?"} & {*url.removeprefix(HUB)} else url  # a revision is no secret
-        raise not_found_error(shown, "this is not a repository name", "write hf://owner/name@revision")
+        raise hub_not_found_error(shown, "this is not a repository name", "write hf://owner/name@revision")
     return name, revision
 
 
@@ -48,30 +54,27 @@ def hub_folder(url: str) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
-        raise not_found_error(url, "huggingface_hub is not installed", "pip install huggingface_hub") from error
+        raise hub_not_found_error(url, "huggingface_hub is not installed", "pip install huggingface_hub") from error
     check_cached_reference(name, revision or None)
     try:
         return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
     except HFValidationError as error:
-        raise not_found_error(url, "this is not a repository name", "write hf://owner/name@revision") from error
+        raise hub_not_found_error(url, "this is not a repository name", "write hf://owner/name@revision") from error
     except LocalEntryNotFoundError:
         pass
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(WANTED)))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(HUB_FILES)))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         what = f"it is not in the local cache and cannot be downloaded ({type(error).__name__})"
         remedy = f"on a machine with access: hf download {name}" + (f" --revision {revision}" if revision else "")
-        raise not_found_error(url, what, f"{remedy}; then name its folder, or copy the cache") from error
+        raise hub_not_found_error(url, what, f"{remedy}; then name its folder, or copy the cache") from error
 
 
-def not_found_error(url: str, what: str, remedy: str) -> CheckpointValidationError:
+def hub_not_found_error(url: str, what: str, remedy: str) -> CheckpointValidationError:
     """Return the error of a repository that cannot be read."""
     return CheckpointValidationError(
         f"{url}: {what}", reason="BASE_MODEL_NOT_FOUND", remedy=remedy, about={"source": url}
     )
-
-
-_PROJECT = "{project}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Allowed:
         """
         entries = tuple(text.replace(",", " ").split())
         for entry in entries:
-            scheme, parts = _split(entry)
+            scheme, parts = _split_entry(entry)
             if not scheme or any(_PROJECT in part and part != _PROJECT for part in parts) or parts[:1] == [_PROJECT]:
                 raise ConfigurationError(
                     f"SLIPWAY_IMPORT_FROM names {entry!r}",
@@ -132,7 +135,7 @@ class Allowed:
         if any(part in {"", ".", ".."} for part in parts):
             return False
         for entry in self.entries:
-            allowed_scheme, allowed = _split(entry)
+            allowed_scheme, allowed = _split_entry(entry)
             if _PROJECT in allowed and not project:
                 continue
             begin = [project if part == _PROJECT else part for part in allowed]
@@ -149,7 +152,7 @@ def is_url(source: str) -> bool:
     return source.startswith((S3, HUB))
 
 
-def _split(entry: str) -> tuple[str, list[str]]:
+def _split_entry(entry: str) -> tuple[str, list[str]]:
     """Return scheme and folders of an entry; an empty scheme for an invalid one."""
     for scheme in (S3, HUB):
         if entry.startswith(scheme):

@@ -17,7 +17,7 @@ from slipway.artifacts.digests import is_digest
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError, CheckpointValidationError, ModelExportError
 from slipway.machine.shortages import is_disk_full
-from slipway.sources.addresses import HUB, WANTED, not_found_error, parse_hub_url
+from slipway.sources.addresses import HUB, HUB_FILES, hub_not_found_error, parse_hub_url
 from slipway.sources.origins import OnWait, OriginFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -56,7 +56,7 @@ class HubOrigin:
             self._files = [
                 _file(entry)
                 for entry in info.siblings or ()
-                if any(fnmatchcase(entry.rfilename, pattern) for pattern in WANTED)
+                if any(fnmatchcase(entry.rfilename, pattern) for pattern in HUB_FILES)
             ]
         self.commit = str(info.sha or "")
         if not _COMMIT.fullmatch(self.commit):
@@ -217,7 +217,7 @@ def _is_connection_error(error: Exception) -> bool:
 
 def _not_found_error(url: str, what: str) -> CheckpointValidationError:
     remedy = "check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN"
-    return not_found_error(url, what, remedy)
+    return hub_not_found_error(url, what, remedy)
 
 
 def _unavailable_error(url: str, what: str) -> ArtifactError:

@@ -1,7 +1,7 @@
-"""A bucket's files as an origin, and the mirror of any origin: a folder in which only descriptions have content.
+"""Mirror an origin as a local folder in which every file has its name and size; and the files of a bucket as an origin.
 
-Configurations, trainer states, indexes and safetensors headers are read. All other content is a hole of the right size, so a run
-with a hundred checkpoints is listed and checked in seconds, by the code that checks folders.
+Only descriptions have content: configurations, trainer states, indexes and safetensors headers are read. All other content is a hole
+of the right size, so a run with a hundred checkpoints is listed and checked in seconds, by the code that checks folders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The inputs of a validation beside the outputs: their names, and the user's test inputs with their sound files."""
+"""The inputs of a validation beside the outputs that it judges: their names, and the files of the user's test inputs.
+
+Test inputs travel as an artifact: one file of records, and the sounds that they name.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ _OUTPUT = "output."
 Effort = Literal["quick", "standard", "thorough"]
 """``standard`` is the full evidence; ``quick`` leaves some of it out, ``thorough`` adds to it."""
 
+_TEST_INPUTS_KEY = "validation.test_input_samples"
+
 
 def input_of(output: str) -> str:
     """Return the name of the input that holds an output; a prefix tells it from another input of the same name."""
@@ -56,9 +61,6 @@ def is_sound_name(name: object) -> bool:
         return False
     path = PurePosixPath(name)
     return path.suffix.lower() == SOUND_ENDING and not path.is_absolute() and ".." not in path.parts
-
-
-KEY = "validation.test_input_samples"
 
 
 def find_test_inputs(path: Path) -> Path:
@@ -131,4 +133,4 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _unusable_error(what: str, remedy: str = "name such a file, or leave the setting out") -> ConfigurationError:
-    return ConfigurationError(f"{KEY}: {what}", remedy=remedy, about={"key": KEY})
+    return ConfigurationError(f"{_TEST_INPUTS_KEY}: {what}", remedy=remedy, about={"key": _TEST_INPUTS_KEY})

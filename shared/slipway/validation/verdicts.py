@@ -1,7 +1,9 @@
-"""Verdicts on an output, the limits that it is judged by, and the base of the plain data in reports.
+"""The two verdicts on an output, its limits and their overrides, and the base of the plain data in reports.
 
-They are never mixed. *Faithful* is a question about the export: its yardstick is PyTorch on the weights that the output stores, and its limit the
-noise of the arithmetic, measured on this model and text. *Fit* is a question about the level: its yardstick is the fine-tuned model.
+The verdicts answer two questions: does the output compute what its own weights say, and how much of the fine-tune is left? They are
+never mixed. *Faithful* is a question about the export: its yardstick is PyTorch on the weights that the output stores, and its limit
+the noise of the arithmetic, measured on this model and text. *Fit* is a question about the level: its yardstick is the fine-tuned
+model.
 """
 
 from __future__ import annotations
@@ -10,13 +12,6 @@ from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-
-class Value(BaseModel):
-    """Frozen plain data; keys of a newer version are ignored, so an older reader can show a newer report."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
 
 Question = Literal["faithful", "fit"]
 
@@ -30,6 +25,12 @@ CLOSE, NEAR = 0.1, 0.35
 """Divergence from the reference, nats per token, up to which an output passes, and passes with a warning, where no fine-tune can be measured.
 
 A divergence of 0.1 raises the perplexity by about a tenth."""
+
+
+class Value(BaseModel):
+    """Frozen plain data; keys of a newer version are ignored, so an older reader can show a newer report."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Answer(StrEnum):

@@ -18,7 +18,7 @@ from slipway.observability.telemetry import tracing
 from slipway.registry import IMPORT, load_stage, stage_names
 from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.server import worker_security
-from slipway.service_flags import run_service, with_flags
+from slipway.service_flags import run_service, with_security_flags
 from slipway.settings import Settings
 from slipway.sources.addresses import Allowed
 from slipway.worker.machine import probe
@@ -65,7 +65,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     settings.scratch.mkdir(parents=True, exist_ok=True)
     machine = probe(settings.scratch, stages)
     runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
-    identity = with_flags(arguments, settings.security)
+    identity = with_security_flags(arguments, settings.security)
     options = WorkerOptions(
         coordinator=arguments.coordinator or settings.coordinator,
         stages=stages,

@@ -17,7 +17,7 @@ from slipway.model.decoders.decoder import decoder_of
 from slipway.planning.plan import plan
 from slipway_gguf.architectures import architecture_of, refusal_reason
 from slipway_gguf.format import GGUFConfiguration
-from slipway_gguf.metadata import VALUES, rope_of
+from slipway_gguf.metadata import CONFIG_VALUES, rope_of
 from slipway_gguf.params import LEVELS, GGUFParams
 from slipway_gguf.weights.ggml import library
 from slipway_gguf.weights.mixture import Sizes, stored_kind
@@ -131,7 +131,7 @@ def test_numbers_of_the_rotary_embedding_are_above_zero(name: str, key: str, giv
     found = architecture_of(config)
     assert found is not None
     with pytest.raises(GGUFExportError, match=f"^{key} is ") as caught:
-        rope_of(found, decoder_of(config, VALUES))
+        rope_of(found, decoder_of(config, CONFIG_VALUES))
     assert caught.value.reason == "BASE_MODEL_INVALID"
 
 

@@ -52,7 +52,7 @@ TRACED = {"engine": "legacy", "opset": 17}, "TRACER_WARNING"
 @pytest.mark.parametrize(
     ("name", "module", "kind", "engine", "reason"),
     [
-        (*OPT, *CAPTURED),
+        pytest.param(*OPT, *CAPTURED, marks=pytest.mark.slow),
         (*OPT, *TRACED),
         pytest.param(*MARIAN, *TRACED, marks=pytest.mark.slow),
         pytest.param(*BERT, *CAPTURED, marks=pytest.mark.slow),

@@ -21,6 +21,7 @@ from slipway_quantize.stage import STAGE as QUANTIZE
 from support.models.judged_families import make
 from support.models.openvino_models import converted, exported
 
+pytestmark = pytest.mark.slow  # the graphs of a pair take half a minute
 SOURCE = Source(np.array([[5, 9, 12, 30]]), np.ones((1, 4), np.int64))
 
 

@@ -335,7 +335,7 @@ def test_more_than_a_description_holds_is_refused(
     outputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limits are far above every model's: lower ones stand in for a larger file."""
-    for limit in ("LARGEST_BYTES", "MOST_LAYERS", "MOST_EDGES"):
+    for limit in ("LARGEST_DESCRIPTION_BYTES", "MOST_LAYERS", "MOST_EDGES"):
         with monkeypatch.context() as lower:
             lower.setattr(description, limit, 10)
             with pytest.raises(NotUnderstoodError, match="more than 10"):

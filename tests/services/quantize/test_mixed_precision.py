@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.grid.mixed import Option, choose, importance_by_place, smallest
+from slipway_quantize.grid.mixed import Option, choose_options, importance_by_place, smallest_size
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import weight_bytes
 from slipway_quantize.stage import STAGE
@@ -37,8 +37,8 @@ def best(items: list[list[Option]], room: int) -> float | None:
 def test_the_choice_is_between_the_bound_and_the_best_of_all(seed: int) -> None:
     chance = random.Random(seed)
     items = [[Option(chance.randint(1, 40), chance.random()) for _ in range(chance.randint(1, 3))] for _ in range(6)]
-    for room in (*range(smallest(items) - 1, 200, 7), 10_000):
-        found, exact = choose(items, room=room), best(items, room)
+    for room in (*range(smallest_size(items) - 1, 200, 7), 10_000):
+        found, exact = choose_options(items, room=room), best(items, room)
         if found is None or exact is None:
             assert found is None
             assert exact is None
@@ -53,7 +53,7 @@ def test_the_choice_is_between_the_bound_and_the_best_of_all(seed: int) -> None:
 
 def test_bytes_go_where_they_save_most() -> None:
     items = [[Option(10, 1.0), Option(20, 0.0)], [Option(10, 5.0), Option(20, 0.0)], [Option(10, 3.0), Option(60, 0.0)]]
-    assert [choose(items, room=room).chosen for room in (30, 40, 50, 100)] == [  # type: ignore[union-attr]
+    assert [choose_options(items, room=room).chosen for room in (30, 40, 50, 100)] == [  # type: ignore[union-attr]
         (0, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1),
     ]  # fmt: skip
 

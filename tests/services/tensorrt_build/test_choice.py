@@ -10,16 +10,17 @@ from pydantic import ValidationError
 
 from slipway.configuration.loading import parse
 from slipway.errors import TensorRTBuildError
+from slipway.machine.processors import Gpu, all_gpus
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
-from slipway_tensorrt_build.builders import Choice, Gpu, Machine, choose, find_gpus
+from slipway_tensorrt_build.builders import Choice, Machine, choose
 from slipway_tensorrt_build.format import TensorRTConfiguration
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
 from slipway_tensorrt_build.profiles import describe_limited_ranges, plan_profile, positions_of
 from slipway_tensorrt_build.stage import STAGE
 
-H100 = Gpu(name="NVIDIA H100", target="sm90")
-ADA = Gpu(name="NVIDIA L4", target="sm89")
+H100 = Gpu("NVIDIA H100", "sm90")
+ADA = Gpu("NVIDIA L4", "sm89")
 
 
 def machine(*gpus: Gpu, tensorrt: str = "", rtx: str = "") -> Machine:
@@ -78,7 +79,7 @@ def test_probe_tells_what_is_here_without_loading_a_library() -> None:
     assert printed.rstrip().endswith("[]")
     by_name = {provider.name: provider for provider in STAGE.providers()}
     assert by_name["tensorrt-rtx"].available == bool(by_name["tensorrt-rtx"].version)
-    if not find_gpus():
+    if not all_gpus():
         assert not by_name["tensorrt"].available
         assert "GPU" in by_name["tensorrt"].detail
 

@@ -15,11 +15,12 @@ import pytest
 
 from slipway.configuration.loading import parse
 from slipway.errors import ConfigurationError, TensorRTBuildError
+from slipway.machine.processors import Gpu
 from slipway.planning.plan import plan
 from slipway.stage import Context
-from slipway_tensorrt_build.builders import Choice, Gpu, Machine, choose
+from slipway_tensorrt_build.builders import Choice, Machine, choose
 from slipway_tensorrt_build.format import builders
-from slipway_tensorrt_build.kept import Refittable, Skeleton, difference, skeleton_of
+from slipway_tensorrt_build.kept import Refittable, Skeleton, skeleton_of, weights_difference
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from support.models.quantize_models import save_tiny
 
@@ -219,7 +220,7 @@ def test_an_engine_that_is_not_whole_is_never_used(
 )
 def test_names_types_and_sizes_are_compared(found: dict[str, tuple[str, int]], told: str) -> None:
     skeleton = Skeleton("", {"a": ("FLOAT", 4), "b": ("FLOAT", 2)})
-    said = difference(skeleton, Library(None).Refitter(Engine(found), None))
+    said = weights_difference(skeleton, Library(None).Refitter(Engine(found), None))
     assert said == told or (told and told in said)
 
 

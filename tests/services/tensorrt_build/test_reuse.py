@@ -14,9 +14,10 @@ import pytest
 from slipway.artifacts import LocalStore
 from slipway.artifacts.store import action_key
 from slipway.execution.runner import TaskRunner
+from slipway.machine.processors import Gpu
 from slipway.stage import Context
 from slipway.stage_call import StageCall
-from slipway_tensorrt_build.builders import Choice, Gpu
+from slipway_tensorrt_build.builders import Choice
 from slipway_tensorrt_build.kept import Timings
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
@@ -58,7 +59,10 @@ class Config:
 def built(kept: Path | None, gpu: Gpu, *, version: str = "11.0", library: Any = "tensorrt", device: bytes = b"") -> Any:
     """Build once as the stage does; return whether times were reused, and what was given."""
     ctx = Context(workdir=Path("unused"), kept=kept)
-    timings, config = Timings(Choice(library, version, (gpu.target,)), gpu, ctx), Config(device or gpu.name.encode())
+    timings, config = (
+        Timings(Choice(library, version, (gpu.architecture,)), gpu, ctx),
+        Config(device or gpu.name.encode()),
+    )
     timings.give(config)
     given = config.cache.data
     config.build()

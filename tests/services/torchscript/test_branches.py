@@ -125,18 +125,20 @@ def test_a_trace_is_proven_only_of_branches_on_sizes() -> None:
 
 def test_a_call_after_exactly_one_token_is_compared() -> None:
     """The condition of the capture that the past is not one token is dropped, because kernels bring the same one."""
-    from slipway.proof.comparison import cases, sample
+    from slipway.proof.comparison import cases, sample_case
     from slipway_torchscript.capture import capture_module
-    from slipway_torchscript.export import compare, expect
+    from slipway_torchscript.export import compare_graph, compute_expected
     from slipway_torchscript.interface import Interface
 
     names = ("input_ids", "attention_mask", "position_ids", "past"), ("logits", "present")
     interface = Interface(OnOneBefore(), *names, ((1, 4),), frozenset({"logits"}), False, 9, 0, torch.float32)
-    program = capture_module(interface, interface.feeds(sample(cached=True, one_row=False)), 64)
+    program = capture_module(interface, interface.feeds(sample_case(cached=True, one_row=False)), 64)
     assert not any(guard.endswith((" != 1", " > 1")) for guard in program._guards_code)
     calls = cases(cached=True, one_row=False, positions=64, thresholds=(), longest=64)
     with pytest.raises(TorchGraphError, match="differ") as caught:
-        compare(program.module(), expect(interface, calls), per_token=interface.per_token, dtype=torch.float32)
+        compare_graph(
+            program.module(), compute_expected(interface, calls), per_token=interface.per_token, dtype=torch.float32
+        )
     assert caught.value.about["case"] == "one token after one"
 
 
@@ -163,13 +165,13 @@ def test_only_conditions_on_the_sizes_of_inputs_are_dropped() -> None:
 )
 def test_results_of_another_form_differ_by_name(results: Any) -> None:
     from slipway.proof.comparison import Case
-    from slipway_torchscript.export import Expected, compare
+    from slipway_torchscript.export import Expected, compare_graph
 
     feeds = (torch.zeros(1, 1), torch.ones(1, 1))
     wanted = {"logits": torch.zeros(1, 1, 9), "present": [torch.zeros(1, 1, 1, 4)]}
     expected = [Expected(Case("one token", 1, 1), feeds, wanted)]
     with pytest.raises(TorchGraphError, match=r"instead of \[\(1, 1, 9\), \[\(1, 1, 1, 4\)\]\]") as caught:
-        compare(lambda *_: results, expected, per_token=frozenset({"logits"}), dtype=torch.float32)
+        compare_graph(lambda *_: results, expected, per_token=frozenset({"logits"}), dtype=torch.float32)
     assert caught.value.reason == "EXPORT_PARITY_FAILED"
 
 

@@ -26,7 +26,7 @@ from slipway_validate.protocol.messages import Spec, TokenizeSpec
 from slipway_validate.runner.main import execute
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine, deserialise
 from slipway_validate.runner.sampling.audio import make_features
-from slipway_validate.runner.sampling.making import cut, load_tokenizer
+from slipway_validate.runner.sampling.making import cut_windows, load_tokenizer
 from support.models.tiny_models import describe_a_layer_more, make_base
 from support.models.validation_models import TEXT, Models
 
@@ -40,19 +40,19 @@ def spec(tmp_path: Path, *, windows: int = 5, length: int = 20, seed: int = 0) -
 def test_windows_do_not_overlap_and_follow_the_seed(tiny: Models, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny.base)
     ids = tokenizer(TEXT)["input_ids"]
-    first = cut(tokenizer, TEXT, spec=spec(tmp_path))
+    first = cut_windows(tokenizer, TEXT, spec=spec(tmp_path))
     assert first.shape == (5, 20)
     starts = [next(n for n in range(len(ids)) if ids[n : n + 20] == row.tolist()) for row in first]
     assert all(later - earlier >= 20 for earlier, later in pairwise(starts))
-    assert np.array_equal(first, cut(tokenizer, TEXT, spec=spec(tmp_path)))
-    assert not np.array_equal(first, cut(tokenizer, TEXT, spec=spec(tmp_path, seed=1)))
+    assert np.array_equal(first, cut_windows(tokenizer, TEXT, spec=spec(tmp_path)))
+    assert not np.array_equal(first, cut_windows(tokenizer, TEXT, spec=spec(tmp_path, seed=1)))
 
 
 def test_short_text_gives_fewer_windows_and_too_short_text_none(tiny: Models, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny.base)
-    assert cut(tokenizer, "the a of b is not in c or " * 3, spec=spec(tmp_path)).shape[0] < 5
+    assert cut_windows(tokenizer, "the a of b is not in c or " * 3, spec=spec(tmp_path)).shape[0] < 5
     with pytest.raises(Unusable, match="at least 8"):
-        cut(tokenizer, "the a", spec=spec(tmp_path))
+        cut_windows(tokenizer, "the a", spec=spec(tmp_path))
 
 
 def test_a_start_token_leads_every_window(tiny: Models, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_start_token_leads_every_window(tiny: Models, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny.base)
     tokenizer.add_special_tokens({"bos_token": "<unk>"})
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])
-    windows = cut(tokenizer, TEXT, spec=spec(tmp_path))
+    windows = cut_windows(tokenizer, TEXT, spec=spec(tmp_path))
     assert windows.shape == (5, 20)
     assert (windows[:, 0] == 0).all()
     assert (windows[:, 1] != 0).all()

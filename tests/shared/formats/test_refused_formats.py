@@ -72,6 +72,7 @@ def code(name: str = "npz", changes: str = "") -> str:
         (code(changes="media_types=[('.npz', 'x')]"), "media_types: Input should be a valid"),
         (code(changes="plan=None"), "plan: Input should be callable"),
         (code(changes="settings=dict"), "settings: Input should be a subclass of FormatSettings"),
+        (code(changes="group_sizes=(32,)"), "group_sizes: Unexpected keyword argument"),
         (code(changes="settings=Nested"), "its setting 'part' is a section"),
         (code(changes="settings=Required"), "part"),
         (code(changes="rules=SectionRules(variables={'squeeze': 'SQUEEZE'})"), "'SQUEEZE' is not EXPORT_NAME"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.machine.processors import Gpu, first_gpu
+from slipway.machine.processors import Gpu, all_gpus, first_gpu
 
 LISTS = {
     "whole": "GPU 0: NVIDIA L4 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n",
@@ -97,5 +97,14 @@ def test_a_slice_that_is_not_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest
     assert first_gpu() is None
 
 
+def test_all_gpus_are_listed_whatever_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    smi(tmp_path, "whole")
+    assert all_gpus() == (Gpu("NVIDIA L4", "sm89", 23034 << 20), Gpu("NVIDIA H100 80GB HBM3", "sm90", 81559 << 20))
+    smi(tmp_path, "whole", total="[Insufficient Permissions]")
+    assert [gpu.memory_bytes for gpu in all_gpus()] == [0, 0]
+
+
 def test_without_the_program_there_is_none() -> None:
     assert first_gpu() is None
+    assert all_gpus() == ()

@@ -59,7 +59,10 @@ def test_packages_count_for_each_output_that_gets_them(base: Path, tmp_path: Pat
     from slipway_onnx_export.format import OnnxConfiguration
 
     (base / "tokenizer.json").write_bytes(b" " * 5000)
-    plan = [planned("onnx", "onnx_export", format="onnx"), planned("int4", "quantize", {"level": "int4"}, "onnx-int4")]
+    plan = [
+        planned("onnx", "onnx_export", format="onnx"),
+        planned("int4", "quantize", {"level": "int4", "format": "onnx"}, "onnx-int4"),
+    ]
 
     def sizes(*kinds: str) -> dict[str, int]:
         section = OnnxConfiguration.model_validate({"packaging": kinds})
@@ -367,3 +370,22 @@ def test_the_size_of_activations_is_predicted(base: Path, tmp_path: Path) -> Non
         for finding in preflight(PLAN, base=base, home=tmp_path, output=tmp_path).findings
         if finding.check == "activations"
     ]
+
+
+@pytest.mark.parametrize(
+    ("params", "reason", "told"),
+    [
+        ({"bits": 4, "time_budget_seconds": 10**7}, "PARAMS_INVALID", "time_budget_seconds"),
+        ({"bits": 4, "head": Path("x")}, "STAGE_ERROR", "not JSON serializable"),
+    ],
+)
+def test_parameters_that_a_stage_refuses_are_an_error(
+    base: Path, tmp_path: Path, params: dict[str, Any], reason: str, told: str
+) -> None:
+    """The stage would refuse them after the merge."""
+    checked = preflight([planned("int4", "calibrate", params)], base=base, home=tmp_path / "home", output=tmp_path)
+    error = checked.error()
+    assert error is not None
+    assert error.reason == reason
+    assert told in error.message
+    assert checked.task_bytes == {"int4": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipway.proof.comparison import Difference, difference, largest
+from slipway.proof.comparison import Difference, difference, largest_difference
 
 
 def test_a_difference_is_a_share_of_the_largest_result() -> None:
@@ -45,8 +45,8 @@ def test_values_of_16_bits_are_subtracted_in_32() -> None:
 
 def test_nothing_differs_by_nothing() -> None:
     assert difference(np.zeros((0, 4)), np.zeros((0, 4))) == Difference(0.0, 1.0)
-    assert largest([]) == Difference(0.0, 1.0)
+    assert largest_difference([]) == Difference(0.0, 1.0)
 
 
 def test_the_largest_of_several_is_on_the_largest_scale() -> None:
-    assert largest([Difference(1.0, 8.0), Difference(2.0, 4.0)]) == Difference(2.0, 8.0)
+    assert largest_difference([Difference(1.0, 8.0), Difference(2.0, 4.0)]) == Difference(2.0, 8.0)

@@ -19,7 +19,6 @@ MINILM = Package(
     nbytes=83_342_062,
 )
 """all-MiniLM-L6-v2, a sentence encoder."""
-"""Three BERTs that read chemical reactions; one classifies them into 50 classes. Their weights are files of torch before 1.6."""
 RXNMAPPER = Package(
     name="rxnmapper",
     version="0.4.3",

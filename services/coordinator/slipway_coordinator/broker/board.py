@@ -1,6 +1,7 @@
-"""Offers, leases, workers and what waits for them at this moment, in memory only.
+"""Offers, leases and workers at this moment, and the queue of waiting offers; in memory only.
 
 The board decides which worker gets an offer and changes at once; the lease tables are authoritative. After a restart it is empty.
+Order of the queue: the higher priority, then the project that runs least, then the oldest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from typing import NamedTuple
 from slipway.planning.references import AttemptKey
 from slipway.requirements import NO_GPU, Abilities, Placement
 from slipway_coordinator.model.offers import Granted, Held, Load, Offer, WorkerReport, memory_limit
+
+_MOST_IMPORTED = 10_000
+"""Addresses that are remembered as imported."""
+_LONGEST_WAIT_SECONDS = 3600.0
+"""How long an import keeps others of its addresses waiting."""
 
 
 class _Lane(NamedTuple):
@@ -112,12 +118,6 @@ class Waiting(Mapping[AttemptKey, Offer]):
 
     def __len__(self) -> int:
         return len(self._offers)
-
-
-_MOST_IMPORTED = 10_000
-"""Addresses that are remembered as imported."""
-_LONGEST_WAIT_SECONDS = 3600.0
-"""How long an import keeps others of its addresses waiting."""
 
 
 @dataclass

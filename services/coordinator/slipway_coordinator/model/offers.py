@@ -1,4 +1,7 @@
-"""Offers to workers: made from the record of an attempt, with the reports, leases and answers exchanged about them."""
+"""Plain values that the coordinator and its workers exchange: offers, reports, leases; and the offer of an attempt.
+
+The record of an attempt is turned into its offer: its limits, and the workers it is for. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from slipway.requirements import ANY, Abilities, Needs, Placement, Requirements
 from slipway.stage import Role
 from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
+
+# Add headroom after an out-of-memory kill: the recorded peak is only a lower bound.
+_AFTER_SHORTAGE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +146,6 @@ class Load:
 def memory_limit(offer: Offer, report: WorkerReport) -> int:
     """Return the attempt's memory limit: the configured or the worker's own, times the recovery factor; 0 if neither is known."""
     return int((offer.call.limits.max_memory_bytes or report.memory_bytes) * offer.memory_factor)
-
-
-# Add headroom after an out-of-memory kill: the recorded peak is only a lower bound.
-_AFTER_SHORTAGE = 1.5
 
 
 def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> Offer:

@@ -1,7 +1,7 @@
-"""The record of an export as plain, frozen data, with the states of exports and tasks and the moves between them.
+"""The record of an export as plain, frozen data, with the states of exports and tasks and the legal moves between them.
 
-Times are seconds since the epoch. Everything is JSON-ready, so the same document serves as a workflow's step result, a row of
-the read model and an event.
+A record is stored, published, and sent to clients. Times are seconds since the epoch. Everything is JSON-ready, so the same document
+serves as a workflow's step result, a row of the read model and an event.
 """
 
 from __future__ import annotations

@@ -47,6 +47,19 @@ _SAVE = sa.text("""
     WHERE name = :name AND revision < :revision
 """)
 
+_UPLOAD_SECONDS = 86_400.0
+"""Longest time between the upload of content and the creation of its artifact."""
+_MOST_VARIABLES = 500  # variables of one query
+
+_ADD_ARTIFACT = sa.text("""
+    INSERT INTO slipway_artifacts (project, digest, export, create_time)
+    VALUES (:project, :digest, :export, :create_time) ON CONFLICT DO NOTHING
+""")
+_ADD_BLOB = sa.text("""
+    INSERT INTO slipway_blobs (project, digest, create_time) VALUES (:project, :digest, :create_time)
+    ON CONFLICT DO NOTHING
+""")
+
 
 class Database:
     """Tables of the coordinator; call :meth:`prepare` first. Safe for several threads of one process.
@@ -114,7 +127,7 @@ class Database:
             if not connection.execute(_INSERT, row).rowcount:
                 return False
             _note_labels(connection, record)
-            note(connection, record.name, record.sources.values(), project=record.project)
+            _note_artifacts(connection, record.name, record.sources.values(), project=record.project)
         return True
 
     def save(self, record: ExportRecord, *, before: ExportRecord | None = None) -> bool:
@@ -127,7 +140,7 @@ class Database:
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
             if connection.execute(_SAVE, {"name": record.name, **_revision_columns(record)}).rowcount:
-                note(connection, record.name, made, project=record.project)
+                _note_artifacts(connection, record.name, made, project=record.project)
                 if before is not None and before.labels != record.labels:
                     connection.execute(sa.delete(_labels).where(_labels.c.export == record.name))
                     _note_labels(connection, record)
@@ -159,9 +172,9 @@ class Database:
         """
         query = sa.select(_exports.c.record).where(*conditions)
         if after is not None:
-            time, name = after
-            older = _exports.c.create_time < time
-            query = query.where(older | ((_exports.c.create_time == time) & (_exports.c.name > name)))
+            created, name = after
+            older = _exports.c.create_time < created
+            query = query.where(older | ((_exports.c.create_time == created) & (_exports.c.name > name)))
         return self._all(query.order_by(_exports.c.create_time.desc(), _exports.c.name).limit(limit))
 
     def unended_runs(self) -> dict[str, int]:
@@ -175,9 +188,9 @@ class Database:
         query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False))
         return {record.name: record.run for record in self._all(query.order_by(_exports.c.create_time))}
 
-    def find_ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
+    def find_ended_before(self, end: float, *, limit: int) -> list[ExportRecord]:
         """Return exports that ended before a time, oldest first."""
-        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(True), _exports.c.end_time < time)
+        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(True), _exports.c.end_time < end)
         return self._all(query.order_by(_exports.c.end_time).limit(limit))
 
     def delete(self, name: str) -> None:
@@ -187,7 +200,7 @@ class Database:
             connection.execute(sa.delete(_labels).where(_labels.c.export == name))
             self.leases.forget(name)
             connection.execute(sa.delete(_events).where(_events.c.export == name))
-            forget(connection, name)
+            _forget_artifacts(connection, name)
 
     def reserve_sequences(self, name: str) -> int:
         """Reserve the next :data:`~slipway_coordinator.storage.events.SEQUENCE_BLOCK` event numbers of an export; return the number before the first.
@@ -268,25 +281,11 @@ def _note_labels(connection: sa.Connection, record: ExportRecord) -> None:
         connection.execute(sa.insert(_labels), rows)
 
 
-_UPLOAD_SECONDS = 86_400.0
-"""Longest time between the upload of content and the creation of its artifact."""
-_AT_ONCE = 500  # variables of one query
-
-_ADD_ARTIFACT = sa.text("""
-    INSERT INTO slipway_artifacts (project, digest, export, create_time)
-    VALUES (:project, :digest, :export, :create_time) ON CONFLICT DO NOTHING
-""")
-_ADD_BLOB = sa.text("""
-    INSERT INTO slipway_blobs (project, digest, create_time) VALUES (:project, :digest, :create_time)
-    ON CONFLICT DO NOTHING
-""")
-
-
 class Ownership:
     """The tables of artifacts and content. All calls block for some milliseconds.
 
     Args:
-        engine: The database; see :class:`~slipway_coordinator.storage.database.Database`.
+        engine: The database; see :class:`Database`.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -332,15 +331,15 @@ class Ownership:
     def _find(self, table: sa.Table, project: str, digests: Iterable[str]) -> set[str]:
         asked, matches = sorted(set(digests)), set[str]()
         with self._engine.connect() as connection:
-            for start in range(0, len(asked), _AT_ONCE):
-                some = table.c.digest.in_(asked[start : start + _AT_ONCE])
+            for start in range(0, len(asked), _MOST_VARIABLES):
+                some = table.c.digest.in_(asked[start : start + _MOST_VARIABLES])
                 matches |= set(
                     connection.execute(sa.select(table.c.digest).where(table.c.project == project, some)).scalars()
                 )
         return matches
 
 
-def note(connection: sa.Connection, export: str, digests: Collection[str], *, project: str) -> None:
+def _note_artifacts(connection: sa.Connection, export: str, digests: Collection[str], *, project: str) -> None:
     """Give a project the artifacts of one of its exports, within the transaction that stores the export."""
     now = time.time()
     rows = [
@@ -350,6 +349,6 @@ def note(connection: sa.Connection, export: str, digests: Collection[str], *, pr
         connection.execute(_ADD_ARTIFACT, rows)
 
 
-def forget(connection: sa.Connection, export: str) -> None:
+def _forget_artifacts(connection: sa.Connection, export: str) -> None:
     """Remove a project's ownership through an export that is deleted."""
     connection.execute(sa.delete(_artifacts).where(_artifacts.c.export == export))

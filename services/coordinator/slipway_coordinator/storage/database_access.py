@@ -1,4 +1,6 @@
-"""The database of a coordinator's state: its address, SQLite or PostgreSQL, and its errors as ``ServiceError``.
+"""The database of a coordinator's state: its address, and its errors as ``ServiceError`` and as one line for the log.
+
+The state is the coordinator's own SQLite file, or a PostgreSQL database that it shares with standbys.
 
 When a server refuses a connection, the driver gives only a message, in the server's language. So we ask the server whether it
 takes connections at all: if it does, it refuses this one, and waiting will not help.
@@ -21,6 +23,18 @@ from slipway.errors import ServiceError
 from slipway.files.regular_file import open_regular
 from slipway_coordinator.storage import migrations
 from slipway_coordinator.storage.state_file import check_database_files
+
+_KEYWORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service)\s*=")
+"""libpq's other notation of an address. As a path it would be a file with the password in its name; write ``./`` before such a path."""
+_SECRET_PARAMETERS = ("password", "sslpassword")
+_SQLITE_HEADER = b"SQLite format 3\0"
+_SECRETS = re.compile(r"(?<=:)[^:@/\s]+(?=@)|(?<=password=)('[^']*'|\S+)", re.IGNORECASE)
+
+# SQLSTATE of: a refused connection, a missing database, a missing privilege, a read-only replica.
+_DENIED = re.compile("28...|3D000|42501|25006")
+# A server without free connections, which is temporary. Said in another language, it counts as a refusal.
+_FULL = re.compile("too many (clients|connections)|connection slots")
+_DENIED_BY_SQLITE = {"SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +74,6 @@ class PostgresState:
 
 
 State = SqliteState | PostgresState
-
-_KEYWORDS = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service)\s*=")
-"""libpq's other notation of an address. As a path it would be a file with the password in its name; write ``./`` before such a path."""
-_SECRET_PARAMETERS = ("password", "sslpassword")
-_SQLITE = b"SQLite format 3\0"
 
 
 def state_at(place: str) -> State:
@@ -106,7 +115,7 @@ def _database_file(path: Path) -> Path:
     try:
         check_database_files(path)
         with open_regular(path) as file:
-            start = file.read(len(_SQLITE))
+            start = file.read(len(_SQLITE_HEADER))
     except FileNotFoundError as error:
         if not path.parent.is_dir():  # most likely a misspelt path: a new state would have none of the exports
             raise _unusable_error(f"the state's folder {path.parent} does not exist") from error
@@ -115,7 +124,7 @@ def _database_file(path: Path) -> Path:
         raise _unusable_error(f"{path} cannot be used as a state file ({error.strerror})") from error
     if not all(os.access(place, os.W_OK) for place in (path, path.parent) if place.exists()):
         raise _unusable_error(f"{path} cannot be written")
-    if start and start != _SQLITE:
+    if start and start != _SQLITE_HEADER:
         raise _unusable_error(f"{path} is not a SQLite database")
     return path
 
@@ -127,15 +136,6 @@ def _unusable_error(problem: str) -> ServiceError:
         remedy="give postgresql://USER@HOST/DATABASE, or the path of a file",
         about={"field": "state"},
     )
-
-
-_SECRETS = re.compile(r"(?<=:)[^:@/\s]+(?=@)|(?<=password=)('[^']*'|\S+)", re.IGNORECASE)
-
-# SQLSTATE of: a refused connection, a missing database, a missing privilege, a read-only replica.
-_DENIED = re.compile("28...|3D000|42501|25006")
-# A server without free connections, which is temporary. Said in another language, it counts as a refusal.
-_FULL = re.compile("too many (clients|connections)|connection slots")
-_DENIED_BY_SQLITE = {"SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"}
 
 
 def driver_message(error: BaseException) -> str:

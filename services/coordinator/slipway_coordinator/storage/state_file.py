@@ -1,4 +1,7 @@
-"""The SQLite file of a state: checked before it is opened, and read without its lock while it may be in use."""
+"""Check a state's SQLite file before SQLite opens it, and read its exports while it may be in use.
+
+Reading takes no lock and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from slipway.errors import ServiceError
 from slipway.files.regular_file import check_regular
 from slipway_coordinator.model.records import ExportRecord
 
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _BUSY_SECONDS = 5
 
 
@@ -28,7 +32,6 @@ class _Query(NamedTuple):
 
 _ALL = _Query("SELECT record FROM slipway_exports ORDER BY create_time DESC")
 _UNENDED = _Query("SELECT record FROM slipway_exports WHERE NOT ended ORDER BY create_time DESC")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def read_exports(state: Path, *, filter: str = "") -> list[ExportRecord]:  # noqa: A002 - the field's name everywhere

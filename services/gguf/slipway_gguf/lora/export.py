@@ -1,11 +1,11 @@
 """Write an adapter as GGUF: plan its factors, write, check and describe the file, and add its text files.
 
-llama.cpp reads text with the vocabulary of the base's file, and takes a chat template as a setting (``--chat-template-file``).
-By the description a reader finds whether the file is whole.
+Factors have their rows in the base's order. llama.cpp adds ``alpha / r · B @ (A @ x)`` to a product with a weight, where ``r`` is the
+number of columns of B, and the file has one ``alpha`` for all weights (``llama-adapter.cpp``, ``llama_adapter_lora_weight::get_scale``).
+For an embedding it looks up rows of A instead (``llm_graph_context::build_inp_embd``).
 
-llama.cpp adds ``alpha / r · B @ (A @ x)`` to a product with a weight, where ``r`` is the number of columns of B, and the file has one
-``alpha`` for all weights (``llama-adapter.cpp``, ``llama_adapter_lora_weight::get_scale``). For an embedding it looks up rows of A
-instead (``llm_graph_context::build_inp_embd``).
+llama.cpp reads text with the vocabulary of the base's file, and takes a chat template as a setting (``--chat-template-file``). So the
+tokenizer, the chat template and a ``Modelfile`` lie beside the file. By the description a reader finds whether the file is whole.
 
 Axes: r = rank of a pair, d_in and d_out = columns and rows of the weight in the file.
 """
@@ -48,6 +48,10 @@ PATTERN = "*-LoRA.gguf"
 """Name of the adapter's file; a user may put a file of the base beside it."""
 HALVES = (".lora_a", ".lora_b")
 
+_SAME_ALPHA = 2.0**-23
+"""Relative distance of numbers that are equal in float32, the type of ``adapter.lora.alpha``."""
+_REMEDY = "use the base model that the adapter was trained on"
+
 
 def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> Path:
     """Write the adapter in ``inputs["adapter"]`` for files of the base in ``inputs["base"]``; return the folder.
@@ -60,7 +64,7 @@ def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Conte
     _check_plain(saved)
     pairs = saved.pairs()
     factors = plan_factors(pairs, base.tensors, base.parameters)
-    kinds = {each.name: kind_of(each) for each in factors.tensors}
+    kinds = {each.name: factor_kind(each) for each in factors.tensors}
     architecture, lineage = base.parameters.architecture.name, ctx.input_digests.get("adapter", "")
     folder = ctx.workdir / "adapter"
     folder.mkdir()
@@ -162,11 +166,6 @@ def _numbers(files: TokenizerFiles) -> Mapping[str, int]:
     return {**files.vocabulary, **{each.content: number for number, each in files.added.items()}}
 
 
-_SAME = 2.0**-23
-"""Relative distance of numbers that are equal in float32, the type of ``adapter.lora.alpha``."""
-_REMEDY = "use the base model that the adapter was trained on"
-
-
 @dataclass(frozen=True, slots=True)
 class Factors:
     """The tensors of a file.
@@ -228,7 +227,7 @@ def common_alpha(pairs: Iterable[Pair]) -> float:
     return max(alpha for alpha, count in alphas.items() if count == most)
 
 
-def kind_of(planned: Planned) -> gguf.GGMLQuantizationType:
+def factor_kind(planned: Planned) -> gguf.GGMLQuantizationType:
     """Return the type of a factor: float16 if it is stored so and multiplied by nothing, otherwise float32, which rounds nothing."""
     exact = planned.factor == 1.0 and all(part.tensor.dtype == "F16" for part in planned.parts)
     return gguf.GGMLQuantizationType.F16 if exact else gguf.GGMLQuantizationType.F32
@@ -237,7 +236,7 @@ def kind_of(planned: Planned) -> gguf.GGMLQuantizationType:
 def _factor(pair: Pair, alpha: float) -> float:
     """Return the factor to multiply B by, so that ``alpha / r`` gives the pair's scaling."""
     factor = pair.scaling * pair.rank / alpha
-    return 1.0 if abs(factor - 1.0) <= _SAME else factor
+    return 1.0 if abs(factor - 1.0) <= _SAME_ALPHA else factor
 
 
 def _halves(weight: Planned, pair: Pair, factor: float) -> tuple[Planned, Planned]:

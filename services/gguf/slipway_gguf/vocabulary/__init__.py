@@ -15,10 +15,10 @@ from slipway_gguf.vocabulary.tokens import (
     adds_begin_and_end,
     list_tokens,
     merge_texts,
-    numbers_of,
     pairs_of,
     scores_of,
     spaces_of,
+    special_token_ids,
 )
 
 _PREFIX = "tokenizer.ggml"
@@ -38,7 +38,7 @@ def read(model: Path, *, rows: int) -> tuple[Field, ...]:
     spaces = spaces_of(files.tokenizer)
     tokens, pairs = list_tokens(files, rows=rows, spaces=spaces is not None), pairs_of(files)
     templates = templates_of(files)
-    numbers = numbers_of(files, rows=rows, template=templates.get(DEFAULT, ""))
+    numbers = special_token_ids(files, rows=rows, template=templates.get(DEFAULT, ""))
     begin, end = adds_begin_and_end(files, numbers)
     differs = [TextKind.SPECIAL_SPACES] if any(each.strips for each in files.added.values()) else []
     own: tuple[Field, ...]

@@ -1,6 +1,7 @@
-"""The tokens of a vocabulary as llama.cpp needs them: texts, types, merges, and those with a meaning.
+"""List the tokens of a vocabulary by number as llama.cpp needs them, their merges, and those with a meaning.
 
-A vocabulary in the manner of SentencePiece, where a space is a character of its own, is told from one of bytes.
+Each text is there once, with a type. Tokens with a meaning begin and end a text or a turn, pad, or mark gaps in code. A
+vocabulary in the manner of SentencePiece, where a space is a character of its own, is told from one of bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,26 @@ SPACE = "▁"
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 _MOST_MERGES = 4 * MOST_TOKENS
+
+_SPECIAL_TOKENS = {
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "unknown": "unk_token",
+    "padding": "pad_token",
+    "seperator": "sep_token",
+    "mask": "mask_token",
+}
+"""Names in GGUF (which spells one of them this way), and names in a tokenizer's settings."""
+_MESSAGE_END = ("<|eom_id|>",)
+_CODE_GAPS = {
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "▁<PRE>", "<｜fim▁begin｜>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "▁<SUF>", "<｜fim▁hole｜>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "▁<MID>", "<｜fim▁end｜>"),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Texts of the tokens that mark a gap in code, in different models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,28 +233,7 @@ def _steps(normalizer: Any, key: str) -> list[Mapping[str, Any]]:
     return [normalizer] if isinstance(normalizer, dict) else []
 
 
-_NAMED = {
-    "bos": "bos_token",
-    "eos": "eos_token",
-    "unknown": "unk_token",
-    "padding": "pad_token",
-    "seperator": "sep_token",
-    "mask": "mask_token",
-}
-"""Names in GGUF (which spells one of them this way), and names in a tokenizer's settings."""
-_MESSAGE_END = ("<|eom_id|>",)
-_CODE = {
-    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "▁<PRE>", "<｜fim▁begin｜>"),
-    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "▁<SUF>", "<｜fim▁hole｜>"),
-    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "▁<MID>", "<｜fim▁end｜>"),
-    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>"),
-    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>"),
-    "fim_sep": ("<|file_sep|>",),
-}
-"""Texts of the tokens that mark a gap in code, in different models."""
-
-
-def numbers_of(files: TokenizerFiles, *, rows: int, template: str) -> dict[str, int]:
+def special_token_ids(files: TokenizerFiles, *, rows: int, template: str) -> dict[str, int]:
     """Return the numbers of the tokens with a meaning, by GGUF's name of the meaning.
 
     Chat models end a turn with another token than a text, and only ``generation_config.json`` names both. llama.cpp ends a text at ``eos``,
@@ -244,18 +244,18 @@ def numbers_of(files: TokenizerFiles, *, rows: int, template: str) -> dict[str, 
         rows: Number of tokens.
         template: The chat template; empty without one.
     """
-    numbers = {name: files.number_of_setting(setting) for name, setting in _NAMED.items()}
-    ends = ends_of(files, rows=rows)
+    numbers = {name: files.number_of_setting(setting) for name, setting in _SPECIAL_TOKENS.items()}
+    ends = end_token_ids(files, rows=rows)
     if numbers["eos"] is None and ends:
         numbers["eos"] = ends[0]
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         if numbers[name] is None:
-            numbers[name] = next(iter(_numbers(files, key, rows=rows)), None)
+            numbers[name] = next(iter(_ids_in_settings(files, key, rows=rows)), None)
     numbers["eot"] = _turn_end(files, ends, numbers["eos"], template=template)
     others = [number for number in ends if number not in (numbers["eos"], numbers["eot"])]
     named = [number for text in _MESSAGE_END if (number := files.number_of(text)) is not None]
     numbers["eom"] = next(iter([*named, *others]), None)
-    for name, texts in _CODE.items():
+    for name, texts in _CODE_GAPS.items():
         numbers[name] = next((number for text in texts if (number := files.number_of(text)) is not None), None)
     return {name: number for name, number in numbers.items() if number is not None}
 
@@ -287,12 +287,12 @@ def _template_pieces(processor: Any) -> list[str] | None:
     return [str(value.get("id")) if kind == "SpecialToken" and isinstance(value, dict) else "" for kind, value in parts]
 
 
-def ends_of(files: TokenizerFiles, *, rows: int) -> list[int]:
+def end_token_ids(files: TokenizerFiles, *, rows: int) -> list[int]:
     """Return the tokens that end a generated text."""
-    return _numbers(files, "eos_token_id", rows=rows)
+    return _ids_in_settings(files, "eos_token_id", rows=rows)
 
 
-def _numbers(files: TokenizerFiles, key: str, *, rows: int) -> list[int]:
+def _ids_in_settings(files: TokenizerFiles, key: str, *, rows: int) -> list[int]:
     """Return the numbers under a key of the generation settings, or else of the model's settings."""
     for settings in (files.generation, files.config):
         value = settings.get(key)

@@ -1,4 +1,4 @@
-"""The beginning of a GGUF file, version 3: keys that say its origin, and the bytes of metadata and index.
+"""Build the beginning of a GGUF file, version 3: metadata, the file's origin in it, and the index of tensors.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -23,6 +23,24 @@ from slipway_gguf.weights.tensors import Planned
 
 _HUB = "https://huggingface.co/"
 
+ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
+_LONGEST_NAME = 63
+"""Longest name of a tensor in bytes (``GGML_MAX_NAME`` includes the NUL behind it)."""
+_KIND = gguf.GGUFValueType
+_FORMATS = {
+    _KIND.UINT8: "<B",
+    _KIND.INT8: "<b",
+    _KIND.UINT16: "<H",
+    _KIND.INT16: "<h",
+    _KIND.UINT32: "<I",
+    _KIND.INT32: "<i",
+    _KIND.FLOAT32: "<f",
+    _KIND.UINT64: "<Q",
+    _KIND.INT64: "<q",
+    _KIND.FLOAT64: "<d",
+    _KIND.BOOL: "<?",
+}
+
 
 def general_fields(
     architecture: str, params: GGUFParams, level: Level, tensors: list[Planned], *, experts: int, lineage: str
@@ -38,7 +56,7 @@ def general_fields(
         lineage: Digest of the model's artifact; empty if it is not known.
     """
     size = _size_label(tensors, experts=experts)
-    texts = _texts(architecture, gguf.GGUFType.MODEL, params, lineage, size=size)
+    texts = _general_texts(architecture, gguf.GGUFType.MODEL, params, lineage, size=size)
     numbers = {
         "general.file_type": int(gguf.LlamaFileType[level.file_type]),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
@@ -55,11 +73,13 @@ def adapter_fields(architecture: str, params: NamedParams, *, alpha: float, line
         alpha: Alpha of all factors.
         lineage: Digest of the adapter's artifact; empty if it is not known.
     """
-    texts = {**_texts(architecture, gguf.GGUFType.ADAPTER, params, lineage), "adapter.type": "lora"}
+    texts = {**_general_texts(architecture, gguf.GGUFType.ADAPTER, params, lineage), "adapter.type": "lora"}
     return (*_fields(texts, {}, params), Field("adapter.lora.alpha", alpha, _KIND.FLOAT32))
 
 
-def _texts(architecture: str, kind: str, params: NamedParams, lineage: str, *, size: str = "") -> dict[str, str]:
+def _general_texts(
+    architecture: str, kind: str, params: NamedParams, lineage: str, *, size: str = ""
+) -> dict[str, str]:
     texts = {
         "general.architecture": architecture,
         "general.type": kind,
@@ -91,25 +111,6 @@ def _size_label(tensors: list[Planned], *, experts: int) -> str:
     each = sum(math.prod(planned.shape) for planned in tensors if "_exps." in planned.name)
     total = sum(math.prod(planned.shape) for planned in tensors)
     return gguf.size_label(total, total - each, each // max(1, experts), experts)
-
-
-ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
-_LONGEST_NAME = 63
-"""Longest name of a tensor in bytes (``GGML_MAX_NAME`` includes the NUL behind it)."""
-_KIND = gguf.GGUFValueType
-_FORMATS = {
-    _KIND.UINT8: "<B",
-    _KIND.INT8: "<b",
-    _KIND.UINT16: "<H",
-    _KIND.INT16: "<h",
-    _KIND.UINT32: "<I",
-    _KIND.INT32: "<i",
-    _KIND.FLOAT32: "<f",
-    _KIND.UINT64: "<Q",
-    _KIND.INT64: "<q",
-    _KIND.FLOAT64: "<d",
-    _KIND.BOOL: "<?",
-}
 
 
 @dataclass(frozen=True, slots=True)

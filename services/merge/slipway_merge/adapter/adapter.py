@@ -12,7 +12,15 @@ from pathlib import Path
 
 from slipway.errors import ModelMergeError
 from slipway.model.adapters.adapter_config import AdapterConfig, parse_adapter_config
-from slipway.model.adapters.saved import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrap_name
+from slipway.model.adapters.saved import (
+    EMBEDDING_PAIR,
+    Pair,
+    broken_adapter_error,
+    check_halves,
+    make_pair,
+    pair_name,
+    unwrap_name,
+)
 from slipway.model.model_files import ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
@@ -114,7 +122,7 @@ def read_adapter(folder: Path) -> Adapter:
     experts = _take_experts(sides, config)
     pairs = dict(sorted(make_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
     if len(pairs) != len(sides):
-        raise broken("a module has both a linear and an embedding pair", key="")
+        raise broken_adapter_error("a module has both a linear and an embedding pair", key="")
     rows: dict[str, TensorInfo] = {}
     forms: dict[str, TensorInfo] = {}
     whole: dict[str, dict[str, TensorInfo]] = {}
@@ -122,17 +130,19 @@ def read_adapter(folder: Path) -> Adapter:
         name = key.removeprefix(ADAPTER_PREFIX)
         if match := _ROWS.fullmatch(name):
             if rows.setdefault(match["module"], info) is not info:
-                raise broken(f"tensors {rows[match['module']].name!r} and {key!r} stand for the same rows", key)
+                raise broken_adapter_error(
+                    f"tensors {rows[match['module']].name!r} and {key!r} stand for the same rows", key
+                )
         elif _is_of_form(key, config):
             forms[key] = info
         else:
             clean, role = _role(name)
             slot = whole.setdefault(clean, {})
             if role in slot:
-                raise broken(f"tensors {slot[role].name!r} and {key!r} stand for the same weight", key)
+                raise broken_adapter_error(f"tensors {slot[role].name!r} and {key!r} stand for the same weight", key)
             slot[role] = info
     if not tensors:
-        raise broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
+        raise broken_adapter_error(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
     replaced = {name: _whole_tensor(name, slot, config) for name, slot in sorted(whole.items())}
     return Adapter(config, pairs, replaced, dict(sorted(rows.items())), dict(sorted(forms.items())), experts)
 
@@ -155,7 +165,7 @@ def _use_saved_names(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -
             name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", name)
             name = name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
         if saved.setdefault(name, info) is not info and not _are_same(saved[name], info):
-            raise broken(f"tensors {saved[name].name!r} and {key!r} stand for the same", key)
+            raise broken_adapter_error(f"tensors {saved[name].name!r} and {key!r} stand for the same", key)
     return saved
 
 
@@ -184,10 +194,12 @@ def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tup
         adapters.add(match["adapter"] or "")
         slot = sides.setdefault((match["module"], match.re is EMBEDDING_PAIR), {})
         if match["side"] in slot:
-            raise broken(f"tensor {key!r} appears twice", key)
+            raise broken_adapter_error(f"tensor {key!r} appears twice", key)
         slot[match["side"]] = info
     if len(adapters) > 1:
-        raise broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
+        raise broken_adapter_error(
+            f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key=""
+        )
     return sides, rest
 
 
@@ -207,7 +219,7 @@ def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int],
         named = any(f".{owner}".endswith(name) for name in owners) or (anywhere and not config.names(owner))
         if not embedding and named:
             slot = sides.pop((module, embedding))
-            check_both(slot)
+            check_halves(slot)
             experts[owner, module.count(".base_layer")] = ExpertPair(slot["A"], slot["B"])
     return experts
 
@@ -233,7 +245,7 @@ def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConf
     trained = [slot[role] for role in ("modules_to_save", "plain", "base_layer") if role in slot]
     untrained: tuple[TensorInfo, ...] = (slot["original_module"],) if "original_module" in slot else ()
     if not trained:
-        raise broken(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
+        raise broken_adapter_error(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
     module = f".{name.rpartition('.')[0]}."
     listed = any(f".{saved}." in module for saved in config.modules_to_save)
     own = "modules_to_save" in slot or (listed and "base_layer" not in slot)

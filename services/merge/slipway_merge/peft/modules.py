@@ -1,7 +1,8 @@
-"""Build modules with peft's adapter on them, in bounded memory, to merge every form that peft can merge.
+"""Build one or a few modules with peft's adapter on them, in bounded memory, to merge every form that peft can merge.
 
 A holder is a tree of empty modules with only the real layers, at their places in the model. peft treats it like any model, so ranks,
-patterns and options have the same meaning as in training.
+patterns and options have the same meaning as in training. peft trusts the numbers of ``adapter_config.json``, so the memory that it may
+take to build a form is limited.
 """
 
 from __future__ import annotations
@@ -30,12 +31,25 @@ from slipway.texts import counted
 from slipway_merge.tensors.tensor_io import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 
 #: Bytes that any form may take.
-_ALWAYS = 64 << 20
+_ALLOWED_BYTES = 64 << 20
 #: Multiples of the square of a layer's inputs, or of its size: BOFT has some permutations of the inputs for each of its factors.
-_OF_LARGEST = 16
+_TIMES_LARGEST = 16
 #: Multiples of the sizes of all layers together: FRoD takes two.
-_OF_ALL = 3
-_BYTES = 4
+_TIMES_ALL = 3
+_FLOAT_BYTES = 4
+
+#: Types of weights, then of positions of entries, and of masks.
+_STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")
+#: torch's types for computing, by numpy's.
+TORCH_TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+#: One module is computed at a time, whatever the number of threads, to limit memory and because peft expects one thread.
+_ONE_AT_A_TIME = threading.RLock()
+#: Options that choose modules or save additional weights; they are resolved before a holder is built.
+_SELECTING: Mapping[str, Any] = {
+    "exclude_modules": None, "layers_to_transform": None, "layers_pattern": None, "modules_to_save": None,
+    "trainable_token_indices": None, "layer_replication": None, "target_parameters": None, "task_type": None,
+    "bias": "none", "ensure_weight_tying": False,
+}  # fmt: skip
 
 
 def most_bytes(layers: Iterable[nn.Module]) -> int:
@@ -44,10 +58,10 @@ def most_bytes(layers: Iterable[nn.Module]) -> int:
     sizes = [sum(shape.numel() for shape in each) for each in shapes]
     inputs = [shape[1:].numel() for each in shapes for shape in each]
     largest = max(*sizes, *(count * count for count in inputs), 0, 0)
-    return _ALWAYS + _BYTES * (_OF_LARGEST * largest + _OF_ALL * sum(sizes))
+    return _ALLOWED_BYTES + _FLOAT_BYTES * (_TIMES_LARGEST * largest + _TIMES_ALL * sum(sizes))
 
 
-class Bounded(TorchDispatchMode):
+class BoundedMemory(TorchDispatchMode):
     """Limit the total bytes of the tensors made in a block. Tensors on ``meta`` take none.
 
     Only tensors made from numbers count: the sizes of all others follow from these, the base and the adapter's own tensors.
@@ -87,20 +101,6 @@ def _new_bytes(function: Any, args: tuple[Any, ...], options: Mapping[str, Any])
     elsewhere = {"device": torch.device("meta"), "pin_memory": False}
     planned = function(*args, **{**options, **elsewhere, **({"generator": None} if "generator" in options else {})})
     return planned.nbytes if isinstance(planned, torch.Tensor) else 0
-
-
-#: Types of weights, then of positions of entries, and of masks.
-_STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")
-#: torch's types for computing, by numpy's.
-TORCH_TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
-#: One module is computed at a time, whatever the number of threads, to limit memory and because peft expects one thread.
-_ONE_AT_A_TIME = threading.RLock()
-#: Options that choose modules or save additional weights; they are resolved before a holder is built.
-_SELECTING: Mapping[str, Any] = {
-    "exclude_modules": None, "layers_to_transform": None, "layers_pattern": None, "modules_to_save": None,
-    "trainable_token_indices": None, "layer_replication": None, "target_parameters": None, "task_type": None,
-    "bias": "none", "ensure_weight_tying": False,
-}  # fmt: skip
 
 
 @contextmanager
@@ -208,7 +208,7 @@ class Holder:
         config.target_modules = set(layers)
         config.inference_mode = True
         self._most = most_bytes(layers.values())
-        with Bounded(self._most):
+        with BoundedMemory(self._most):
             self.model = peft.PeftModel(root, config)
 
     @property
@@ -236,7 +236,7 @@ class Holder:
         """
         if any(tensor.dtype == torch.float32 for tensor in tensors.values()):
             self._widen()  # on a 16-bit base peft may have created 16-bit parameters
-        with Bounded(self._most):
+        with BoundedMemory(self._most):
             result = peft.set_peft_model_state_dict(self.model, dict(tensors))
         if result.unexpected_keys:
             raise ModelMergeError(

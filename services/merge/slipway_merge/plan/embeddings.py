@@ -1,4 +1,7 @@
-"""Change embeddings and the weights tied to them: replace rows, keep or untie, check the vocabulary."""
+"""Replace rows of embeddings, decide which weights stay tied, and check that every token of the tokenizer has a row.
+
+Tied weights share a storage, such as an ``lm_head`` and the embedding; an adapter's changes may make them differ.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,9 @@ from slipway_merge.tensors.tensor_io import SAMPLE_ROWS, TensorReader, read_rows
 
 if TYPE_CHECKING:
     from slipway.model.model_facts import ModelFacts
+
+#: Returns the adapter's replacement for a weight of this name and shape, checked to fit.
+Replacement = Callable[[str, WholeTensor, tuple[int, ...]], TensorInfo]
 
 
 def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, reader: TensorReader) -> None:
@@ -111,10 +117,6 @@ def highest_token_id(folder: Path) -> int | None:
     elif isinstance(vocabulary, list):
         ids.append(len(vocabulary) - 1)
     return max((value for value in ids if isinstance(value, int)), default=None)
-
-
-#: Returns the adapter's replacement for a weight of this name and shape, checked to fit.
-Replacement = Callable[[str, WholeTensor, tuple[int, ...]], TensorInfo]
 
 
 @dataclass(frozen=True, slots=True)

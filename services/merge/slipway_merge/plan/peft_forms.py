@@ -1,6 +1,8 @@
-"""Merge adapter forms through peft: their modules, tensors and merged values, and weights that PiSSA, OLoRA and FRoD take from the base.
+"""Merge adapter forms through peft: their modules, their tensors, the merged values, and their initial weights.
 
 peft decides whether a form can be merged: its layers either merge or say why not. So a new form of a later peft needs no change here.
+
+PiSSA, OLoRA and FRoD extract a part of the base's weights when training starts; their initial weights are restored from the base.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
 _TOLERANCE = 1e-3
 _LARGE_RANK = 4096
 """Up to this rank, the factors of one layer take little memory."""
+
+#: Forms that extract a part of the base's weights; LoRA does so with the repeatable initialisations.
+_EXTRACTING_FORMS = frozenset({"frod", "osf"})
+_SIXTEEN_BITS = frozenset({"F16", "BF16"})
 
 
 class PeftForms:
@@ -292,11 +298,6 @@ def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:
     Matching(copy.deepcopy(model), {"default": config}, "default")._check_merge_allowed()
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     return sorted(modules, key=lambda name: order[name])
-
-
-#: Forms that extract a part of the base's weights; LoRA does so with the repeatable initialisations.
-_EXTRACTING_FORMS = frozenset({"frod", "osf"})
-_SIXTEEN_BITS = frozenset({"F16", "BF16"})
 
 
 def initial_precision_warning(forms: PeftForms) -> str | None:

@@ -31,7 +31,6 @@ from slipway_merge.adapter.checks import (
 )
 from slipway_merge.adapter.naming import Naming, use_current_names
 from slipway_merge.plan.embeddings import Ties, check_no_bias, replace_rows, write_untied
-from slipway_merge.plan.peft_forms import initial_precision_warning, restore_initial_weights
 from slipway_merge.plan.replication import replicate, source_layers
 from slipway_merge.tensors.outputs import Alteration, MergePlan, Value
 from slipway_merge.tensors.tensor_io import TensorReader
@@ -239,6 +238,8 @@ class Planner:
             check_no_bias(self.adapter.config, member, stored, self.reader)
 
     def _form_changes(self, forms: PeftForms) -> list[tuple[str, Alteration]]:
+        from slipway_merge.plan.peft_forms import initial_precision_warning, restore_initial_weights
+
         for module in forms.layers:
             sources = {}
             for path in forms.parameters(module):

@@ -1,4 +1,7 @@
-"""The output tensors of a merge: the source and change of each, and its place in the output files."""
+"""The output tensors of a merge, planned before the first byte is written: their sources, changes and places.
+
+The source is stored bytes or a computed weight, the change an update that is added, the place an offset in an output file.
+"""
 
 from __future__ import annotations
 

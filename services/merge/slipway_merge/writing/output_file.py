@@ -1,7 +1,7 @@
-"""An output file that several threads write and digest, and finished files kept for the next attempt.
+"""An output file that several threads write while its SHA-256 is computed, and shards kept for the next attempt.
 
-A shard is kept as a hard link beside a small record of its plan, its SHA-256, and the statistics of its changes. It is reused only if
-the plan is the same and its content, read again, has that digest; otherwise it is written again.
+After an interrupted merge, a shard is kept as a hard link beside a small record of its plan, its SHA-256, and the statistics of its
+changes. It is reused only if the plan is the same and its content, read again, has that digest; otherwise it is written again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, er
 _COPY_BYTES = 1 << 20
 #: Small enough for the processor's cache, beside the working memory.
 _READ_BYTES = 1 << 18
+
+_HASH_BYTES = 1 << 20
 
 
 class Abandoned(Exception):  # noqa: N818 - not an error: the file is no longer wanted
@@ -169,9 +171,6 @@ class NoFile(OutputFile):
 
     def _digest(self, start: int, end: int, view: memoryview | None) -> None:
         """Digest nothing."""
-
-
-_HASH_BYTES = 1 << 20
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Check the graphs of a package like those of its folder, and compare the results of both call by call."""
+"""Check the graphs of a package like those of its folder, and compare the results of both on the same inputs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ _CHECKS = ("opset", "paths", "valid", "shapes", "interface", "stored once", "met
 """The checks that need no more than a graph; comparing the results replaces the others."""
 
 PARITY = "parity"
+
+Array = npt.NDArray[Any]
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(bool)": np.bool_,
+}
+_TOLERANCES = {np.dtype(np.float16): 1e-2}
+_TOLERANCE = 1e-3
+_ROWS, _NEW, _SOURCE = 2, (3, 1), 5
+"""Rows, tokens of the calls, and tokens of a source, where a graph does not fix them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +184,6 @@ def _shared_metadata(models: Collection[Any]) -> dict[str, str]:
     """Return the properties that all graphs have."""
     first, *others = [set(_metadata_of(model).items()) for model in models]
     return dict(first.intersection(*others))
-
-
-Array = npt.NDArray[Any]
-_DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
-    "tensor(bool)": np.bool_,
-}
-_TOLERANCES = {np.dtype(np.float16): 1e-2}
-_TOLERANCE = 1e-3
-_ROWS, _NEW, _SOURCE = 2, (3, 1), 5
-"""Rows, tokens of the calls, and tokens of a source, where a graph does not fix them."""
 
 
 class _RunGraph:

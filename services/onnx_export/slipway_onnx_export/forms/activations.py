@@ -35,6 +35,9 @@ _FEED_FORWARD = (
 _CROSS = ("encoder_attn", "encdecattention", "crossattention")
 """Parts of the paths and class names of modules that attend to the encoder's results."""
 
+Tensors = dict[str, torch.Tensor]
+Axis = str | int | None
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -161,10 +164,6 @@ def unsupported_error(model: Any, what: str) -> ONNXExportError:
         remedy="ask for other kinds of activations, or for none",
         about={"architecture": type(model).__name__, "model_type": model.config.model_type},
     )
-
-
-Tensors = dict[str, torch.Tensor]
-Axis = str | int | None
 
 
 def add_activations(

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.model.families import DECODER, SPEECH, Family
 from slipway_onnx_export.interface import Component, Port, ids
-from slipway_onnx_export.loading.weightless import integers
+from slipway_onnx_export.loading.weightless import integer_inputs
 from slipway_onnx_export.names import (
     BATCH,
     ENCODED,
@@ -46,7 +46,9 @@ def _decoder(model: Any) -> Component:
         inputs = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name != POSITIONS or takes_positions}
         return {LOGITS: model(**inputs, use_cache=False).logits}
 
-    vocabulary = int(model(input_ids=integers(1, 2), attention_mask=integers(1, 2), use_cache=False).logits.shape[-1])
+    vocabulary = int(
+        model(input_ids=integer_inputs(1, 2), attention_mask=integer_inputs(1, 2), use_cache=False).logits.shape[-1]
+    )
     return Component(
         "model",
         inputs=tuple(ids(name, BATCH, SEQUENCE) for name in (IDS, MASK, POSITIONS)),
@@ -71,8 +73,8 @@ def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Compon
         return {LOGITS: output.logits}
 
     heard = sound_port(model) if speech else None
-    given = {IDS: integers(1, 4)} if heard is None else {FEATURES: torch.zeros(1, *heard.shape[1:])}  # type: ignore[arg-type]
-    made = model(**given, decoder_input_ids=integers(1, 2), use_cache=False)
+    given = {IDS: integer_inputs(1, 4)} if heard is None else {FEATURES: torch.zeros(1, *heard.shape[1:])}  # type: ignore[arg-type]
+    made = model(**given, decoder_input_ids=integer_inputs(1, 2), use_cache=False)
     width, vocabulary = int(made.encoder_last_hidden_state.shape[-1]), int(made.logits.shape[-1])
     length: str | int = SOURCE if heard is None else int(made.encoder_last_hidden_state.shape[1])
     masks = (ids(SOURCE_MASK, BATCH, SOURCE),) if heard is None else ()

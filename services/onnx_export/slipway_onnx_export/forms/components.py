@@ -30,7 +30,7 @@ from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingE
 from slipway.stage import Context
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound_port
 from slipway_onnx_export.interface import Call, Component, Port, ids
-from slipway_onnx_export.loading.weightless import integers, try_out
+from slipway_onnx_export.loading.weightless import integer_inputs, try_out
 from slipway_onnx_export.names import (
     BATCH,
     FEATURES,
@@ -95,7 +95,7 @@ def _decoder(model: Any) -> Component:
         return {LOGITS: output.logits, **_name_tensors("present.{}.{}", output.past_key_values)}
 
     def run() -> tuple[Sizes, int]:
-        tokens = integers(1, 2)
+        tokens = integer_inputs(1, 2)
         made = model(input_ids=tokens, attention_mask=tokens, past_key_values=DynamicCache(), use_cache=True)
         return _sizes(model, getattr(made, "past_key_values", None)), int(made[LOGITS].shape[-1])
 
@@ -168,9 +168,9 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
         masks = (ids(SOURCE_MASK, BATCH, SOURCE),)
 
     def run() -> tuple[Sizes, Sizes, torch.Size, int]:
-        text = {IDS: integers(1, 4), MASK: integers(1, 4)}
+        text = {IDS: integer_inputs(1, 4), MASK: integer_inputs(1, 4)}
         given = {FEATURES: torch.zeros(1, *source[0].shape[1:])} if speech else text  # type: ignore[arg-type]
-        made = model(**given, decoder_input_ids=integers(1, 2), use_cache=True)
+        made = model(**given, decoder_input_ids=integer_inputs(1, 2), use_cache=True)
         caches = getattr(made, "past_key_values", None)
         if not isinstance(caches, EncoderDecoderCache):
             raise _unsupported_error(model, f"has a {type(caches).__name__} instead of keys and values of attention")
@@ -233,7 +233,7 @@ def _text_component(model: Any, family: Family, pooling: Pooling | None) -> Comp
     elif family is TOKEN_CLASSIFIER:
         shape = (rows, SEQUENCE, classes)
     else:
-        sizes = try_out(model, lambda: model(**{name: integers(1, 3) for name in names})[family.outputs[0]].shape)
+        sizes = try_out(model, lambda: model(**{name: integer_inputs(1, 3) for name in names})[family.outputs[0]].shape)
         shape = (rows, SEQUENCE, int(sizes[-1]))
     outputs = [Port(name, shape) for name in family.outputs]
     if pooling:

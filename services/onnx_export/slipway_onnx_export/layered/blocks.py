@@ -1,7 +1,7 @@
-"""Split a text decoder into graphs, tracing one layer of each kind and stamping its graph for the others.
+"""Split a text decoder into graphs: what comes before its layers, each layer, and what comes after them.
 
-This module knows no model: a trial run shows what a model passes to its layers. Layers of one kind differ only in their weights, so
-one of them is traced, and its graph is stamped for the others.
+Layers of one kind differ only in their weights, so one of them is traced, and its graph is stamped for the others. Inputs and outputs
+that no graph reads are left out. This module knows no model: a trial run shows what a model passes to its layers.
 """
 
 from __future__ import annotations

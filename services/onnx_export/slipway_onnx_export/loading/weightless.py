@@ -1,6 +1,7 @@
 """Build a transformers model that can be traced without weights, and run it once to learn the shapes of its results.
 
-The traced form of experts does not depend on which experts the tokens choose.
+Its ALiBi biases and mixtures of experts have forms that engines can write; the traced form of experts does not depend on which experts
+the tokens choose. The run leaves the model as it was.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.source import ModelSource
 
 NAME = "every_expert"
+
+_T = TypeVar("_T")
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
 def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, ...]) -> Any:
@@ -260,10 +264,6 @@ def use_every_expert(model: Any) -> None:
         model.set_experts_implementation(NAME)
 
 
-_T = TypeVar("_T")
-_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-
-
 def try_out(model: torch.nn.Module, run: Callable[[], _T]) -> _T:
     """Return the result of ``run``, which calls a model. Only shapes are computed, if the model's code allows it.
 
@@ -279,7 +279,7 @@ def try_out(model: torch.nn.Module, run: Callable[[], _T]) -> _T:
         return run()
 
 
-def integers(*shape: int) -> torch.Tensor:
+def integer_inputs(*shape: int) -> torch.Tensor:
     """Return token ids, or a mask, of a shape."""
     return torch.ones(shape, dtype=torch.int64)
 

@@ -1,7 +1,10 @@
-"""Read, rename and copy the graphs of a package, and join both forms of a decoder in one.
+"""Read a graph's interface, write it under a runtime's names, and join both forms of a decoder in one graph.
 
-The encoder's graph computes keys and values of the cross-attention. The merged decoder has a copy of those nodes in one branch of an
-``If``; the other branch passes on what the first call returned. So every call returns the cache whole, and weights are not needed twice.
+Most weights stay in their files.
+
+The joined graph is ``decoder_model_merged.onnx``, as optimum and transformers.js expect it. The encoder's graph computes keys and values
+of the cross-attention. The merged decoder has a copy of those nodes in one branch of an ``If``; the other branch passes on what the first
+call returned. So every call returns the cache whole, and weights are not needed twice.
 """
 
 from __future__ import annotations
@@ -24,6 +27,12 @@ from slipway_onnx_export.packaging.kinds import NotPackagedError
 Shape = tuple[int | str, ...]
 _PAGE, _SMALL = 4096, 64  # alignment of tensors that runtimes map into memory, and of those below a page
 _CHUNK = 4 << 20
+
+ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model.onnx"
+"""The graphs of an encoder-decoder: the second takes the cache of the first."""
+
+_CACHED_AXIS = "cached_encoder_sequence"
+_CROSS_PREFIX = "cross_attention/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +154,9 @@ def link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-ENCODER, PAST = "encoder_model.onnx", "decoder_model.onnx"
-"""The graphs of an encoder-decoder: the second takes the cache of the first."""
-
-CACHED = "cached_encoder_sequence"
-_PREFIX = "cross_attention/"
-
-
 def load_encoder_alone(folder: Path) -> ir.Model:
     """Load the encoder with its result as its only output: the merged decoder computes the cache."""
-    encoder = load_graph(folder, ENCODER)
+    encoder = load_graph(folder, ENCODER_FILE)
     encoder.graph.outputs[:] = [value for value in encoder.graph.outputs if value.name == HIDDEN]
     RemoveUnusedNodesPass()(encoder)
     return encoder
@@ -166,12 +168,12 @@ def merge_decoder(folder: Path) -> ir.Model:
     Raises:
         NotPackagedError: The encoder's graph has no such part that depends on its result alone.
     """
-    pair = Pair.load(folder)
+    pair = GraphPair.load(folder)
     graph, cached = pair.decoder.graph, pair.cached
     branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
     nodes, computed = pair.cross_attention()
     present = ir.Node(
-        "", "If", [branch], num_outputs=len(cached), name=_PREFIX + "If",
+        "", "If", [branch], num_outputs=len(cached), name=_CROSS_PREFIX + "If",
         attributes=[
             ir.AttrGraph("then_branch", _cached_branch(cached)),
             ir.AttrGraph("else_branch", ir.Graph([], computed, nodes=nodes, name="computed")),
@@ -179,7 +181,9 @@ def merge_decoder(folder: Path) -> ir.Model:
     )  # fmt: skip
     for made, value, old in zip(present.outputs, pair.crossed, cached, strict=True):
         made.name, made.shape, made.type = value.name, value.shape, value.type
-        old.shape = ir.Shape([*list(old.shape or ())[:2], CACHED, *list(old.shape or ())[3:]])  # none at the first call
+        old.shape = ir.Shape(
+            [*list(old.shape or ())[:2], _CACHED_AXIS, *list(old.shape or ())[3:]]
+        )  # none at the first call
         replace_uses(old, made, graph)
     graph.insert_before(graph[0], present)
     graph.inputs[:] = [*sorted(graph.inputs, key=by_layer), pair.encoded, branch]
@@ -197,7 +201,7 @@ def _read_shapes_of_cast(hidden: ir.Value) -> None:
 
 
 @dataclass(frozen=True)
-class Pair:
+class GraphPair:
     """An encoder and the decoder that takes its cache.
 
     Attributes:
@@ -217,13 +221,13 @@ class Pair:
     encoded: ir.Value
 
     @classmethod
-    def load(cls, folder: Path) -> Pair:
+    def load(cls, folder: Path) -> GraphPair:
         """Load the graphs of a folder.
 
         Raises:
             NotPackagedError: They do not fit together.
         """
-        encoder, decoder = load_graph(folder, ENCODER), load_graph(folder, PAST)
+        encoder, decoder = load_graph(folder, ENCODER_FILE), load_graph(folder, DECODER_FILE)
         hidden = next((value for value in encoder.graph.outputs if value.name == HIDDEN), None)
         crossed = [value for value in encoder.graph.outputs if str(value.name).startswith("present.")]
         if hidden is not None:
@@ -263,10 +267,10 @@ class Pair:
             copy = ir.Node(
                 node.domain, node.op_type, [None if value is None else copies[value] for value in node.inputs],
                 list(node.attributes.values()), overload=node.overload, num_outputs=len(node.outputs),
-                name=f"{_PREFIX}{node.name}",
+                name=f"{_CROSS_PREFIX}{node.name}",
             )  # fmt: skip
             for new, old in zip(copy.outputs, node.outputs, strict=True):
-                new.name, new.shape, new.type, copies[old] = f"{_PREFIX}{old.name}", old.shape, old.type, new
+                new.name, new.shape, new.type, copies[old] = f"{_CROSS_PREFIX}{old.name}", old.shape, old.type, new
             nodes.append(copy)
         return nodes, [copies[value] for value in self.crossed]
 
@@ -286,7 +290,7 @@ def replace_uses(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
 def _cached_branch(cached: list[ir.Value]) -> ir.Graph:
     nodes = [ir.Node("", "Identity", [value]) for value in cached]
     for node, value in zip(nodes, cached, strict=True):
-        node.outputs[0].name, node.outputs[0].type = f"{_PREFIX}{value.name}", value.type
+        node.outputs[0].name, node.outputs[0].type = f"{_CROSS_PREFIX}{value.name}", value.type
     return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name="cached")
 
 
@@ -314,6 +318,8 @@ def _reads_rows_or_length(node: ir.Node) -> bool:
 
 
 def _copy_constant(value: ir.Value, target: ir.Graph) -> ir.Value:
-    copy = ir.Value(name=f"{_PREFIX}{value.name}", shape=value.shape, type=value.type, const_value=value.const_value)
+    copy = ir.Value(
+        name=f"{_CROSS_PREFIX}{value.name}", shape=value.shape, type=value.type, const_value=value.const_value
+    )
     target.register_initializer(copy)
     return copy

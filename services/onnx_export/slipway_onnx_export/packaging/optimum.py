@@ -18,9 +18,9 @@ from slipway.model.model_files import copy_companions
 from slipway_onnx_export.ir_graphs import add_constant
 from slipway_onnx_export.names import ENCODED
 from slipway_onnx_export.packaging.graphs import (
-    ENCODER,
-    PAST,
-    Pair,
+    DECODER_FILE,
+    ENCODER_FILE,
+    GraphPair,
     by_layer,
     link,
     load_encoder_alone,
@@ -63,13 +63,13 @@ def _graphs(model: Packaged) -> Iterator[tuple[str, ir.Model]]:
     elif not model.family.generates:
         yield "model.onnx", load_graph(model.folder, "model.onnx")
     else:
-        yield ENCODER, load_encoder_alone(model.folder)
-        whole = load_graph(model.folder, PAST)
+        yield ENCODER_FILE, load_encoder_alone(model.folder)
+        whole = load_graph(model.folder, DECODER_FILE)
         if any(value.name == ENCODED for value in whole.graph.inputs):  # without a cache, optimum takes it as it is
-            yield PAST, whole
+            yield DECODER_FILE, whole
             return
         whole.graph.inputs[:] = sorted(whole.graph.inputs, key=by_layer)
-        yield PAST, first_decoder(model.folder)
+        yield DECODER_FILE, first_decoder(model.folder)
         yield WITH_PAST, whole
 
 
@@ -79,7 +79,7 @@ def first_decoder(folder: Path) -> ir.Model:
     Raises:
         NotPackagedError: The cache of the cross-attention does not follow from the encoder's result alone.
     """
-    pair = Pair.load(folder)
+    pair = GraphPair.load(folder)
     graph = pair.decoder.graph
     nodes, computed = pair.cross_attention()
     for value, made, old in zip(pair.crossed, computed, pair.cached, strict=True):

@@ -1,4 +1,8 @@
-"""Complete the folder of a level: describe its own graphs, and write the packages that are asked for, Triton's and KServe's among them."""
+"""Complete the folder of a level: describe its own graphs, and write the packages that are asked for.
+
+The folder's ``onnx_export.json`` names them. That of NVIDIA Triton, a model repository, is written here, with the KServe
+service that runs it.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +30,24 @@ from slipway_onnx_export.packaging.optimum import write_optimum
 from slipway_onnx_export.packaging.transformers_js import write_transformers_js
 from slipway_onnx_export.params import PackageKind
 
-FOLDER = "triton"
-SERVICE = "kserve.yaml"
+TRITON_FOLDER = "triton"
+KSERVE_FILE = "kserve.yaml"
 
 _LARGEST_BATCH = 32
 _QUEUE_MICROSECONDS = 500
-_TYPES = {
+_TRITON_TYPES = {
     ir.DataType.INT64: "TYPE_INT64",
     ir.DataType.FLOAT: "TYPE_FP32",
     ir.DataType.FLOAT16: "TYPE_FP16",
 }
+
+RECORD = "onnx_export.json"
+CHECKS = "package_checks"
+
+_OF_THE_GRAPH = ("checks", "data_bytes", "graph_bytes", "nodes", "operators", "statistics")
+"""Fields of a record about the graphs beside it; a level has other graphs."""
+_OF_THE_EXPORT = ("parity", "proven_harmless")
+"""Prefixes of its fields about the comparison with PyTorch, which was made with the unquantized graphs."""
 
 
 def write_triton(model: Packaged) -> str:
@@ -44,19 +56,19 @@ def write_triton(model: Packaged) -> str:
     Raises:
         NotPackagedError: A graph has a type that Triton has no name for here.
     """
-    root = model.folder / FOLDER
+    root = model.folder / TRITON_FOLDER
     for graph in sorted(model.folder.glob("*.onnx")):
         name = "_".join(filter(None, (graph.stem, model.level)))
         configuration = triton_config(name, read_interface(model.folder, graph.name))
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(configuration, encoding="utf-8")
         save_copy(load_graph(model.folder, graph.name), root / name / "1" / "model.onnx", own=f"{graph.name}.data")
-    return FOLDER
+    return TRITON_FOLDER
 
 
 def write_kserve(model: Packaged) -> str:
     """Write the manifest of an ``InferenceService`` that runs the folder ``triton``, which is written too; return its name."""
-    if not (model.folder / FOLDER).is_dir():
+    if not (model.folder / TRITON_FOLDER).is_dir():
         write_triton(model)
     name = "-".join(filter(None, ("slipway", model.level)))
     service = {
@@ -68,16 +80,14 @@ def write_kserve(model: Packaged) -> str:
                 "model": {
                     "modelFormat": {"name": "triton"},
                     "protocolVersion": "v2",
-                    "storageUri": f"pvc://models/{name}/{FOLDER}",
+                    "storageUri": f"pvc://models/{name}/{TRITON_FOLDER}",
                 }
             }
         },
     }
-    head = (
-        f"# Copy the folder {FOLDER} to this storageUri, or name the place where it is (s3://, gs://, hf://, pvc://).\n"
-    )
-    (model.folder / SERVICE).write_text(head + yaml.safe_dump(service, sort_keys=False), encoding="utf-8")
-    return SERVICE
+    head = f"# Copy the folder {TRITON_FOLDER} to this storageUri, or name the place where it is (s3://, gs://, hf://, pvc://).\n"
+    (model.folder / KSERVE_FILE).write_text(head + yaml.safe_dump(service, sort_keys=False), encoding="utf-8")
+    return KSERVE_FILE
 
 
 def triton_config(name: str, graph: Interface) -> str:
@@ -94,25 +104,22 @@ def triton_config(name: str, graph: Interface) -> str:
         'platform: "onnxruntime_onnx"',
         f"max_batch_size: {_LARGEST_BATCH if joined else 0}",
     ]
-    lines += _tensors("input", graph.inputs, graph.dtypes, joined=joined)
-    lines += _tensors("output", graph.outputs, graph.dtypes, joined=joined)
+    lines += _triton_tensors("input", graph.inputs, graph.dtypes, joined=joined)
+    lines += _triton_tensors("output", graph.outputs, graph.dtypes, joined=joined)
     if joined:
         lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {_QUEUE_MICROSECONDS} }}")
     return "\n".join(lines) + "\n"
 
 
-def _tensors(
+def _triton_tensors(
     kind: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, ir.DataType], *, joined: bool
 ) -> Iterator[str]:
     for name, shape in shapes.items():
-        if dtypes.get(name) not in _TYPES or not shape:
+        if dtypes.get(name) not in _TRITON_TYPES or not shape:
             raise NotPackagedError(f"its {kind} {name} has a type or shape that this package does not describe")
         sizes = ", ".join(str(size) if isinstance(size, int) else "-1" for size in shape[joined:])
-        yield f"{kind} {{ name: {json.dumps(name)} data_type: {_TYPES[dtypes[name]]} dims: [ {sizes} ] }}"
+        yield f"{kind} {{ name: {json.dumps(name)} data_type: {_TRITON_TYPES[dtypes[name]]} dims: [ {sizes} ] }}"
 
-
-RECORD = "onnx_export.json"
-CHECKS = "package_checks"
 
 _WRITERS: Mapping[PackageKind, Callable[[Packaged], str]] = {
     "genai": write_genai,
@@ -121,12 +128,6 @@ _WRITERS: Mapping[PackageKind, Callable[[Packaged], str]] = {
     "triton": write_triton,
     "kserve": write_kserve,
 }
-
-
-_OF_THE_GRAPH = ("checks", "data_bytes", "graph_bytes", "nodes", "operators", "statistics")
-"""Fields of a record about the graphs beside it; a level has other graphs."""
-_OF_THE_EXPORT = ("parity", "proven_harmless")
-"""Prefixes of its fields about the comparison with PyTorch, which was made with the unquantized graphs."""
 
 
 def complete_level(folder: Path, *, level: str, ctx: Context) -> None:

@@ -24,8 +24,8 @@ from slipway.model.graphs.promise import Promise
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway_onnx_export.ir_graphs import add_constant
 from slipway_onnx_export.packaging.graphs import (
-    ENCODER,
-    PAST,
+    DECODER_FILE,
+    ENCODER_FILE,
     load_encoder_alone,
     load_graph,
     merge_decoder,
@@ -106,8 +106,8 @@ def _graphs(model: Packaged) -> dict[str, tuple[ir.Model, str]]:
     folder = model.folder
     if model.family.generates and model.family is not DECODER:
         return {
-            "encoder_model": (load_encoder_alone(folder), f"{ENCODER}{DATA}"),
-            "decoder_model_merged": (merge_decoder(folder), f"{PAST}{DATA}"),
+            "encoder_model": (load_encoder_alone(folder), f"{ENCODER_FILE}{DATA}"),
+            "decoder_model_merged": (merge_decoder(folder), f"{DECODER_FILE}{DATA}"),
         }
     return {"model": (load_graph(folder, "model.onnx"), f"model.onnx{DATA}")}
 

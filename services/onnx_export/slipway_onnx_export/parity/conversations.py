@@ -1,4 +1,7 @@
-"""Compare models call by call: decoders that pass on the KV cache, and models that read a whole text in one call."""
+"""Make the calls by which models are compared: of decoders with a KV cache, and of models that read a whole text.
+
+The latter are encoders, and decoders with a classification head.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,14 @@ from slipway_onnx_export.forms.components import pooling_of
 from slipway_onnx_export.parity.lengths import BEYOND, NEW, Lengths, Reach, cached_shapes, fill_cache, make_up_values
 from slipway_onnx_export.parity.rows import Array, BufferedSession, Session, past_of, random_rows
 from slipway_onnx_export.source import ModelSource
+
+TEXT_CASES = (
+    ("batch 1", (0,), 6, "right"),
+    ("sequence 1", (0, 0), 1, "right"),
+    ("batch 3, right padding", (0, 4, 2), 9, "right"),
+    ("batch 2, left padding", (3, 0), 7, "left"),
+)
+"""Name, padding of each row, length, and side of the padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +218,6 @@ def conversations_of(
         yield _Conversation(case, tokens, case.mask(), promise.last_logits)
 
 
-TEXTS = (
-    ("batch 1", (0,), 6, "right"),
-    ("sequence 1", (0, 0), 1, "right"),
-    ("batch 3, right padding", (0, 4, 2), 9, "right"),
-    ("batch 2, left padding", (3, 0), 7, "left"),
-)
-"""Name, padding of each row, length, and side of the padding."""
-
-
 @dataclass(frozen=True)
 class _TextCall:
     """One call; see :class:`slipway_onnx_export.parity.rows.Conversation`."""
@@ -265,7 +267,7 @@ def texts_of(
     for size in lengths.texts:
         far += [(f"{size} tokens", (0,), size, "right"), (f"past {size} tokens", (0,), size + BEYOND, "right")]
     alone = padding is None and source.family is SEQUENCE_CLASSIFIER  # it cannot tell the last token from padding
-    for name, padded, shortest, side in (*TEXTS, *far):
+    for name, padded, shortest, side in (*TEXT_CASES, *far):
         if shortest > room or (any(padded) and alone):
             continue
         pads = padded[:1] if alone else padded

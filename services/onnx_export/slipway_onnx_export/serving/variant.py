@@ -1,9 +1,10 @@
 """Give a graph the requested form for serving: joined projections, logits of the last token only, approximate GELUs.
 
+Linear layers that read the same values are joined: queries, keys and values, and the two halves of a gated network. One large product
+uses the memory's bandwidth better than two or three small ones, and quantizes its input once.
+
 With logits of each row's last token only, as ``logits_to_keep=1`` of transformers gives them, a prompt costs one row of the
 largest matrix instead of one per token. ONNX Runtime's own passes replace exact GELUs by its faster approximation.
-
-One large product uses the memory's bandwidth better than two or three small ones, and quantizes its input once.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _AFTER_THE_HEAD = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "S
 """Operators that may change the head's results one by one (bias, scale, soft capping)."""
 
 _DOMAIN, _APPROXIMATE = "com.microsoft", "FastGelu"
+
+_MOST_JOINED = 3
+"""Most layers that are joined: more that read the same values are experts."""
 
 
 def check_family(source: ModelSource, promise: Promise) -> None:
@@ -181,10 +185,6 @@ def _put_tools_on_path() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
-
-
-_MOST_JOINED = 3
-"""Most layers that are joined: more that read the same values are experts."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Rewrite a model before it is saved: integers and attention as plugins run them best, and steady names."""
+"""Rewrite a model before it is saved: integers and attention as plugins run them best, and names that stay the same.
+
+Integer weights become signed, with scales in half precision. Attention gets the form that OpenVINO's plugins recognise and fuse with the
+cache; the results stay the same. Nodes and ports get names that are the same in every process.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ _SIGNED: Mapping[str, tuple[Any, int, int]] = {"u4": (ov.Type.i4, 8, 0x88), "u8"
 """By type of integers with a zero point: the type without one, the zero point that this replaces, and the bits to flip."""
 _HALF_ERROR = 2.0**-10
 """Largest relative error of a scale that half precision can hold."""
+
+_NUMBERED = re.compile(r"([A-Z][A-Za-z0-9]*)_\d+(?:\.\d+)?")
+"""Name that OpenVINO makes from an operator's type and a counter of the process. A folded constant keeps its operator's name."""
 
 
 def sign_integers(model: ov.Model, work: Path) -> np.ndarray | None:
@@ -170,10 +177,6 @@ def _given_mask(mask: ov.Node) -> tuple[str, int] | None:
     if causal.get_node().get_type_name() != "LessEqual":
         return None
     return given.get_node().get_friendly_name(), given.get_index()
-
-
-_NUMBERED = re.compile(r"([A-Z][A-Za-z0-9]*)_\d+(?:\.\d+)?")
-"""Name that OpenVINO makes from an operator's type and a counter of the process. A folded constant keeps its operator's name."""
 
 
 def number_nodes(model: ov.Model) -> None:

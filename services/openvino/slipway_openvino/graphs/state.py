@@ -1,9 +1,9 @@
-"""Check a graph's inputs and outputs, and keep its keys and values inside the model as variables.
-
-Axes of a cache: batch, heads, tokens, head size.
+"""Check that runtimes can feed a graph, and keep its keys and values inside the model as variables.
 
 OpenVINO's runtimes expect a decoder that gets what the encoder computed, and keeps its keys and values of it. The ONNX export's
-encoder returns keys and values of the cross-attention too, which each call of its decoder takes.
+encoder returns keys and values of the cross-attention too, which each call of its decoder takes. So the encoder–decoder is divided anew.
+
+Axes of a cache: batch, heads, tokens, head size.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ BEAM = "beam_idx"
 
 ENCODED, GIVEN = "last_hidden_state", "encoder_hidden_states"
 """The encoder's output, and the decoder's input for it."""
+
+Axes = tuple[bool, ...]
+"""Which axes of an input must take any size; the others are fixed."""
+_TEXT: Axes = (True, True)
+_CACHE: tuple[Axes, ...] = ((True, False, True, False),)
+_SOURCE_CACHE: tuple[Axes, ...] = (*_CACHE, (True, False, False, False))  # sound has one length
+_VALUES: tuple[Axes, ...] = ((True, True, False), (True, False, False))
 
 
 def present_of(past: str) -> str:
@@ -127,14 +134,6 @@ def _measure(encoder: ov.Model, given: ov.Node) -> None:
             sizes = ops.gather(ops.shape_of(given, output_type=kind), first_two, ops.constant(0, dtype=np.int64))
             for other in node.output(0).get_target_inputs():
                 other.replace_source_output(sizes.output(0))
-
-
-Axes = tuple[bool, ...]
-"""Which axes of an input must take any size; the others are fixed."""
-_TEXT: Axes = (True, True)
-_CACHE: tuple[Axes, ...] = ((True, False, True, False),)
-_SOURCE_CACHE: tuple[Axes, ...] = (*_CACHE, (True, False, False, False))  # sound has one length
-_VALUES: tuple[Axes, ...] = ((True, True, False), (True, False, False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""Read what an IR stores, and trust nothing in it: the operations of its ``.xml``, and constants of its mapped ``.bin``, some rows at a time.
+"""Read what an IR stores: the operations of its ``.xml``, and constants of its mapped ``.bin``.
+
+Some rows are copied at a time. Nothing in the ``.xml`` is trusted. OpenVINO itself is not used: it builds the whole model of a description
+of any size, does not name a constant whose place is wrong, and a fault in its native code would end the process that compares the weights
+of all outputs.
 
 Axes: N output features, K input features, R some of the N, G groups of a row.
-
-OpenVINO itself is not used: it builds the whole model of a description of any size, does not name a constant whose place is wrong, and a
-fault in its native code would end the process that compares the weights of all outputs.
 """
 
 from __future__ import annotations
@@ -23,18 +24,31 @@ from torch import Tensor
 from slipway.proof.stored_weights import Dense, NotUnderstoodError, Rows
 from slipway.texts import printable
 
-LARGEST_BYTES = 1 << 28
+LARGEST_DESCRIPTION_BYTES = 1 << 28
 """Largest accepted description. Those of the largest models have a few tens of MB."""
 MOST_LAYERS, MOST_EDGES = 1 << 20, 1 << 22
 DEEPEST = 64
 """Most nested elements; bodies of loops have a few."""
 LONGEST_NAME = 1 << 12
 MOST_AXES = 8
-_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 _LAYER = ["net", "layers", "layer"]
 _DATA = [*_LAYER, "data"]
 _EDGE = ["net", "edges", "edge"]
 _LONGEST_SHOWN = 60
+
+FLOATS: dict[str, tuple[Any, torch.dtype]] = {
+    "f32": (np.float32, torch.float32),
+    "f16": (np.float16, torch.float16),
+    "bf16": (np.uint16, torch.bfloat16),  # numpy has no bfloat16: its bits
+    "f64": (np.float64, torch.float64),
+}
+"""NumPy's and PyTorch's dtype for each type of floats."""
+INTEGERS: dict[str, tuple[int, bool]] = {"i8": (8, True), "u8": (8, False), "i4": (4, True), "u4": (4, False)}
+"""Bits of a type of integers, and whether it is signed."""
+_NUMBERS: dict[str, Any] = {"i32": np.int32, "i64": np.int64}
+_MOST_NUMBERS = 16
+_PIECE_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +94,8 @@ def read_description(path: Path) -> dict[int, Layer]:
         NotUnderstoodError: The file is not a description of a model, or too large.
         OSError: It cannot be read.
     """
-    if path.stat().st_size > LARGEST_BYTES:
-        raise NotUnderstoodError(f"{path.name} has more than {LARGEST_BYTES} bytes")
+    if path.stat().st_size > LARGEST_DESCRIPTION_BYTES:
+        raise NotUnderstoodError(f"{path.name} has more than {LARGEST_DESCRIPTION_BYTES} bytes")
     reader = _Reader()
     try:
         with path.open("rb") as file:
@@ -157,27 +171,13 @@ def _place(name: str, given: dict[str, str]) -> Place:
 
 
 def _number(text: str | None) -> int:
-    if text is None or not _NUMBER.fullmatch(text):
+    if text is None or not _DIGITS.fullmatch(text):
         raise NotUnderstoodError(f"{_quote(text or '')} is no number, size or offset")
     return int(text)
 
 
 def _quote(text: str) -> str:
     return repr(printable(text[:_LONGEST_SHOWN]))
-
-
-FLOATS: dict[str, tuple[Any, torch.dtype]] = {
-    "f32": (np.float32, torch.float32),
-    "f16": (np.float16, torch.float16),
-    "bf16": (np.uint16, torch.bfloat16),  # numpy has no bfloat16: its bits
-    "f64": (np.float64, torch.float64),
-}
-"""NumPy's and PyTorch's dtype for each type of floats."""
-INTEGERS: dict[str, tuple[int, bool]] = {"i8": (8, True), "u8": (8, False), "i4": (4, True), "u4": (4, False)}
-"""Bits of a type of integers, and whether it is signed."""
-_NUMBERS: dict[str, Any] = {"i32": np.int32, "i64": np.int64}
-_MOST_NUMBERS = 16
-_PIECE_VALUES = 1 << 22
 
 
 class Values:

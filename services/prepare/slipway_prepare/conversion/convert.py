@@ -31,7 +31,7 @@ from slipway.stage import Context
 from slipway_prepare.faults import invalid_error
 from slipway_prepare.params import ConvertParams
 from slipway_prepare.pickles.loading import check_tensors, load_pickle
-from slipway_prepare.recipes import STORED_AS, Recipe, write_file
+from slipway_prepare.recipes import STORED_AS, Recipe, write_safetensors
 from slipway_prepare.source import MappedTensors
 from slipway_prepare.structure import structure
 
@@ -185,7 +185,7 @@ def _write(target: Path, files: Sequence[PlannedFile], mapped: MappedTensors, *,
     recipes = {name: Recipe(name, one.dtype, one.shape, (name,)) for name, one in mapped.tensors.items()}
     total, done = sum(tensor.nbytes for file in files for tensor in file.tensors), 0
     for file in files:
-        for count in write_file(target, file, recipes, mapped):
+        for count in write_safetensors(target, file, recipes, mapped):
             done += count
             ctx.progress("converting", done=done, total=total, unit="bytes")
     weight_map = {tensor.name: file.filename for file in files for tensor in file.tensors}

@@ -1,6 +1,7 @@
-"""Codes of eight bits: their types, the ranges of what is rounded to them, and weights written in them.
+"""Codes of eight bits: their types, how graphs hold them, ranges of what is rounded, and weights in codes.
 
-Known are the inputs' ranges on text, and how features share their outliers with the weights.
+A weight is written a few rows at a time, with one scale per output feature. Of the inputs of products, ranges on text are known, and how
+features share their outliers with the weights.
 
 Axes: N output features, K input features. A weight is stored (K, N), or (N, K); its codes keep that layout.
 """
@@ -26,6 +27,10 @@ from slipway_quantize.pieces import Pieces, Squares
 _E4M3 = numpy_dtypes("F8_E4M3")["F8_E4M3"]
 
 Array = NDArray[Any]
+
+Values = Array | LazyMatrix
+_SIDE_BY_SIDE = 2
+"""Products that processors add before they widen the sum; see :attr:`Codes.in_pairs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +117,6 @@ class Ranges:
     of: Mapping[str, Range]
     kept: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-Values = Array | LazyMatrix
-_SIDE_BY_SIDE = 2
-"""Products that processors add before they widen the sum; see :attr:`Codes.in_pairs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Choose the ranges of activations from histograms on text, and the products that keep their type, by the divergence.
+"""Choose the ranges of activations from histograms on text, and the products that keep their type.
+
+A range is the largest magnitude, a percentile, or the one with the least loss of information. Products keep their type by the divergence
+on held-out windows. A histogram's number of bins stays the same: if a larger magnitude comes, neighbouring bins are joined until it fits.
 
 Axes: T tokens, K features.
-
-The number of bins stays the same: if a larger magnitude comes, neighbouring bins are joined until it fits.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ _WORTH = 0.7
 """Keeping the type of twice as many products must lower the divergence to this share; otherwise it is not worth their size."""
 _MOST_KEPT = 4
 """One value in so many may keep its type, at most."""
+
+RANGE_METHODS = ("minmax", "entropy", "percentile")
+BINS = 2048
+_PERCENTILE = 0.99999
+"""Share of the values inside the range: with much less, the few large features of language models are cut off."""
+_INT8_LEVELS = 128
+"""Magnitudes that an integer of eight bits with a sign has."""
+_FLOOR = 1e-9
+_LEAST_END = 2.0**-60
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,7 @@ def choose_ranges(
     model = load_graph(folder, graph_files(folder)[0])
     values = _values(model, keep)
     factors, histograms = _observe(folder, values, text, smoothing, ctx)
-    methods = METHODS if method == "auto" else (method,)
+    methods = RANGE_METHODS if method == "auto" else (method,)
     by_method = {
         each: {name: Range(histogram.range(each), factors.get(name)) for name, histogram in histograms.items()}
         for each in methods
@@ -191,16 +201,6 @@ def _shorten(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-METHODS = ("minmax", "entropy", "percentile")
-BINS = 2048
-_PERCENTILE = 0.99999
-"""Share of the values inside the range: with much less, the few large features of language models are cut off."""
-_LEVELS = 128
-"""Magnitudes that an integer of eight bits with a sign has."""
-_FLOOR = 1e-9
-_LEAST_END = 2.0**-60
-
-
 class Histogram:
     """Magnitudes of one value.
 
@@ -251,7 +251,7 @@ class Histogram:
         counts = self._counts.astype(np.float64)
         counts[0] = min(counts[0], counts[1])  # every range holds all zeros
         best, chosen = math.inf, used
-        for width in range(min(_LEVELS, used), used + 1, 8):
+        for width in range(min(_INT8_LEVELS, used), used + 1, 8):
             divergence = _information_loss(counts[:used], width)
             if divergence < best:
                 best, chosen = divergence, width
@@ -262,10 +262,10 @@ def _information_loss(counts: Array, width: int) -> float:
     """Return the divergence of the clipped and quantized counts from the clipped ones."""
     clipped = counts[:width].copy()
     clipped[-1] += counts[width:].sum()
-    level = np.minimum(np.arange(width) * _LEVELS // width, _LEVELS - 1)
+    level = np.minimum(np.arange(width) * _INT8_LEVELS // width, _INT8_LEVELS - 1)
     filled = counts[:width] > 0
-    inside = np.bincount(level, weights=counts[:width], minlength=_LEVELS)
-    sizes = np.bincount(level, weights=filled, minlength=_LEVELS)
+    inside = np.bincount(level, weights=counts[:width], minlength=_INT8_LEVELS)
+    sizes = np.bincount(level, weights=filled, minlength=_INT8_LEVELS)
     spread = np.where(filled, (inside / np.maximum(sizes, 1))[level], 0.0)
     if not clipped.sum() or not spread.sum():
         return math.inf

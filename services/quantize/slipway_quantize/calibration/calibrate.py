@@ -1,4 +1,7 @@
-"""Calibrate a model from start to end: read text, round block by block, tune, choose by held-out text, write the artifact."""
+"""Calibrate a model from start to end: read text, round block by block, tune, choose by held-out text, write.
+
+The written artifact has the codes and a description of how they were found.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -37,30 +40,29 @@ from slipway_quantize.levels import WIDE
 
 _LIBRARIES = ("numpy", "safetensors", "torch", "transformers")
 
-
-class CalibrationResult(Protocol):
-    """The result of a calibration, as :class:`slipway_quantize.calibration.calibrate.Result` has it."""
-
-    weights: dict[str, Fixed]
-    methods: dict[str, str]
-    errors: dict[str, dict[str, float]]
-    alone: dict[str, float]
+_RATE, _SCALE_RATE = 0.004, 1.2e-3
+_STATE = "tuning"
+_EMBEDDED = "embedding"
+_COSTS = "costs"
+_MIXED = "best of each layer"
+_STATES = 8
+"""States of the tuning that are kept, one in place of the other."""
 
 
 def write_calibration(
-    target: Path, model: StreamedModel, found: CalibrationResult, *, params: CalibrateParams, facts: dict[str, Any]
+    target: Path, model: StreamedModel, result: Result, *, params: CalibrateParams, facts: dict[str, Any]
 ) -> None:
     """Write ``weights.safetensors`` and ``calibration.json`` into ``target``: the same bytes in every run.
 
     Args:
         target: An empty folder.
         model: The model.
-        found: The result of the calibration.
+        result: What to write.
         params: Parameters.
         facts: More to describe; nothing that differs from run to run, such as times.
     """
     tensors = {}
-    for name, weight in found.weights.items():
+    for name, weight in result.weights.items():
         tensors[f"{name}.codes"] = weight.codes.contiguous()
         tensors[f"{name}.scales"] = weight.fitted.scales.float().contiguous()
         if weight.fitted.zeros is not None:
@@ -79,26 +81,17 @@ def write_calibration(
         "weights": {
             name: {
                 "method": method,
-                "bits": found.weights[name].grid.bits,
-                "held_out_error_before": found.errors[name]["rtn"],
-                "held_out_error": found.errors[name].get(method),
-                **({"divergence": max(0.0, found.alone[name])} if name in found.alone else {}),
+                "bits": result.weights[name].grid.bits,
+                "held_out_error_before": result.errors[name]["rtn"],
+                "held_out_error": result.errors[name].get(method),
+                **({"divergence": max(0.0, result.alone[name])} if name in result.alone else {}),
             }
-            for name, method in found.methods.items()
+            for name, method in result.methods.items()
         },
         "libraries": {name: installed_version(name) for name in _LIBRARIES},
     }
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     (target / DESCRIPTION).write_text(text, encoding="utf-8")
-
-
-_RATE, _SCALE_RATE = 0.004, 1.2e-3
-_STATE = "tuning"
-_EMBEDDED = "embedding"
-_COSTS = "costs"
-_MIXED = "best of each layer"
-_STATES = 8
-"""States of the tuning that are kept, one in place of the other."""
 
 
 @dataclass

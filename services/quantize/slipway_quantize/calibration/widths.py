@@ -18,7 +18,7 @@ from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.moments import Observer
 from slipway_quantize.calibration.tuning.divergence import draw_gradients
 from slipway_quantize.calibration.windows import Batch
-from slipway_quantize.grid.mixed import Option, choose, units
+from slipway_quantize.grid.mixed import Option, choose_options, units
 from slipway_quantize.levels import WIDE
 
 
@@ -161,6 +161,6 @@ def wide_layers(costs: Mapping[str, float], weights: Mapping[str, int], *, bits:
         for unit in joined
     ]
     total = sum(weights.values())
-    solution = choose(items, room=total * bits + int(total * share) * (WIDE - bits))
+    solution = choose_options(items, room=total * bits + int(total * share) * (WIDE - bits))
     assert solution is not None  # the smallest sizes fit
     return frozenset(name for unit, option in zip(joined, solution.chosen, strict=True) if option for name in unit)

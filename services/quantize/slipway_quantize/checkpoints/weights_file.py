@@ -1,4 +1,7 @@
-"""Write the weights of a Hugging Face folder: in any planned layout, or cast to fp16 or bf16, a few rows at a time."""
+"""Write the weights of a Hugging Face folder: in any planned layout, or cast to fp16 or bf16, a few rows at a time.
+
+The layout of the safetensors is known before the first weight is read, so that no weight stays in memory.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ from slipway.stage import Context
 from slipway_quantize.model_weights import DTYPE_NAMES, cast_to_half, read_rows, read_tensors
 from slipway_quantize.pieces import PIECE_WEIGHTS, write_all
 from slipway_quantize.report import Outcome, read_json, write_json
+
+HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class WeightsFile:
@@ -87,16 +92,13 @@ class WeightsFile:
         self._places |= {tensor.name: (descriptor, tensor) for tensor in file.tensors}
 
 
-HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
 def write_half(weights: Weights, target: Path, *, level: str, max_shard_bytes: int, ctx: Context) -> Outcome:
     """Write a folder's weights in ``level``'s type, and ``target``'s config.json to match.
 
     Raises:
         QuantizationError: ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, and the reasons of :func:`read_tensors`.
     """
-    dtype = HALF[level]
+    dtype = HALF_DTYPES[level]
     name = str(dtype).removeprefix("torch.")
     outcome = Outcome(method=f"cast to {name}")
     tensors = read_tensors(weights).values()

@@ -1,4 +1,7 @@
-"""Choose the form of a level, what it needs from the whole model, and the bits of each weight within a size."""
+"""Choose the form of a level, what it needs from the whole model, and the bits of each weight within a size.
+
+Some forms need the largest inputs of layers on text.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def form_of(request: QuantizeRequest, layers: Layers) -> Form:
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: the model is unpacked while it loads, and the level rounds activations; the
-            reasons of :func:`~slipway_quantize.forms.choice.input_ranges`, and ``NON_FINITE_WEIGHTS``.
+            reasons of :func:`input_ranges`, and ``NON_FINITE_WEIGHTS``.
     """
     level, scale_dtype = request.params.integers, layers.scale_dtype
     if level is not None:

@@ -1,4 +1,7 @@
-"""Read and write an ONNX folder without its weights in memory: its graphs, their data, and the contract of activations."""
+"""Read and write an ONNX folder without its weights in memory, and update the types in its contract of activations.
+
+Each graph is a ``.onnx`` file, with its data beside it or in it.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,8 @@ Shared = dict[tuple[object, ...], Any]
 _LARGEST = (1 << 63) - 1
 """Most bytes that numpy and file systems address."""
 _FLOATS = {ir.DataType[DTYPES[name].onnx]: dtype for name, dtype in numpy_dtypes(*FLOATS).items()}
+
+_CONTRACT_DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16"}
 
 
 def graph_files(folder: Path) -> list[str]:
@@ -327,6 +332,3 @@ def _require_file(folder: Path, name: str) -> str:
             about={"file": CONTRACT},
         )
     return name
-
-
-_CONTRACT_DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16"}

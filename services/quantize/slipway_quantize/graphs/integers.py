@@ -1,4 +1,4 @@
-"""The integers of a graph's weights: read from a calibration or rounded, with as many bits as a size allows.
+"""Get the integers of a graph's weights: from a calibration, or by rounding, with as many bits as a size allows.
 
 Axes: N output features (or tokens), K input features, G groups of one row.
 """
@@ -33,6 +33,9 @@ _LINEAGE = "lineage"
 
 CalibratedWeights = Mapping[tuple[str, str], CalibratedWeight]
 """Integers of weights by graph and initializer."""
+
+_NODE_BYTES = 768
+"""Most bytes that a graph grows by when a product with one weight becomes one with integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +136,6 @@ def _names(initializer: str) -> tuple[str, ...]:
     return tuple(f"{path}{dot}{part}{_WEIGHT}" for part in last.split(_JOINED))
 
 
-_NODES = 768
-"""Most bytes that a graph grows by when a product with one weight becomes one with integers."""
-
-
 def choose_graph_bits(
     source: Path,
     graphs: Sequence[tuple[str, ir.Model]],
@@ -169,7 +168,7 @@ def choose_graph_bits(
             if key is not None and value.name not in replaced:
                 copied[key] = value.const_value.nbytes
         for weight in fits[name]:
-            fixed += _NODES
+            fixed += _NODE_BYTES
             calibrated = given.get((name, weight.name))
             sizes = {
                 bits: _integer_bytes(weight, scale_dtype, replace_bits=bits, level=level, zeros=calibrated)

@@ -1,8 +1,10 @@
-"""The precision of values in a graph: which may be float16, and bfloat16 that is computed in float32.
+"""Decide which values of an ONNX graph may be float16, and make a bfloat16 graph compute in float32.
 
 Weights, matrix products, attention and the residual stream become half precision: they determine size and speed.
 Values beyond half precision stay float32: squares and means inside norms (overflow above 256), positions and their
 angles (not exact above 2048), softmax and other exponentials.
+
+To run on CPU by ONNX Runtime, a bfloat16 graph computes in float32 and rounds every value that is bfloat16.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ _HALF = frozenset(
         "SimplifiedLayerNormalization", "SkipLayerNormalization",
     }
 )  # fmt: skip
+
+_WIDE, _NARROW = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.BFLOAT16)
 
 
 @dataclass(slots=True)
@@ -114,9 +118,6 @@ def _main_outputs(node: ir.Node) -> list[ir.Value]:
     if node.op_type.endswith(("LayerNormalization", "RMSNormalization")):
         return [value for index, value in enumerate(node.outputs) if index not in (1, 2)]
     return list(node.outputs)
-
-
-_WIDE, _NARROW = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.BFLOAT16)
 
 
 def has_type(model: ir.Model, *types: ir.DataType) -> bool:

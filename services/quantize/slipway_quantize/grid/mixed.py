@@ -3,7 +3,8 @@
 A weight with a calibration has a measured sensitivity: the divergence of the whole model on held-out text when this weight alone is
 rounded. Weights without one are compared by their relative error, which needs no text, and by their place in the model.
 
-Weights that graphs for serving and vLLM join to one have the same number of bits.
+Weights that graphs for serving and vLLM join to one have the same number of bits. The choice is a multiple-choice knapsack: one option
+for each item, so that the sum of errors is small within the size.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def choose_bits(
     by_name = {each.name: each for each in candidates}
     joined = [[by_name[name] for name in unit] for unit in units(by_name)]
     sizes = [[Option(sum(each.sizes[bits] for each in unit), 0.0) for bits in unit[0].sizes] for unit in joined]
-    least = fixed + smallest(sizes)
+    least = fixed + smallest_size(sizes)
     limit = budget.of(weights, least=least, most=fixed + sum(max(each.sizes.values()) for each in candidates))
     if least > limit:
         raise size_budget_error(limit, least)
@@ -98,7 +99,7 @@ def choose_bits(
         ]
         for unit, options, of in zip(joined, sizes, widths, strict=True)
     ]
-    solution = choose(items, room=limit - fixed)
+    solution = choose_options(items, room=limit - fixed)
     assert solution is not None  # the smallest sizes fit
     bits = {each.name: widths[index][option] for index, option in enumerate(solution.chosen) for each in joined[index]}
     measured = [each.name for each in candidates if each.sensitivity is not None]
@@ -208,12 +209,12 @@ class Solution:
     bound: float
 
 
-def smallest(items: Sequence[Sequence[Option]]) -> int:
+def smallest_size(items: Sequence[Sequence[Option]]) -> int:
     """Return the smallest size that any choice has."""
     return sum(min(option.size for option in options) for options in items)
 
 
-def choose(items: Sequence[Sequence[Option]], *, room: int) -> Solution | None:
+def choose_options(items: Sequence[Sequence[Option]], *, room: int) -> Solution | None:
     """Choose one option for each item; return None if even the smallest ones do not fit.
 
     Each item starts with its smallest option. Steps to larger options on the lower convex hull of (size, error) are taken in the order of

@@ -1,7 +1,7 @@
 """Score answers against the expected ones, and compare an output's answers with the reference's.
 
-BLEU and chrF are computed by sacrebleu, error rates by jiwer, which the extra ``metrics`` installs; without them they are *not run*, by
-name. All scores are shares, so that one limit can judge the loss of each.
+They are answers to the user's test inputs. BLEU and chrF are computed by sacrebleu, error rates by jiwer, which the extra ``metrics``
+installs; without them they are *not run*, by name. All scores are shares, so that one limit can judge the loss of each.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ Texts = Sequence[str]
 Scores = Mapping[str, float]
 
 INSTALL = install_command("metrics")
+
+Answer = tuple[float, ...]
+EXAMPLES, EXAMPLE_LENGTH = 5, 400
 
 
 class NotInstalledError(Exception):
@@ -178,10 +181,6 @@ def _overlap(own: str, theirs: str) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-Answer = tuple[float, ...]
-EXAMPLES, EXAMPLE_LENGTH = 5, 400
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Compare results that runners wrote, with one model or in one pass with several, and long continuations too."""
+"""Turn the results that runners wrote, long continuations among them, into the figures of the report.
+
+An output is compared with the reference, the base and the merged model in one pass over the logits, each of which is read once.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""Distances between two models: how results of a family are measured, and how far an output may be away.
+"""Measure the distance between two models by their family's comparison, and limit the distances of an output.
 
-*Derived* (``docs/verdicts.md``): an output may differ from PyTorch on its own stored weights by :data:`FLOOR` plus :data:`NOISE_TIMES` the noise:
-the change on the reference when the inputs of products are rounded as the output's runtime rounds them. If the stored weights are not read, or
-another model is the yardstick, :data:`COST_TIMES` the cost is added: the change when the weights are rounded to the nearest of the output's level,
-and beside the reference also when they are rounded to the merged model's type.
+The measure compares distributions from logits, or other values: embeddings, or the score of a regression. Most limits follow from what was
+measured on this model and text; the rest are here, with their source.
 
-*Stored weights* (``slipway.validation.survival``) are judged module by module, beyond four standard errors of the rounding, by limits of each
-type, because a module's relative error does not grow with the depth of a model. Measured on a trained sample (float32, 28 modules), worst module:
-strength wrong by 1e-5 in float16, 2e-4 in int8, 8e-3 in int4 (its scales, fitted by least squares, are a little small); weights off by 2e-4, 5e-3
-and 8e-2. A lost update has a strength of 0, another layer's weight an error of 1.4. 16-bit types lose updates that are smaller than their steps:
-bfloat16 holds 92 % of an update of 0.3 % of the weights, and 52 % of one of 0.1 %. An output may lack what the base's own type cannot hold.
+*Derived* (``docs/verdicts.md``): an output may differ from PyTorch on its own stored weights by :data:`FLOOR` plus :data:`NOISE_TIMES` the
+noise: the change on the reference when the inputs of products are rounded as the output's runtime rounds them. If the stored weights are
+not read, or another model is the yardstick, :data:`COST_TIMES` the cost is added: the change when the weights are rounded to the nearest of
+the output's level, and beside the reference also when they are rounded to the merged model's type.
 
-Values that are not logits are embeddings or the score of a regression.
+*Stored weights* (``slipway.validation.survival``) are judged module by module, beyond four standard errors of the rounding, by limits of
+each type, because a module's relative error does not grow with the depth of a model. Measured on a trained sample (float32, 28 modules),
+worst module: strength wrong by 1e-5 in float16, 2e-4 in int8, 8e-3 in int4 (its scales, fitted by least squares, are a little small);
+weights off by 2e-4, 5e-3 and 8e-2. A lost update has a strength of 0, another layer's weight an error of 1.4. 16-bit types lose updates
+that are smaller than their steps: bfloat16 holds 92 % of an update of 0.3 % of the weights, and 52 % of one of 0.1 %. An output may lack
+what the base's own type cannot hold.
 """
 
 from __future__ import annotations
@@ -27,6 +29,49 @@ from slipway.proof.numerics import Floats, LogitComparer, Logits, blocks, finite
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.speed import Engine
 from slipway.validation.verdicts import LimitOverrides, Limits
+
+FLOOR = 1e-6
+"""Mean KL, nats per token, of float32 arithmetic in another order. Measured: 4e-11 between PyTorch and ONNX Runtime or OpenVINO on a real model of
+30 layers, and 1e-9 on deep ones; the smallest fault of a graph that is known, a rotary base rounded to 16 bits, makes 1e-4."""
+VALUES_FLOOR = 1e-8
+"""The same for values that are not logits: the square of a relative error."""
+NOISE_TIMES, COST_TIMES = 4.0, 4.0
+"""Times that measured noise and cost may be exceeded: the runtime rounds at other places than the measurement (attention, norms), and a few
+hundred tokens scatter."""
+_RARE = 4.26
+"""Standard errors that one right output in 100,000 exceeds."""
+CASE_TIMES = 2.0
+"""A shape case has few positions, and both sides of it are rounded."""
+EXACT_DIFFERENCE = 1e-4
+"""Largest difference of a logit of float32 outputs, as a share of the reference's logit scale."""
+NOISE_FACTOR = 8.0
+"""Times the reference's own arithmetic noise to which that limit is raised, because deep models round more."""
+MAX_NOISE_SHARE = 1e-3
+"""Share of the logit scale above which noise raises that limit no further."""
+# fmt: off
+_MODULES: tuple[tuple[str, float, float, float], ...] = (
+    # level,         module_strength, module_weight, quality_loss
+    ("float32",      1e-2,            1e-5,          0.0),
+    ("float16",      1e-1,            2e-3,          0.005),
+    ("bfloat16",     2e-1,            1e-2,          0.01),
+    ("int8",         1e-1,            5e-2,          0.02),
+    ("w8a8",         1e-1,            7e-2,          0.02),
+    ("int8_static",  1e-1,            7e-2,          0.02),
+    ("int8_dynamic", 1e-1,            7e-2,          0.02),
+    ("fp8",          1.5e-1,          2.5e-1,        0.03),
+    ("fp8_static",   1.5e-1,          2.5e-1,        0.03),
+    ("int4",         2e-1,            8e-1,          0.05),
+    ("8da4w",        2e-1,            8e-1,          0.05),
+    ("nvfp4",        2e-1,            8e-1,          0.05),
+    ("mxfp4",        2e-1,            8e-1,          0.07),
+    ("int3",         2.5e-1,          8e-1,          0.1),
+)
+# fmt: on
+LIMITS: Mapping[str, Limits] = {
+    level: Limits(level=level, module_strength_error=strength, module_weight_error=weight, quality_loss=quality)
+    for level, strength, weight, quality in _MODULES
+}
+"""Limits of the stored weights and of scores of answers, from the tightest level to the loosest."""
 
 
 class VectorComparer:
@@ -122,50 +167,6 @@ def distance_of(figures: LogitComparison | None) -> float | None:
     if figures.relative_error is not None:
         return figures.relative_error**2
     return figures.mean_kl
-
-
-FLOOR = 1e-6
-"""Mean KL, nats per token, of float32 arithmetic in another order. Measured: 4e-11 between PyTorch and ONNX Runtime or OpenVINO on a real model of
-30 layers, and 1e-9 on deep ones; the smallest fault of a graph that is known, a rotary base rounded to 16 bits, makes 1e-4."""
-VALUES_FLOOR = 1e-8
-"""The same for values that are not logits: the square of a relative error."""
-NOISE_TIMES, COST_TIMES = 4.0, 4.0
-"""Times that measured noise and cost may be exceeded: the runtime rounds at other places than the measurement (attention, norms), and a few
-hundred tokens scatter."""
-_RARE = 4.26
-"""Standard errors that one right output in 100,000 exceeds."""
-CASE_TIMES = 2.0
-"""A shape case has few positions, and both sides of it are rounded."""
-EXACT_DIFFERENCE = 1e-4
-"""Largest difference of a logit of float32 outputs, as a share of the reference's logit scale."""
-NOISE_FACTOR = 8.0
-"""Times the reference's own arithmetic noise to which that limit is raised, because deep models round more."""
-MAX_NOISE_SHARE = 1e-3
-"""Share of the logit scale above which noise raises that limit no further."""
-# fmt: off
-_MODULES: tuple[tuple[str, float, float, float], ...] = (
-    # level,         module_strength, module_weight, quality_loss
-    ("float32",      1e-2,            1e-5,          0.0),
-    ("float16",      1e-1,            2e-3,          0.005),
-    ("bfloat16",     2e-1,            1e-2,          0.01),
-    ("int8",         1e-1,            5e-2,          0.02),
-    ("w8a8",         1e-1,            7e-2,          0.02),
-    ("int8_static",  1e-1,            7e-2,          0.02),
-    ("int8_dynamic", 1e-1,            7e-2,          0.02),
-    ("fp8",          1.5e-1,          2.5e-1,        0.03),
-    ("fp8_static",   1.5e-1,          2.5e-1,        0.03),
-    ("int4",         2e-1,            8e-1,          0.05),
-    ("8da4w",        2e-1,            8e-1,          0.05),
-    ("nvfp4",        2e-1,            8e-1,          0.05),
-    ("mxfp4",        2e-1,            8e-1,          0.07),
-    ("int3",         2.5e-1,          8e-1,          0.1),
-)
-# fmt: on
-LIMITS: Mapping[str, Limits] = {
-    level: Limits(level=level, module_strength_error=strength, module_weight_error=weight, quality_loss=quality)
-    for level, strength, weight, quality in _MODULES
-}
-"""Limits of the stored weights and of scores of answers, from the tightest level to the loosest."""
 
 
 def limits_by_level(overrides: Mapping[str, LimitOverrides]) -> dict[str, Limits]:

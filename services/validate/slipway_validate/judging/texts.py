@@ -1,4 +1,7 @@
-"""Have transformers read hard texts once for all outputs, and judge how an output's runtime reads them."""
+"""Judge how an output's runtime reads text and conversations, beside what transformers reads.
+
+Transformers reads the hard texts once for all outputs whose runtime reads text itself.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from slipway.validation.texts import TextComparison
 from slipway_validate.folders import runtime_for
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Spec, TextSpec
+
+TOKENS, TEMPLATE = "tokens", "chat_template"
+CHECKS = (TOKENS, TEMPLATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +54,6 @@ def read_texts(
     spec = Spec(texts=TextSpec(tokenizer=tokenizer.absolute(), base=base.absolute(), file=file.absolute()))
     result = process.run(spec, folder, ctx, label="texts", timeout_seconds=timeout_seconds)
     return Texts(file) if result.status == "done" else Texts(missing=result.message)
-
-
-TOKENS, TEMPLATE = "tokens", "chat_template"
-CHECKS = (TOKENS, TEMPLATE)
 
 
 def checks(found: TextComparison | None) -> list[Check]:

@@ -1,4 +1,7 @@
-"""Measure outputs by two things: the reference's results, and passes that are planned here and read back."""
+"""The yardsticks of a validation's outputs: the reference's results, and passes that are planned here and read back.
+
+Every output is compared with the reference. The passes measure how far it may differ.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,22 @@ from slipway_validate.protocol.messages import (
 )
 
 UNSTEADY = "the reference itself gives other results in this shape, so it cannot judge an output"
+
+MOST_WINDOWS = 4
+"""Windows that are computed: a fault of a graph shows in a few hundred tokens."""
+HALVES = ("float16", "bfloat16")
+STATIC = "static"
+"""Rounding of inputs in fixed ranges, which lie in the output and are not read."""
+_OURS = "slipway.proof.transformers_runtime:load"
+_COSTS = {
+    "float16": ("float16", ""),
+    "bfloat16": ("bfloat16", ""),
+    "int8": ("int8/32", ""),
+    "int4": ("int4/32", "int8/32"),
+    "8da4w": ("int4/32", "int8/32"),
+    "int3": ("int3/32", "int8/32"),
+}
+"""The nearest rounding of the merged weights, by stored type: of products, and of embedding and head where it differs."""
 
 
 @dataclass(frozen=True)
@@ -115,23 +134,6 @@ class ReferenceRun:
 def _is_unsteady(case: ShapeCase, scale: float) -> bool:
     """Return whether a shape changes the model's results: left padding shifts the positions of some models."""
     return case.self_max_abs_diff is None or case.self_max_abs_diff > MAX_NOISE_SHARE * scale
-
-
-MOST_WINDOWS = 4
-"""Windows that are computed: a fault of a graph shows in a few hundred tokens."""
-HALVES = ("float16", "bfloat16")
-STATIC = "static"
-"""Rounding of inputs in fixed ranges, which lie in the output and are not read."""
-_OURS = "slipway.proof.transformers_runtime:load"
-_COSTS = {
-    "float16": ("float16", ""),
-    "bfloat16": ("bfloat16", ""),
-    "int8": ("int8/32", ""),
-    "int4": ("int4/32", "int8/32"),
-    "8da4w": ("int4/32", "int8/32"),
-    "int3": ("int3/32", "int8/32"),
-}
-"""The nearest rounding of the merged weights, by stored type: of products, and of embedding and head where it differs."""
 
 
 def rounding_pass(rounding: str) -> str:

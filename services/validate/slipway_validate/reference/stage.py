@@ -17,7 +17,7 @@ def run(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> dict[
     """Run base + adapter, or the base itself without an adapter, and write its results.
 
     Raises:
-        ValidationError: ``VALIDATION_IMPOSSIBLE``: the model, the tokenizer or the held-out text cannot be params.
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: the model, the tokenizer or the held-out text cannot be used.
         StageError: ``CANCELLED``; ``DISK_FULL``.
     """
     from slipway_validate.reference.running import make_reference

@@ -215,17 +215,14 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     Raises:
         Unusable: There is no tokenizer or feature extractor, or too little text.
     """
-    from slipway_validate.runner.sampling.making import make_samples
+    from slipway_validate.runner.sampling.making import make_samples, trained_tokenizer
 
     samples, source = make_samples(spec)
     samples.write(spec.samples)
     if spec.text.with_name(OWN_FILE).is_file():
-        from slipway_validate.runner.sampling.making import trained_tokenizer
-
         make_own_samples(trained_tokenizer(spec.tokenizer, spec.model), spec)
     if spec.records is not None:
         from slipway_validate.runner.sampling.encoding import encode_inputs
-        from slipway_validate.runner.sampling.making import trained_tokenizer
 
         encoded = encode_inputs(trained_tokenizer(spec.tokenizer, spec.model), spec)
         (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")

@@ -21,7 +21,7 @@ from slipway.validation.findings import AdapterEvidence
 from slipway_validate.cases import find_family, longest_text
 from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
 from slipway_validate.runner.collect import Collector
-from slipway_validate.runner.sampling.making import cut, decoder_inputs, mask_tokens
+from slipway_validate.runner.sampling.making import cut_windows, decoder_inputs, mask_tokens
 
 _RESULTS = "own.npy"
 
@@ -63,7 +63,7 @@ def _make_samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, wr
             labels = _row(tokenizer(text_target=row["target"], truncation=True, max_length=longest)["input_ids"])
             return Samples(decoder_inputs(labels, spec.model), source=_row(source), labels=labels)
     document = Document("", text=row.get("text", ""), messages=tuple(row.get("messages", ())))
-    windows = cut(tokenizer, writer.text(document), spec=spec.model_copy(update={"windows": 1}))
+    windows = cut_windows(tokenizer, writer.text(document), spec=spec.model_copy(update={"windows": 1}))
     if family.comparison is Comparison.MASKED_TOKENS:
         return mask_tokens(tokenizer, windows, spec)
     return Samples(windows, labels=windows[:, 1:])

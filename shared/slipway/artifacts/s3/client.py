@@ -1,4 +1,7 @@
-"""One bucket of an S3 service through the ``minio`` SDK: calls are retried while it is unavailable, and its errors are those of the store."""
+"""One bucket of an S3 service through the ``minio`` SDK: calls with retries; its errors become ``ArtifactError``.
+
+Calls are retried for a while when the service is unavailable. Other errors come with a remedy.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,29 @@ _DENIED = frozenset(
      "RequestTimeTooSkewed", "SignatureDoesNotMatch"}
 )  # fmt: skip
 _FULL = frozenset({"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"})
+
+log = logging.getLogger("slipway.store")
+
+OnWait = Callable[[], None]
+_T = TypeVar("_T")
+
+WORKERS = 4
+"""Concurrent requests that carry data. Each has one part in memory, so this bounds the memory of a transfer."""
+PATIENCE_SECONDS = 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_DELETES_A_CALL = 500
+
+# Detect within seconds that the other end of a connection has gone.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_SOCKET_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in _KEEPALIVE.items()
+        if hasattr(socket, name)
+    ),
+]
 
 
 def is_missing(error: BaseException) -> bool:
@@ -100,30 +126,6 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, MaxRetryError) and error.reason is not None:
         error = error.reason
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-
-
-log = logging.getLogger("slipway.store")
-
-OnWait = Callable[[], None]
-_T = TypeVar("_T")
-
-WORKERS = 4
-"""Concurrent requests that carry data. Each has one part in memory, so this bounds the memory of a transfer."""
-PATIENCE_SECONDS = 60.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-_DELETES_A_CALL = 500
-
-# Detect within seconds that the other end of a connection has gone.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-_SOCKET_OPTIONS = [
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in _KEEPALIVE.items()
-        if hasattr(socket, name)
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfi
 
 from slipway.artifacts.collection import Collected, blobs_named, shrink
 from slipway.artifacts.digests import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of
-from slipway.artifacts.s3 import store as uses
 from slipway.artifacts.s3.client import S3_EXCEPTIONS, S3Bucket, StoredObject
-from slipway.artifacts.s3.store import S3Store
+from slipway.artifacts.s3.store import S3Store, oldest_work
 from slipway.errors import ArtifactError
 
 _LOOKS = 16
@@ -52,7 +51,7 @@ def collect_bucket(
     with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
         contents = dict(zip(map(_digest, manifests), pool.map(lambda m: _contents(store, m), manifests), strict=True))
     kept = set(keep())
-    began = uses.oldest(bucket, grace_seconds=store.grace_seconds, now=now)
+    began = oldest_work(bucket, grace_seconds=store.grace_seconds, now=now)
     # The work did not touch artifacts that were younger than half of the period when it began to use them.
     young = min(now - store.grace_seconds, now if began is None else began - store.grace_seconds / 2)
     old = sorted((m.modified, _digest(m)) for m in manifests if m.modified < young)

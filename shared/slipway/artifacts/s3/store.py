@@ -1,7 +1,8 @@
-"""The artifact store in a bucket of an S3 service: one object per file, under the names of :mod:`slipway.artifacts.digests`, and marks of use.
+"""The artifact store in a bucket of an S3 service, and marks of long work on it.
 
-A file is hashed before it is sent directly to the name that its digest gives. Files that the bucket already has are not sent.
-Nothing is moved afterwards, because an upload is not visible before its last part.
+Names are those of :mod:`slipway.artifacts.digests`. One file is one object. It is hashed before it is sent directly to the name
+that its digest gives. Files that the bucket already has are not sent. Nothing is moved afterwards, because an upload is not visible
+before its last part.
 
 The grace period of collections protects what work of a few hours uses. Work that goes on longer writes a mark and renews it, until it
 ends. Every artifact used since the beginning of marked work may belong to it. A mark that was not renewed for a grace period belongs
@@ -31,7 +32,7 @@ from slipway.artifacts.digests import (
     blob_name,
     digest_bytes,
     digest_of,
-    is_name,
+    is_store_name,
     key_of,
     manifest_name,
 )
@@ -46,6 +47,13 @@ from slipway.files.paths import open_real, open_unlinked
 
 GRACE_SECONDS = 24 * 3600.0
 """Garbage collection keeps younger objects. No commit may take longer than half of this."""
+
+log = logging.getLogger("slipway.artifacts")
+
+_MARKS = "uses/"
+_MARK_NAME = re.compile(rf"{_MARKS}[0-9a-f]{{32}}")
+_MARK_SECONDS, _MOST_MARK_BYTES = re.compile(rb"\d{1,12}"), 12
+_MARK_RENEWALS = 4  # in a grace period
 
 
 class S3Store:
@@ -243,7 +251,7 @@ class S3Store:
 
     def listing(self, folder: str) -> list[StoredObject]:
         """Return the store's objects below one of its prefixes."""
-        return [entry for entry in self.bucket.listing(folder) if is_name(entry.key)]
+        return [entry for entry in self.bucket.listing(folder) if is_store_name(entry.key)]
 
     def last_used(self, digest: str) -> float:
         """Return when an artifact was last made, fetched or reused, in seconds since the epoch.
@@ -308,19 +316,11 @@ class S3Store:
         return True
 
 
-log = logging.getLogger("slipway.artifacts")
-
-_FOLDER = "uses/"
-_NAME = re.compile(rf"{_FOLDER}[0-9a-f]{{32}}")
-_SECONDS, _MOST_BYTES = re.compile(rb"\d{1,12}"), 12
-_RENEWALS = 4  # in a grace period
-
-
 @contextlib.contextmanager
 def mark_work(bucket: S3Bucket, *, grace_seconds: float) -> Iterator[None]:
     """Mark the bucket while the block runs, from a quarter of the grace period on."""
     ended = threading.Event()
-    keeper = threading.Thread(target=_keep_mark, args=(bucket, grace_seconds / _RENEWALS, ended), daemon=True)
+    keeper = threading.Thread(target=_keep_mark, args=(bucket, grace_seconds / _MARK_RENEWALS, ended), daemon=True)
     keeper.start()
     try:
         yield
@@ -330,7 +330,7 @@ def mark_work(bucket: S3Bucket, *, grace_seconds: float) -> Iterator[None]:
 
 
 def _keep_mark(bucket: S3Bucket, pause: float, ended: threading.Event) -> None:
-    began, name, written = time.monotonic(), f"{_FOLDER}{uuid.uuid4().hex}", False
+    began, name, written = time.monotonic(), f"{_MARKS}{uuid.uuid4().hex}", False
     while not ended.wait(pause):
         try:
             # The service's clock gives the time of the mark, which says how long the work has gone on.
@@ -345,21 +345,21 @@ def _keep_mark(bucket: S3Bucket, pause: float, ended: threading.Event) -> None:
             bucket.delete([name])
 
 
-def oldest(bucket: S3Bucket, *, grace_seconds: float, now: float) -> float | None:
+def oldest_work(bucket: S3Bucket, *, grace_seconds: float, now: float) -> float | None:
     """Return when the oldest marked work began, in seconds since the epoch, or None; 0 if a mark cannot be understood.
 
     Raises:
         ArtifactError: As :meth:`S3Bucket.call`.
     """
     began = []
-    for entry in bucket.listing(_FOLDER):
-        if _NAME.fullmatch(entry.key) is None or now - entry.modified > grace_seconds:
+    for entry in bucket.listing(_MARKS):
+        if _MARK_NAME.fullmatch(entry.key) is None or now - entry.modified > grace_seconds:
             continue
         try:
-            content = bucket.get(entry.key) if entry.size_bytes <= _MOST_BYTES else b""
+            content = bucket.get(entry.key) if entry.size_bytes <= _MOST_MARK_BYTES else b""
         except ArtifactError as error:
             if error.reason != "ARTIFACT_NOT_FOUND":  # its work has ended just now
                 raise
         else:
-            began.append(entry.modified - int(content) if _SECONDS.fullmatch(content) else 0.0)
+            began.append(entry.modified - int(content) if _MARK_SECONDS.fullmatch(content) else 0.0)
     return min(began, default=None)

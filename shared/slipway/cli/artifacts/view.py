@@ -1,4 +1,4 @@
-"""Show the progress of a transfer, the contents of the artifact store, and what a collection removed."""
+"""Show the progress of a transfer to or from an artifact store, the store's contents, and what a collection removed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ Show = Callable[[int], Callable[[int], None]]
 """Function that takes the size of a transfer in bytes and returns one that takes the size of each finished piece."""
 
 _INTERVAL_SECONDS = 0.1
+
+_SHORT = len("sha256:") + 12
 
 
 @contextmanager
@@ -58,9 +60,6 @@ class _Counter:
             # A store with a cache reads the files twice: once they are read, how much follows is unknown.
             total = self._total if self._done <= self._total else 0
             self._reporter.progress(Progress(self._phase, done=self._done, total=total, unit="bytes"), 0)
-
-
-_SHORT = len("sha256:") + 12
 
 
 def cache_table(listing: dict[str, Any]) -> Group:

@@ -35,7 +35,7 @@ from slipway.results.delivery import check_target, deliver, lineage
 from slipway.results.outcome import delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
 from slipway.results.result import ExportResult
-from slipway.rpc.values import ENDED
+from slipway.rpc.values import ENDED_STATES
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.validation.findings import ValidationReport
@@ -196,7 +196,7 @@ class ExportJob:
             raise
 
     def _watch(self, client: Client, export: pb.Export) -> pb.Export:
-        if export.state in ENDED:
+        if export.state in ENDED_STATES:
             return export
         for event in client.watch_export(export.name):
             self.display.event(event)
@@ -204,9 +204,9 @@ class ExportJob:
                 named, export = bool(export.labels.get("model_name")), event.export
                 if not named:
                     self._check_target(export)
-                if export.state in ENDED:
+                if export.state in ENDED_STATES:
                     break
-        return export if export.state in ENDED else client.get_export(export.name)
+        return export if export.state in ENDED_STATES else client.get_export(export.name)
 
     def _deliver(self, export: pb.Export, store: Artifacts, warnings: tuple[str, ...]) -> ExportResult:
         validation = _validation(export, store)

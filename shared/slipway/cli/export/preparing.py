@@ -1,4 +1,7 @@
-"""Prepare an export: store or upload its sources, or leave their addresses to a worker, and compute its id."""
+"""Prepare an export: put its sources into the store, or leave their addresses to a worker, and compute its id.
+
+The same configuration, sources and tools give the same id, so the same command resumes.
+"""
 
 from __future__ import annotations
 
@@ -105,13 +108,13 @@ def export_identity(
         "configuration": configuration.model_dump(mode="json", exclude={"log"}),
         "sources": dict(sorted(digests.items())),
         "base_match": base_match.status.value if base_match else "",
-        "software": {"slipway": own_version(), **_stages()},
+        "software": {"slipway": own_version(), **_stage_versions()},
     }
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return f"e-{hashlib.sha256(canonical.encode()).hexdigest()[:18]}"
 
 
-def _stages() -> dict[str, Any]:
+def _stage_versions() -> dict[str, Any]:
     stages: dict[str, Any] = {}
     for name in stage_names():
         try:

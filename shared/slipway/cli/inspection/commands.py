@@ -1,6 +1,7 @@
 """``slipway doctor``, ``checkpoints``, ``inspect`` and ``recommend``: commands that change nothing.
 
-``inspect`` runs a graph once in a process of its own, and compares it with its contract.
+``inspect`` runs a graph once in a process of its own, and compares it with its contract. ``recommend`` says which format and level
+to make for a target, why, and with which configuration.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ INSPECT_EXAMPLES = examples(
     "slipway inspect exported/qwen3/FORMAT", "slipway inspect GRAPH --contract activations.json --json"
 )
 _SECONDS = 300.0
+
+RECOMMEND_EXAMPLES = examples(
+    "slipway recommend --target browser",
+    "slipway recommend --target cpu-server --model merged --memory 8GiB",
+    "slipway recommend --target vllm --model merged --report exported/qwen3 --json",
+)
 
 
 def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - read by the boundary
@@ -151,13 +158,6 @@ def _contract(model: Path, given: Path | None) -> ActivationContract | None:
 
     path = given or (model if model.is_dir() else model.parent) / CONTRACT
     return read_contract(path) if given is not None or os.path.lexists(path) else None
-
-
-RECOMMEND_EXAMPLES = examples(
-    "slipway recommend --target browser",
-    "slipway recommend --target cpu-server --model merged --memory 8GiB",
-    "slipway recommend --target vllm --model merged --report exported/qwen3 --json",
-)
 
 
 def recommend(  # noqa: PLR0917 - typer calls it by name

@@ -1,4 +1,4 @@
-"""Show what ``slipway recommend`` chose, with what earlier exports measured."""
+"""Show what ``slipway recommend`` chose, with figures that earlier exports measured, from their reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Write the progress of an export in each form: the live table, plain lines for people, or JSON lines."""
+"""Write the progress of an export in each form: the live table, short lines for people, or JSON lines.
+
+JSON lines have the form of the logs. The table has one row per task, with state, bar, amount, speed, memory, remaining and elapsed
+time.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from slipway.cli.terminal.console import errors, print_json, show, unbroken_line
 from slipway.client import Client
 from slipway.export_sources.naming import title
 from slipway.results.outcome import delivered_formats, recorded_failure
-from slipway.rpc.values import ENDED, export_state
+from slipway.rpc.values import ENDED_STATES, export_state
 from slipway_protos.v1 import export_pb2 as pb
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> 
         display.title(title(client.get_export(name).labels) or name)
         for event in client.watch_export(name):
             display.event(event)
-            if event.WhichOneof("event") == "export" and event.export.state in ENDED:
+            if event.WhichOneof("event") == "export" and event.export.state in ENDED_STATES:
                 break
     return client.get_export(name)
 

@@ -1,4 +1,7 @@
-"""``slipway stage``: run one stage alone; ``slipway sample``: make a model for trials; and the help of both."""
+"""``slipway stage`` and ``slipway sample``: run one stage alone, and make a model for trials.
+
+``slipway stage NAME --help`` shows the stage's inputs, outputs and parameters.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
     from slipway.stage import Progress as Step
     from slipway.stage import Stage
 
+STAGE_EXAMPLES = examples(
+    "slipway stage merge --help",
+    "slipway stage merge --input base=qwen3-base --input adapter=run/checkpoint-100 --out merged",
+    "slipway stage quantize --help",
+)
+SAMPLE_EXAMPLES = examples(
+    "slipway sample demo", "slipway export -c demo/export.yaml", "slipway sample --real demo-real"
+)
+
 
 class StageCommand(TyperCommand):
     """``slipway stage``, whose help also shows the inputs and parameters of the named stage."""
@@ -43,38 +55,38 @@ class StageCommand(TyperCommand):
         from slipway.cli.terminal.console import answers
         from slipway.registry import load_stage
 
-        stage = load_stage(name)
+        named = load_stage(name)
         super().format_help(ctx, formatter)
-        answers.print("\n".join(stage_help(stage, width=min(answers.width, 100))), highlight=False, markup=False)
+        answers.print("\n".join(stage_help(named, width=min(answers.width, 100))), highlight=False, markup=False)
 
 
-def stage_help(stage: Stage[Any], *, width: int) -> Iterator[str]:
+def stage_help(named: Stage[Any], *, width: int) -> Iterator[str]:
     """Yield lines about a stage: inputs, outputs, and parameters with type, default and meaning."""
-    more = " …, and others by a name of your choice" if stage.more_inputs else ""
-    yield f" {stage.name}, version {stage.version}"
+    more = " …, and others by a name of your choice" if named.more_inputs else ""
+    yield f" {named.name}, version {named.version}"
     yield ""
-    optional = f"; optional: {', '.join(stage.optional_inputs)}" if stage.optional_inputs else ""
-    yield f" Inputs (--input NAME=DIR):  {', '.join(stage.inputs)}{optional}{more}"
-    yield f" Outputs (below --out):      {', '.join(stage.outputs)}"
+    optional = f"; optional: {', '.join(named.optional_inputs)}" if named.optional_inputs else ""
+    yield f" Inputs (--input NAME=DIR):  {', '.join(named.inputs)}{optional}{more}"
+    yield f" Outputs (below --out):      {', '.join(named.outputs)}"
     yield ""
     yield " Parameters (--param KEY=VALUE):"
-    for name, kind, default, meaning in parameters(stage.params):
+    for name, kind, default, meaning in parameters(named.params):
         yield f"   {name}  {kind}, {f'by default {default}' if default else 'needed'}"
         yield from textwrap.wrap(meaning, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
 
 def parameters(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
     """Return the name, type, default (empty if it has none) and meaning of each parameter."""
-    from slipway.settings.sections import meanings
+    from slipway.settings.sections import field_meanings
 
-    said = meanings(model)
+    said = field_meanings(model)
     return [
         (name, _type(info), _default(info), said.get(name, "").replace("``", ""))
         for name, info in model.model_fields.items()
     ]
 
 
-def values(model: type[BaseModel], name: str) -> tuple[str, ...]:
+def parameter_values(model: type[BaseModel], name: str) -> tuple[str, ...]:
     """Return the values of a parameter with a fixed set of them; empty for any other."""
     kinds = [kind for kind in _kinds(model.model_fields[name].annotation) if kind is not NoneType]
     if kinds == [bool]:
@@ -114,17 +126,7 @@ def _default(info: FieldInfo) -> str:
     return json.dumps(value.model_dump(mode="json") if hasattr(value, "model_dump") else value, default=str)
 
 
-STAGE_EXAMPLES = examples(
-    "slipway stage merge --help",
-    "slipway stage merge --input base=qwen3-base --input adapter=run/checkpoint-100 --out merged",
-    "slipway stage quantize --help",
-)
-SAMPLE_EXAMPLES = examples(
-    "slipway sample demo", "slipway export -c demo/export.yaml", "slipway sample --real demo-real"
-)
-
-
-def _stages(incomplete: str) -> list[str]:
+def _complete_stages(incomplete: str) -> list[str]:
     """Complete the names of stages."""
     from slipway.registry import stage_names
 
@@ -141,15 +143,17 @@ def _named_stage(ctx: typer.Context) -> Stage[Any] | None:
         return None
 
 
-def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
+def _complete_parameters(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the parameters of the named stage, and the values of parameters with a fixed set of them."""
     stage = _named_stage(ctx)
     if stage is None:
         return []
-    return assignments(incomplete, tuple(stage.params.model_fields), lambda key: values(stage.params, key), os.environ)
+    return assignments(
+        incomplete, tuple(stage.params.model_fields), lambda key: parameter_values(stage.params, key), os.environ
+    )
 
 
-def _inputs(ctx: typer.Context, incomplete: str) -> list[str]:
+def _complete_inputs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the inputs of the named stage; the shell itself completes their folders."""
     stage = _named_stage(ctx)
     return (
@@ -167,16 +171,19 @@ def _log_level() -> str:
 
 def stage(  # noqa: PLR0917 - typer calls it by name
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Stage, as slipway doctor lists them.", autocompletion=_stages)
+        str,
+        typer.Argument(metavar="NAME", help="Stage, as slipway doctor lists them.", autocompletion=_complete_stages),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="NAME=DIR", help="Input folder, by its name.", autocompletion=_inputs),
+        typer.Option("--input", metavar="NAME=DIR", help="Input folder, by its name.", autocompletion=_complete_inputs),
     ] = None,
     params: Annotated[
         list[str] | None,
-        typer.Option("--param", metavar="KEY=VALUE", help="Parameter; VALUE may be JSON.", autocompletion=_parameters),
+        typer.Option(
+            "--param", metavar="KEY=VALUE", help="Parameter; VALUE may be JSON.", autocompletion=_complete_parameters
+        ),
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
     timeout: Timeout = None,

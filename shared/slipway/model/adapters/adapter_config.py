@@ -1,4 +1,6 @@
-"""``adapter_config.json``: options that Slipway handles itself, leaves to peft, or refuses, and the refusals.
+"""``adapter_config.json``: options that Slipway handles itself, leaves to peft, or refuses; and refusals of adapters.
+
+Adapters that cannot be merged are refused: for unsupported options, another base model, or missing weights.
 
 Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. An adapter with a set field that is not listed here is merged
 by peft, if peft knows the field: an option of a newer peft is never silently ignored.
@@ -45,6 +47,10 @@ _PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
 REPEATED_INITS = ("pissa", "olora")
 #: Names of embeddings that peft keeps tied (``EMBEDDING_LAYER_NAMES``).
 _EMBEDDINGS = ("embed_tokens", "lm_head")
+
+PEFT_REMEDY = "merge it with peft (merge_and_unload) and export the result as a base model"
+#: Remedy for an adapter that cannot be merged at all.
+UNMERGED_REMEDY = "serve the base model with the adapter beside it, through peft"
 
 
 class PatternKeys:
@@ -293,11 +299,6 @@ def _patterns(raw: Mapping[str, Any], key: str, *, integer: bool) -> dict[str, f
     if not isinstance(value, dict):
         raise _invalid_error(key, value, "a map from module patterns to numbers")
     return {pattern: _check_number(f"{key}[{pattern!r}]", entry, integer=integer) for pattern, entry in value.items()}
-
-
-PEFT_REMEDY = "merge it with peft (merge_and_unload) and export the result as a base model"
-#: Remedy for an adapter that cannot be merged at all.
-UNMERGED_REMEDY = "serve the base model with the adapter beside it, through peft"
 
 
 def unsupported(key: str, value: object, why: str, *, remedy: str = PEFT_REMEDY) -> ModelMergeError:

@@ -1,4 +1,8 @@
-"""An adapter as it was saved: its settings, its tensors' headers, and the low-rank pairs among them. Light."""
+"""Read an adapter as it was saved: its settings, its tensors' headers, and the low-rank pairs among them.
+
+Plain LoRA is told from other adapters. Pairs are recognised whatever wraps their names. The module is light: a client looks at an
+adapter before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,14 @@ _ANY = frozenset(
 """Settings of plain LoRA, with any value."""
 _FIXED = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, "gaussian")}
 """Settings that only these values make plain LoRA."""
+
+#: ``<module>.lora_A[.<adapter>].weight``, and ``<module>.lora_embedding_A[.<adapter>]`` of an embedding.
+_LINEAR_PAIR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
+EMBEDDING_PAIR = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
+#: ``ADAPTER_PREFIX``, with the prefixes of wrappers around the model.
+_WRAPPED = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
+#: The head as Tinker names it; to transformers it is ``lm_head``, beside the model and not in it.
+_UNEMBEDDING = re.compile(rf"^({re.escape(ADAPTER_PREFIX)})?(?:model\.)?unembed_tokens(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +110,11 @@ def read_saved(folder: Path) -> Saved:
             slot = halves.setdefault((match["module"], match.re is EMBEDDING_PAIR), {})
             twin = slot.setdefault(match["side"], info)
         if twin is not info:
-            raise broken(f"tensors {twin.name!r} and {key!r} stand for the same", key)
+            raise broken_adapter_error(f"tensors {twin.name!r} and {key!r} stand for the same", key)
     if len(names) > 1:
-        raise broken(f"it holds several adapters ({', '.join(sorted(names))}); save the one to deliver alone", key="")
+        raise broken_adapter_error(
+            f"it holds several adapters ({', '.join(sorted(names))}); save the one to deliver alone", key=""
+        )
     return Saved(folder, raw, halves, others)
 
 
@@ -114,15 +128,6 @@ def is_plain_lora(adapter: Path) -> bool:
     except (CheckpointValidationError, OSError):  # loading it will report the error
         return False
     return all(value in _FIXED[name] if name in _FIXED else name in _ANY or not value for name, value in config.items())
-
-
-#: ``<module>.lora_A[.<adapter>].weight``, and ``<module>.lora_embedding_A[.<adapter>]`` of an embedding.
-_LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
-EMBEDDING_PAIR = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
-#: The prefix, with the prefixes of wrappers around the model.
-_WRAPPED = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
-#: The head as Tinker names it; to transformers it is ``lm_head``, beside the model and not in it.
-_UNEMBEDDING = re.compile(rf"^({re.escape(ADAPTER_PREFIX)})?(?:model\.)?unembed_tokens(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,7 @@ def unwrap_name(key: str) -> str:
 def pair_name(key: str) -> re.Match[str] | None:
     """Match the name of one half of a pair: groups ``module``, ``side`` (A or B) and ``adapter``; None for another tensor."""
     name = key.removeprefix(ADAPTER_PREFIX)
-    return _LINEAR.fullmatch(name) or EMBEDDING_PAIR.fullmatch(name)
+    return _LINEAR_PAIR.fullmatch(name) or EMBEDDING_PAIR.fullmatch(name)
 
 
 def make_pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[str, Pair]:
@@ -163,7 +168,7 @@ def make_pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], conf
     Raises:
         ModelMergeError: ``CHECKPOINT_INCOMPLETE`` for half a pair, ``ADAPTER_CONFIG_INVALID`` for shapes that cannot be right.
     """
-    check_both(slot)
+    check_halves(slot)
     a, b = slot["A"], slot["B"]
     for info in (a, b):
         if len(info.shape) != 2 or 0 in info.shape:
@@ -186,7 +191,7 @@ def make_pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], conf
     return module, Pair(module, embedding, a, b, rank, config.scaling_of(module))
 
 
-def check_both(slot: Mapping[str, TensorInfo]) -> None:
+def check_halves(slot: Mapping[str, TensorInfo]) -> None:
     """Refuse half a pair.
 
     Raises:
@@ -195,10 +200,10 @@ def check_both(slot: Mapping[str, TensorInfo]) -> None:
     if len(slot) != 2:
         present = next(iter(slot.values()))
         missing = ({"A", "B"} - set(slot)).pop()
-        raise broken(f"tensor {present.name!r} has no partner lora_{missing}", present.name)
+        raise broken_adapter_error(f"tensor {present.name!r} has no partner lora_{missing}", present.name)
 
 
-def broken(what: str, key: str) -> ModelMergeError:
+def broken_adapter_error(what: str, key: str) -> ModelMergeError:
     """Return the refusal of an adapter that lacks parts or contradicts itself; ``key`` is the tensor."""
     return ModelMergeError(
         f"the adapter is not complete or not consistent: {what}",

@@ -1,4 +1,4 @@
-"""Read single values, with an error that names the setting."""
+"""Read single values of a ``config.json``, with an error that names the setting."""
 
 from __future__ import annotations
 

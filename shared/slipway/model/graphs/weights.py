@@ -1,4 +1,7 @@
-"""The weights of a graph: taken from its data files into the graph, or left out of it and described."""
+"""The weights of ONNX graphs: taken from data files into the graph, or left out of it and described.
+
+Each weight left out is an input of its graph, and rows of a tensor of the model.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_INLINE_BYTES = (2 << 30) - (64 << 20)
 """protobuf's limit of 2 GiB, less room for the graph itself."""
+
+_STRICT = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
 def take_weights_in(model: ir.Model, name: str, *, error: type[ModelExportError]) -> None:
@@ -47,9 +52,6 @@ def take_weights_in(model: ir.Model, name: str, *, error: type[ModelExportError]
     ir.external_data.load_to_model(model)
 
 
-_STRICT = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
 class LeftOut(BaseModel):
     """A matrix that a graph leaves out.
 
@@ -71,7 +73,7 @@ class LeftOut(BaseModel):
 
 
 class LeftOutWeights(BaseModel):
-    """The description.
+    """The weights that the graphs of a folder leave out.
 
     Attributes:
         stage: The stage that made the graphs.

@@ -2,8 +2,13 @@
 
 Axes: H = heads of queries, G = heads of keys and values, S = tokens of this call, L = places of keys, D = width of a head.
 
-Where the frequencies depend on the longest text (dynamic NTK scaling, LongRoPE), transformers' code keeps them in a buffer that it
-changes between calls, and decides by a branch on values whether to. A tracer loses the branch or refuses it.
+Rotary embeddings: where the frequencies depend on the longest text (dynamic NTK scaling, LongRoPE), transformers' code keeps them in
+a buffer that it changes between calls, and decides by a branch on values whether to. A tracer loses the branch or refuses it. So a
+trace computes them from the positions of each call.
+
+Attention: a format's runtime computes its own form in place of transformers'.
+
+Cache: it is inside the decoder. Tokens and their places go in, logits of these tokens come out.
 """
 
 from __future__ import annotations
@@ -21,6 +26,11 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from slipway.model.limits import GROWING, SWITCHING
+
+_HARMLESS = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
+"""Arguments that are already in the mask or the cache."""
+
+KEYS, VALUES = "keys_", "values_"
 
 
 def compute_frequencies_in_graph(model: torch.nn.Module) -> None:
@@ -90,10 +100,6 @@ def _frequencies(module: Any, layer_type: str | None, position_ids: torch.Tensor
         warnings.filterwarnings("ignore", "torch.tensor results are registered as constants")
         beyond, _ = ROPE_INIT_FUNCTIONS[kind](config, position_ids.device, seq_len=length, layer_type=layer_type)
     return torch.where(longest > trained, beyond, original)
-
-
-_HARMLESS = ("is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "output_attentions")
-"""Arguments that are already in the mask or the cache."""
 
 
 class Attend(Protocol):
@@ -169,9 +175,6 @@ def _as_transformers_calls(attend: Attend, harmless: Collection[str]) -> Callabl
         return attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap), None
 
     return attention
-
-
-KEYS, VALUES = "keys_", "values_"
 
 
 class Slots(CacheLayerMixin):  # type: ignore[misc]

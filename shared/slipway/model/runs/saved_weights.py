@@ -1,10 +1,13 @@
-"""Say why an adapter cannot be used as saved: weights missing or in pieces, or another place or form than peft's.
+"""Say why an adapter cannot be used as saved: bad or missing weights, or another place or form than peft's.
+
+Weights are judged by their headers: missing, in several files, empty, a pickle, or in pieces. Adapters of other tools, and adapters in
+subfolders, are recognised.
 
 For a checkpoint that was saved in pieces, one per process, the command that makes a whole adapter is named. FSDP:
 ``pytorch_model_fsdp_0/`` with torch's distributed checkpoint (``accelerate/utils/fsdp_utils.py``, ``save_fsdp_model``).
-DeepSpeed ZeRO: a folder ``global_step…`` of pickles. Their content is not read here. DeepSpeed's script ``zero_to_fp32.py``
-needs an installed DeepSpeed, which has it as a module; copies of checkpoints often lack the script and the file ``latest`` that
-it needs.
+DeepSpeed ZeRO: a folder ``global_step…`` of pickles. The content of the pieces is not read here. DeepSpeed's script
+``zero_to_fp32.py`` needs an installed DeepSpeed, which has it as a module; copies of checkpoints often lack the script and the file
+``latest`` that it needs.
 """
 
 from __future__ import annotations
@@ -34,6 +37,31 @@ FSDP_FOLDER = "pytorch_model_fsdp_0"
 _DEEPSPEED_FOLDER = re.compile(r"global_step(\d+)")
 _CONVERTED = "converted"
 _PICKLES = "; converting them loads pickles, which can run code: do so only with a checkpoint that you trust"
+
+#: Files that only one tool writes, the tool, and how to convert them.
+_TOOLS = (
+    (
+        "adapters.safetensors",
+        "MLX",
+        "convert it to a peft adapter, or fuse it with mlx_lm.fuse into a whole model, which is exported without a checkpoint (slipway export --base-model DIR)",
+    ),
+    (
+        "adapter_[0-9]*.pt",
+        "torchtune",
+        "save it with torchtune's FullModelHFCheckpointer, which writes peft's files too",
+    ),
+    (
+        "*.nemo",
+        "NeMo",
+        "convert it with NeMo to a peft adapter, or merge it there, and take the result to single stages (slipway stage)",
+    ),
+)
+
+_IMAGES = (
+    (("lora_unet_", "lora_te"), "kohya's scripts"),
+    (("unet.", "transformer.", "text_encoder.", "text_encoder_2."), "diffusers"),
+)
+"""Beginnings of the names in files with the LoRA of an image model, and what writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +190,6 @@ def _steps(folder: Path, command: str) -> str:
     return f"run: cd {shlex.quote(str(folder))} && {command} && mv {_CONVERTED}/{MODEL_WEIGHTS} {ADAPTER_WEIGHTS}"
 
 
-#: Files that only one tool writes, the tool, and how to convert them.
-_TOOLS = (
-    (
-        "adapters.safetensors",
-        "MLX",
-        "convert it to a peft adapter, or fuse it with mlx_lm.fuse into a whole model, which is exported without a checkpoint (slipway export --base-model DIR)",
-    ),
-    (
-        "adapter_[0-9]*.pt",
-        "torchtune",
-        "save it with torchtune's FullModelHFCheckpointer, which writes peft's files too",
-    ),
-    (
-        "*.nemo",
-        "NeMo",
-        "convert it with NeMo to a peft adapter, or merge it there, and take the result to single stages (slipway stage)",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class OtherForm:
     """Description of what a folder holds instead of a peft adapter's files, and the remedy."""
@@ -204,13 +212,6 @@ def foreign_adapter(folder: Path) -> OtherForm | None:
         if files:
             return OtherForm(f"{files[0]} is an adapter of {tool}", remedy)
     return None
-
-
-_IMAGES = (
-    (("lora_unet_", "lora_te"), "kohya's scripts"),
-    (("unet.", "transformer.", "text_encoder.", "text_encoder_2."), "diffusers"),
-)
-"""Beginnings of the names in files with the LoRA of an image model, and what writes them."""
 
 
 def foreign_file(path: Path) -> OtherForm:

@@ -1,4 +1,4 @@
-"""Draw bars and curves as HTML lists with inline SVG: no script, no font, no further file.
+"""Draw bars and curves, one per row, as HTML lists with inline SVG: no script, no font, no further file.
 
 Text is HTML and every horizontal position a percentage, so that a chart fits any width in the page's text size. The page's style
 defines the colours and the wide and narrow layouts.
@@ -24,6 +24,8 @@ _MOST_STEPS = 6
 """Most labels of an axis, so that they fit on a phone."""
 _LOWEST = 1e-9
 """Start of logarithmic axes: smaller values are rounding noise, and zero has no logarithm."""
+
+_TONE = {OutputStatus.PASSED: "plain", OutputStatus.FAILED: "bad", OutputStatus.NOT_RUN: "muted"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def bar_chart(title: str, bars: Sequence[Bar], *, show: Callable[[float | None],
     """
     scale = _log_scale(bars) if log else _linear_scale(bars)
     ticks = _decades(scale) if log else []
-    rows = [_row(bar, scale=scale, ticks=ticks, show=show) for bar in bars]
+    rows = [_bar_row(bar, scale=scale, ticks=ticks, show=show) for bar in bars]
     if ticks:
         rows.append(_axis(scale, ticks))
     return Markup('<ul class="chart" role="list" aria-label="{}">{}</ul>').format(title, Markup("").join(rows))
@@ -90,19 +92,19 @@ class _Scale:
         return 100 * min(1.0, max(0.0, part))
 
 
-def _finite(bars: Sequence[Bar]) -> list[float]:
+def _bar_values(bars: Sequence[Bar]) -> list[float]:
     values = [value for bar in bars for value in (bar.value, bar.limit, *(bar.range or ())) if value is not None]
     return [value for value in values if math.isfinite(value)]
 
 
 def _log_scale(bars: Sequence[Bar]) -> _Scale:
-    values = [max(value, _LOWEST) for value in _finite(bars)] or [1.0]
+    values = [max(value, _LOWEST) for value in _bar_values(bars)] or [1.0]
     low = math.floor(math.log10(min(values)) - 0.2)  # so that the smallest bar is visible
     return _Scale(low=low, high=max(math.ceil(math.log10(max(values))), low + 1), log=True)
 
 
 def _linear_scale(bars: Sequence[Bar]) -> _Scale:
-    return _Scale(low=0.0, high=max([*_finite(bars), 0.0]) or 1.0, log=False)
+    return _Scale(low=0.0, high=max([*_bar_values(bars), 0.0]) or 1.0, log=False)
 
 
 def _decades(scale: _Scale) -> list[int]:
@@ -117,7 +119,7 @@ def _axis(scale: _Scale, ticks: Sequence[int]) -> Markup:
     return Markup('<li class="axis" aria-hidden="true"><span class="track"><svg>{}</svg></span></li>').format(labels)
 
 
-def _row(bar: Bar, *, scale: _Scale, ticks: Sequence[int], show: Callable[[float | None], str]) -> Markup:
+def _bar_row(bar: Bar, *, scale: _Scale, ticks: Sequence[int], show: Callable[[float | None], str]) -> Markup:
     grid = Markup('<line class="grid" x1="{0:.2f}%" x2="{0:.2f}%" y1="0" y2="100%"/>')
     drawn = [grid.format(scale.x(10.0**exponent)) for exponent in ticks]
     if bar.value is not None and math.isfinite(bar.value):
@@ -153,9 +155,6 @@ def _figure(bar: Bar, show: Callable[[float | None], str]) -> Markup:
         asides.append(f"limit {show(bar.limit)}")
     beside = Markup("").join(Markup(' <span class="aside">{}</span>').format(aside) for aside in asides)
     return Markup('<span class="figure">{}{}</span>').format(text, beside)
-
-
-_TONE = {OutputStatus.PASSED: "plain", OutputStatus.FAILED: "bad", OutputStatus.NOT_RUN: "muted"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +228,7 @@ def memory_over_time(attempts: Iterable[AttemptResult]) -> list[Curve]:
 
 
 def _curve_row(curve: Curve, largest: float) -> Markup:
-    shapes = [_shapes(part, curve.tone) for part in _parts(curve.values, largest)]
+    shapes = [_curve_shapes(part, curve.tone) for part in _curve_parts(curve.values, largest)]
     # The picture is stretched to the row; lines keep their width.
     track = Markup(
         '<span class="track" aria-hidden="true"><svg viewBox="0 0 100 100" preserveAspectRatio="none">{}</svg></span>'
@@ -239,13 +238,13 @@ def _curve_row(curve: Curve, largest: float) -> Markup:
     return row.format(curve.label, track, curve.figure, aside)
 
 
-def _shapes(points: Sequence[tuple[float, float]], tone: str) -> Markup:
+def _curve_shapes(points: Sequence[tuple[float, float]], tone: str) -> Markup:
     line = " L".join(f"{x:.2f} {y:.2f}" for x, y in points)
     area = f"M{points[0][0]:.2f} 100 L{line} L{points[-1][0]:.2f} 100 Z"
     return Markup('<path class="area {0}" d="{1}"/><path class="curve {0}" d="M{2}"/>').format(tone, area, line)
 
 
-def _parts(values: Sequence[float | None], largest: float) -> list[list[tuple[float, float]]]:
+def _curve_parts(values: Sequence[float | None], largest: float) -> list[list[tuple[float, float]]]:
     """Return the points of each unbroken part of a curve, in percent of the row; a single value is a level line."""
     values = [*values, *values] if len(values) == 1 else values
     parts: list[list[tuple[float, float]]] = [[]]

@@ -1,4 +1,7 @@
-"""The figures of a report: formatted for people, and those that describe a comparison, with their words."""
+"""Format figures of a report for people, and choose the words and figures that describe a comparison.
+
+A missing figure is a dash, never zero. Words and figures of a comparison depend on the models' family.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,18 @@ from slipway.validation.findings import ValidationReport
 from slipway.validation.speed import Ratio, Speed
 
 MISSING = "–"
+
+_COMPARISON_WORDS: Mapping[str, tuple[str, str, str]] = {
+    "next token": ("next-token distributions", "token", "Top-1 agreement"),
+    "teacher forced": ("distributions of the tokens of given labels", "token", "Top-1 agreement"),
+    "classes": ("distributions of classes", "result", "Class agreement"),
+    "spans": ("distributions of where answers start and end", "result", "Place agreement"),
+    "masked tokens": ("distributions of masked tokens", "token", "Top-1 agreement"),
+    "embeddings": ("embeddings", "result", "Cosine distance"),
+}
+"""By comparison (``slipway.model.families``): the compared results, the unit per which nats are counted, and the name of the agreement."""
+_GENERATING = ("next token", "teacher forced")
+"""Comparisons of models that write text."""
 
 
 def size(count: float | None) -> str:
@@ -121,19 +136,6 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-_WORDS: Mapping[str, tuple[str, str, str]] = {
-    "next token": ("next-token distributions", "token", "Top-1 agreement"),
-    "teacher forced": ("distributions of the tokens of given labels", "token", "Top-1 agreement"),
-    "classes": ("distributions of classes", "result", "Class agreement"),
-    "spans": ("distributions of where answers start and end", "result", "Place agreement"),
-    "masked tokens": ("distributions of masked tokens", "token", "Top-1 agreement"),
-    "embeddings": ("embeddings", "result", "Cosine distance"),
-}
-"""By comparison (``slipway.model.families``): the compared results, the unit per which nats are counted, and the name of the agreement."""
-_GENERATING = ("next token", "teacher forced")
-"""Comparisons of models that write text."""
-
-
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of a :class:`~slipway.validation.comparisons.LogitComparison`.
@@ -196,7 +198,7 @@ def describe_comparison(report: ValidationReport | None) -> Compared:
     """Return the words and figures for a validation; without one, those of a decoder."""
     comparison = report.inputs.comparison if report else "next token"
     generates = comparison in _GENERATING
-    what, unit, agreement = _WORDS.get(comparison, _WORDS["next token"])
+    what, unit, agreement = _COMPARISON_WORDS.get(comparison, _COMPARISON_WORDS["next token"])
     comparisons = [output.to_reference for output in report.outputs if output.to_reference] if report else []
     if comparison == "embeddings" or any(each.relative_error is not None for each in comparisons):
         return Compared(

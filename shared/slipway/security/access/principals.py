@@ -1,4 +1,7 @@
-"""Principals with their roles and projects, and the tokens that they show."""
+"""Roles, principals with their projects, and bearer tokens.
+
+Tokens are random, stored as hashes, and compared in constant time.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 ALL_PROJECTS = "*"
+
+TOKEN_PREFIX = "slipway_"  # noqa: S105 - it is no secret
+"""Lets secret scanners recognise a leaked token."""
+
+_TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Role(StrEnum):
@@ -57,13 +66,6 @@ class Principal:
 
 OWNER = Principal("owner", EVERYBODY, frozenset({ALL_PROJECTS}))
 """The caller of a server that only its own machine or user can reach."""
-
-
-TOKEN_PREFIX = "slipway_"  # noqa: S105 - it is no secret
-"""Lets secret scanners recognise a leaked token."""
-
-_TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def new_token() -> str:

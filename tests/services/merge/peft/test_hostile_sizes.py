@@ -12,7 +12,7 @@ import torch
 import slipway_merge.plan.peft_forms  # noqa: F401 - its libraries are not what a merge costs
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.model.safetensors_file import TensorInfo
-from slipway_merge.peft.modules import Bounded, most_bytes
+from slipway_merge.peft.modules import BoundedMemory, most_bytes
 from slipway_merge.plan.replication import replicate
 from support.hostile.json_grammar import answer
 from support.models.merge_forms import FORMS, save_form
@@ -104,11 +104,11 @@ def test_tensors_over_the_limit_are_not_made() -> None:
         torch.randn(bytes_ // 4, generator=torch.Generator())
         torch.randperm(bytes_ // 8)
 
-    with Bounded(most := 4 << 20):
+    with BoundedMemory(most := 4 << 20):
         make(1 << 20)
         torch.empty(1 << 50, device="meta")
     for ask in (lambda: make(1 << 50), lambda: [make(1 << 19) for _ in range(1000)], lambda: torch.eye(1 << 30)):
-        with pytest.raises(ModelMergeError, match=r"4\.2 MB of memory") as refused, Bounded(most):
+        with pytest.raises(ModelMergeError, match=r"4\.2 MB of memory") as refused, BoundedMemory(most):
             ask()
         assert refused.value.reason == "ADAPTER_CONFIG_INVALID"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipway_quantize.activations.ranges import BINS, METHODS, Histogram
+from slipway_quantize.activations.ranges import BINS, RANGE_METHODS, Histogram
 
 
 def counted(*parts: np.ndarray) -> Histogram:
@@ -15,7 +15,7 @@ def counted(*parts: np.ndarray) -> Histogram:
     return histogram
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RANGE_METHODS)
 def test_the_order_of_the_values_does_not_matter(method: str) -> None:
     values = np.random.default_rng(0).normal(size=(4, 50_000)) * np.array([[1], [300], [0.01], [7]])
     assert counted(*values).range(method) == counted(*values[::-1]).range(method) == counted(values).range(method)
@@ -41,6 +41,6 @@ def test_entropy_clips_long_tails_and_no_even_values() -> None:
     assert 2 < found.range("entropy") < found.range("minmax") / 2
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RANGE_METHODS)
 def test_values_that_are_all_zero_have_no_range(method: str) -> None:
     assert counted(np.zeros(10)).range(method) == 0.0

@@ -50,6 +50,7 @@ def write_product(folder: Path, weight: Any, *, turned: bool) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(VALGRIND is None, reason="valgrind is not installed")
 def test_products_do_not_saturate(quantize: Quantize, tmp_path: Path) -> None:
     """The largest weights side by side and the largest activations: the sum of two products does not fit without room for it."""

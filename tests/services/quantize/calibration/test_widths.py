@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
-from slipway_quantize.calibration.rounding.methods import damp, descend, error_factors, gptq, refit
+from slipway_quantize.calibration.rounding.methods import damp, error_factors, gptq, refine_places, refit_scales
 from slipway_quantize.calibration.widths import wide_layers
 
 LAYERS = {
@@ -45,9 +45,9 @@ def test_refining_brings_results_nearer() -> None:
         return float(((difference @ moments) * difference).sum())
 
     stiff, before = damp(moments), error(places, fitted)
-    fitted = refit(weight, places, fitted, grid, stiff)
+    fitted = refit_scales(weight, places, fitted, grid, stiff)
     scaled = error(places, fitted)
-    places = descend(weight, places, fitted, grid, order=order, moments=stiff)
+    places = refine_places(weight, places, fitted, grid, order=order, moments=stiff)
     assert error(places, fitted) < scaled < before
 
 

@@ -20,6 +20,9 @@ _WIDEST, _NARROWEST, _TRIED = 1.15, 0.7, 19
 _BLOCK_WEIGHTS = 1 << 17
 """Weights that are fitted at once: their intermediate values stay in the processor's cache."""
 
+_BEYOND = 0.49
+"""How far a place may lie beyond the grid's ends, in codes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
@@ -136,10 +139,6 @@ def _inverse(scales: Tensor) -> Tensor:
     """Return 1 / scale; 0 where the scale is too small to invert."""
     usable = scales.abs() >= _SMALLEST_SCALE
     return torch.where(usable, 1 / torch.where(usable, scales, 1.0), 0.0)
-
-
-_BEYOND = 0.49
-"""How far a place may lie beyond the grid's ends, in codes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,15 @@
 """Methods that round one layer's weight, GPTQ among them, and a correction for the roundings before a layer.
 
+A finished block keeps what the methods left in it.
+
+Source of GPTQ: Frantar et al., "GPTQ", arXiv 2210.17323: the inputs' columns are rounded in turn, and later ones make up for the error of
+those before; columns with large inputs come first, and scales are fitted beforehand. The result is then refined: scales are fitted to the
+codes by least squares over all inputs, and each code is chosen again beside all others (coordinate descent, as in Behdin et al.,
+"QuantEase", arXiv 2309.01885).
+
 Source of the correction: Li et al., "GPTAQ", arXiv 2504.02692, which rounds a weight so that its results on the inputs that
 rounded layers give are near to the exact results on the exact inputs. Here the weight is corrected first and rounded then, by
 GPTQ or to the nearest.
-
-Source: Frantar et al., "GPTQ", arXiv 2210.17323; columns with large inputs first, and scales fitted beforehand. The result is then
-refined: scales are fitted to the codes by least squares over all inputs, and each code is chosen again beside all others (coordinate
-descent, as in Behdin et al., "QuantEase", arXiv 2309.01885).
 """
 
 from __future__ import annotations
@@ -26,6 +29,13 @@ BY_INPUTS = (NEAREST, "awq", "gptq")
 
 SHARE = 0.5
 """Share of the drift that a layer makes up for; the least-squares weight would fit the noise of a text of usual length, too."""
+
+_BLOCK_COLUMNS = 64
+"""Columns whose errors are passed on to all later ones at once."""
+_LEAST_CHANGE, _MOST_CHANGE = 0.8, 1.25
+"""A scale that would change by more than that stays: its group says too little about it."""
+DAMPING = 0.05
+"""Added to the diagonal, as a share of its mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,7 @@ def round_layer(
         method: One of ``BY_INPUTS``.
         grid: The grid.
         moments: Second moments of its inputs; None for ``rtn``. (K, K)
-        factors: As :func:`~slipway_quantize.calibration.rounding.methods.error_factors` returns them for the moments; for ``gptq``.
+        factors: As :func:`error_factors` returns them for the moments; for ``gptq``.
         given: Scales and zero points that are known already; ``awq`` and ``gptq`` have the same.
     """
     importance = None
@@ -92,8 +102,8 @@ def round_layer(
             assert moments is not None
             exact = gptq(values, fitted[-1], grid, *factors)
             stiff = damp(moments)
-            fitted[-1] = refit(values, exact, fitted[-1], grid, stiff)
-            exact = descend(values, exact, fitted[-1], grid, order=factors[0], moments=stiff)
+            fitted[-1] = refit_scales(values, exact, fitted[-1], grid, stiff)
+            exact = refine_places(values, exact, fitted[-1], grid, order=factors[0], moments=stiff)
         else:
             exact = grid.places(values, fitted[-1])
         codes[rows] = grid.nearest(exact).to(torch.int8)
@@ -132,7 +142,7 @@ def correction(drift: Tensor, order: Tensor, factors: Tensor) -> Tensor:
 
     Args:
         drift: D: sums of the products of the exact inputs minus the inputs (rows) with the inputs (columns). (K, K)
-        order: Order of the columns, as :func:`~slipway_quantize.calibration.rounding.methods.error_factors` returns it.
+        order: Order of the columns, as :func:`error_factors` returns it.
         factors: As returned with it: the upper Cholesky factor of the inverse of the inputs' damped second moments M.
     """
     matrix = torch.empty_like(drift)
@@ -161,14 +171,6 @@ class Corrected:
         """Return rows of the corrected weight in float32."""
         own = self._weight.exact(rows)
         return own + multiply(own, self._change)
-
-
-_BLOCK = 64
-"""Columns whose errors are passed on to all later ones at once."""
-_LEAST_CHANGE, _MOST_CHANGE = 0.8, 1.25
-"""A scale that would change by more than that stays: its group says too little about it."""
-DAMPING = 0.05
-"""Added to the diagonal, as a share of its mean."""
 
 
 def error_factors(moments: Tensor, *, damping: float = DAMPING) -> tuple[Tensor, Tensor]:
@@ -209,8 +211,8 @@ def gptq(weight: Tensor, fitted: Fitted, grid: Grid, order: Tensor, factors: Ten
     scales = grid.spread(fitted.scales)[:, order]
     zeros = None if fitted.zeros is None else grid.spread(fitted.zeros)[:, order]
     inverse = torch.where(scales == 0, 0.0, 1 / torch.where(scales == 0, 1.0, scales))
-    for start in range(0, weight.shape[1], _BLOCK):
-        end = min(start + _BLOCK, weight.shape[1])
+    for start in range(0, weight.shape[1], _BLOCK_COLUMNS):
+        end = min(start + _BLOCK_COLUMNS, weight.shape[1])
         errors = torch.empty(len(weight), end - start)
         for column in range(start, end):
             place = left[:, column] * inverse[:, column]
@@ -231,7 +233,7 @@ def damp(moments: Tensor, *, damping: float = DAMPING) -> Tensor:
     return stiff
 
 
-def refit(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, moments: Tensor) -> Fitted:
+def refit_scales(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, moments: Tensor) -> Fitted:
     """Return the scales whose results on the inputs are nearest to the weight's, for the codes of given places.
 
     Args:
@@ -259,7 +261,9 @@ def refit(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, moments: T
     return Fitted(torch.where(near, scales, fitted.scales), fitted.zeros)
 
 
-def descend(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, *, order: Tensor, moments: Tensor) -> Tensor:
+def refine_places(
+    weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, *, order: Tensor, moments: Tensor
+) -> Tensor:
     """Choose each code once in turn, as the best beside all others; return the places of all (N, K).
 
     Args:
@@ -277,8 +281,8 @@ def descend(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, *, order
     values = (codes if fitted.zeros is None else codes - grid.spread(fitted.zeros)[:, order]) * scales
     inverse = torch.where(scales == 0, 0.0, 1 / torch.where(scales == 0, 1.0, scales))
     slopes = (weight[:, order] - values) @ moments
-    for start in range(0, weight.shape[1], _BLOCK):
-        end = min(start + _BLOCK, weight.shape[1])
+    for start in range(0, weight.shape[1], _BLOCK_COLUMNS):
+        end = min(start + _BLOCK_COLUMNS, weight.shape[1])
         changes = torch.empty(len(weight), end - start)
         for column in range(start, end):
             place = codes[:, column] + slopes[:, column] * (inverse[:, column] / moments[column, column])

@@ -1,8 +1,8 @@
-"""Generate text with a model: greedy and long continuations, and answers to the user's test inputs.
+"""Generate text with a model: greedily, in long continuations, and as answers to the user's test inputs.
 
-A draft saves most of the calls. Where a model finds each of its tokens the most likely one after those before it, the draft is
-what the model would write: so it is computed as a whole after the prompt, and only a model that chooses another token writes
-its own text.
+Prompts of one length are continued in one batch. A draft saves most of the calls. Where a model finds each of its tokens the most likely
+one after those before it, the draft is what the model would write: so it is computed as a whole after the prompt, and only a model that
+chooses another token writes its own text.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ OnLogits = Callable[[Logits, str], None]
 """Function that is called with the logits of each call and their place."""
 
 Prompt = tuple[int, ...]
+
+LONGEST_SPAN = 30
+"""Most tokens of an answer within a text, as usual for SQuAD."""
+
+Answer = tuple[float, ...]
+Report = Callable[[str, int, int], None]
 
 
 def generate(
@@ -228,13 +234,6 @@ def _continue_batch(
         tokens = np.concatenate([tokens, chosen], axis=1)
         fresh, past = (chosen, cache) if model.has_cache else (tokens, None)
     return [tuple(int(token) for token in row[begin:]) for row in tokens]
-
-
-LONGEST_SPAN = 30
-"""Most tokens of an answer within a text, as usual for SQuAD."""
-
-Answer = tuple[float, ...]
-Report = Callable[[str, int, int], None]
 
 
 def answer_inputs(

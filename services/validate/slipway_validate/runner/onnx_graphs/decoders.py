@@ -1,4 +1,8 @@
-"""Run models that write text: a decoder of one graph or in layers, or the two graphs of an encoder–decoder."""
+"""Run models that write text: a decoder of one graph or in layers, or the two graphs of an encoder–decoder.
+
+A decoder's ``model.onnx`` may have one buffer for past and present keys and values. A decoder in layers is the graphs of ``onnx-layered``,
+one after another. Of an encoder–decoder, ``encoder_model.onnx`` runs once, then ``decoder_model.onnx`` for each step.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,13 @@ _TEXT = {"input_ids", "attention_mask", "position_ids"}
 
 _SPARE = 128
 """Tokens for which a buffer has room beyond those of a call, so that it seldom grows."""
+
+LAYERS_FOLDER = "onnx-layered"
+
+_LAYER_INPUTS = ("attention_mask", "input_ids", "position_ids")
+_HIDDEN, _NEXT = "hidden_states", "next_hidden_states"
+
+_MASK, _ENCODED = "encoder_attention_mask", "encoder_hidden_states"
 
 
 class OnnxDecoder(GraphModel):
@@ -147,12 +158,6 @@ class SharedBufferDecoder(OnnxDecoder):
         return logits.astype(np.float32, copy=False), SharedPast(step.attention_mask, buffers)
 
 
-LAYERS_FOLDER = "onnx-layered"
-
-_LAYER_INPUTS = ("attention_mask", "input_ids", "position_ids")
-_HIDDEN, _NEXT = "hidden_states", "next_hidden_states"
-
-
 class OnnxLayers(GraphModel):
     """Graphs that pass on hidden states, and the first graph's results for all; see :class:`slipway.proof.runtime.LanguageModel`."""
 
@@ -221,9 +226,6 @@ class OnnxLayers(GraphModel):
             if _NEXT in values:
                 values[_HIDDEN] = values.pop(_NEXT)
         return values
-
-
-_MASK, _ENCODED = "encoder_attention_mask", "encoder_hidden_states"
 
 
 class OnnxPair(GraphModel):

@@ -1,6 +1,7 @@
-"""Encode the user's test inputs: texts by the model's tokenizer, sounds by its feature extractor.
+"""Encode the user's test inputs: texts by the model's own tokenizer, sounds by its feature extractor.
 
-Sound files are WAV of whole numbers, at the rate and of at most the length that the model takes.
+A speech model gets the features of each sound, and the first tokens of its decoder. Sound files are WAV of whole numbers, at the rate and
+of at most the length that the model takes.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ from slipway_validate.runner.sampling.making import opening_token
 
 Encode = Callable[[Any, Mapping[str, Any], int], EncodedInput]
 """Function from a tokenizer, a record and the most tokens that the model takes to the encoded input."""
+
+_CODE_TABLES = "lang_to_id", "task_to_id"
+
+MOST_CHANNELS = 8
+_CONVERT = "convert it: ffmpeg -i FILE -ac 1 -ar {rate} -c:a pcm_s16le NEW.wav"
 
 
 def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
@@ -169,12 +175,6 @@ def _ids(value: object) -> tuple[int, ...]:
     return tuple(token for token in values if isinstance(token, int) and not isinstance(token, bool))
 
 
-_LISTS = "lang_to_id", "task_to_id"
-
-MOST_CHANNELS = 8
-_CONVERT = "convert it: ffmpeg -i FILE -ac 1 -ar {rate} -c:a pcm_s16le NEW.wav"
-
-
 def write_sounds(records: Sequence[Mapping[str, Any]], spec: TokenizeSpec) -> None:
     """Write the features of each record's sound, one after the other.
 
@@ -215,7 +215,7 @@ def encode_opening(
         ValueError: The model lacks the language, or knows several and no file says which.
     """
     first, language = opening_token(model), record["language"]
-    languages, tasks = (settings[name] if isinstance(settings.get(name), dict) else {} for name in _LISTS)
+    languages, tasks = (settings[name] if isinstance(settings.get(name), dict) else {} for name in _CODE_TABLES)
     if language is not None:
         chosen = (languages.get(f"<|{language}|>"), tasks.get("transcribe"), settings.get("no_timestamps_token_id"))
         if chosen[0] is None:
@@ -261,10 +261,10 @@ def read_sound(path: Path, *, rate: int, longest: int) -> npt.NDArray[np.float32
         raise UnusableSoundError(f"it cannot be read as WAV: {str(error) or 'it ends early'}; {convert}") from error
     if len(data) != count * channels * width:
         raise UnusableSoundError(f"its header has {count} frames and the file ends before; {convert}")
-    return _numbers(data, width).reshape(count, channels).mean(axis=1, dtype=np.float64).astype(np.float32)
+    return _fractions(data, width).reshape(count, channels).mean(axis=1, dtype=np.float64).astype(np.float32)
 
 
-def _numbers(data: bytes, width: int) -> npt.NDArray[np.float64]:
+def _fractions(data: bytes, width: int) -> npt.NDArray[np.float64]:
     """Return integers of ``width`` bytes as fractions of the largest; those of one byte are unsigned."""
     if width == 1:
         return (np.frombuffer(data, dtype=np.uint8).astype(np.float64) - 128) / 128

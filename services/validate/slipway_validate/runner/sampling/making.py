@@ -1,4 +1,7 @@
-"""Make the samples of a validation: windows of tokens cut from text, and the other inputs that a family needs."""
+"""Make the samples of a validation: windows of held-out text, and the other inputs that a family needs.
+
+The model's own tokenizer cuts text into windows of tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,11 @@ from slipway.proof.runtime import Samples, Unusable
 from slipway.texts import counted
 from slipway_validate.cases import MIN_LENGTH, find_family
 from slipway_validate.protocol.messages import TokenizeSpec
+
+MASKED_SHARE = 0.15
+"""Share of masked tokens, as in the training of these models (BERT, arXiv 1810.04805)."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model")
+DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size")
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -45,7 +53,7 @@ def trained_tokenizer(folder: Path, base: Path) -> Any:
     return tokenizer
 
 
-def cut(tokenizer: Any, text: str, *, spec: TokenizeSpec) -> Ints:
+def cut_windows(tokenizer: Any, text: str, *, spec: TokenizeSpec) -> Ints:
     """Cut windows (N, T) that do not overlap, spread over the whole text by the seed, in text order.
 
     If a decoder's tokenizer starts a text with a begin-of-text token, every window starts with it; for other families every
@@ -87,12 +95,6 @@ def _tokens(ids: list[int]) -> Ints:
     return np.array(ids, dtype=np.int64)
 
 
-MASKED_SHARE = 0.15
-"""Share of masked tokens, as in the training of these models (BERT, arXiv 1810.04805)."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model")
-DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size")
-
-
 def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     """Make the samples of a family; return them with a description of inputs that replace text.
 
@@ -103,7 +105,7 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     if family == SPEECH:
         return _speech(spec)
     tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
-    windows = cut(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
+    windows = cut_windows(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
     if family == SEQUENCE_CLASSIFIER:
         windows = _end_windows(windows, ModelConfig.read(spec.model))
     make = _MAKERS.get(family.comparison, _plain)
@@ -167,7 +169,7 @@ def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
     said = "the sound is random and contains no speech"
     if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):
         tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
-        labels = cut(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
+        labels = cut_windows(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
     else:
         labels, said = _random_labels(spec), f"{said}; there is no tokenizer, so labels are random tokens"
     source = make_features(spec.model, count=len(labels), seed=spec.seed)
