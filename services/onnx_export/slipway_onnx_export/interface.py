@@ -17,7 +17,7 @@ from slipway.errors import ONNXExportError
 from slipway.model.activations import Activation, ActivationRequest
 from slipway.model.configuration import token_of
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
-from slipway.model.graphs.promise import EVERY_CALL, Promise
+from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway.model.limits import position_thresholds
 from slipway_onnx_export.ir_graphs import Statistics
 from slipway_onnx_export.loading.conversion import Weight

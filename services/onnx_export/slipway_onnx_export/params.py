@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import SPEECH
-from slipway.model.graphs.promise import Promise
+from slipway.model.graphs.calls import Promise
 from slipway.stage import StageParams
 
 EngineName = Literal["auto", "mobius", "dynamo", "legacy"]

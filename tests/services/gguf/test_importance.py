@@ -73,16 +73,26 @@ def test_the_stage_measures_the_inputs_mean_squares(model: Path, tmp_path: Path)
     from slipway_quantize.calibration.importance.stage import STAGE
     from slipway_quantize.calibration.params import ImportanceParams
 
-    data, work = tmp_path / "data", tmp_path / "work"
+    data = tmp_path / "data"
     data.mkdir()
-    work.mkdir()
     texts = [topics[name] for name in sorted(topics)[:4]]
     (data / "calibration.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    found = STAGE.run(
-        {"model": model, "data": data}, ImportanceParams(windows=8, window_tokens=32, threads=1), Context(workdir=work)
-    )
-    measured = load_file(found["importance"] / "importance.safetensors")
+
+    def run(name: str) -> tuple[Path, Path, Context]:
+        """Measure, and write a file with what was measured."""
+        work = tmp_path / name
+        work.mkdir()
+        params = ImportanceParams(windows=8, window_tokens=32, threads=1)
+        found = STAGE.run({"model": model, "data": data}, params, Context(workdir=work))["importance"]
+        file, ctx = write_gguf(model, tmp_path / f"{name}-file", level="q4_0", importance=found)
+        return found / "importance.safetensors", file, ctx
+
+    (one, file, ctx), (other, again, _) = run("first"), run("second")
+    assert one.read_bytes() == other.read_bytes()
+    assert file.read_bytes() == again.read_bytes()
+    measured = load_file(one)
     assert len(measured) == 2 * 7 + 1
+    assert ctx.facts["weighed_tensors"] > 1
 
     seen: dict[str, Any] = {}
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()

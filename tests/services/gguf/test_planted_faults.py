@@ -124,18 +124,21 @@ def test_other_values_are_named(tiny: _Tiny, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_validation_names_faults_of_texts_and_of_weights(tiny: _Tiny, tmp_path: Path) -> None:
-    """The whole stage, in processes of its own; names of levels are those of copies of one f16 file."""
+    """The whole stage, in processes of its own; names of levels are those of copies of one f16 file.
+
+    No merged model is delivered beside them, so files are compared with the base: what the adapter changed is no fault.
+    """
     outputs = {
         "gguf": tiny.good,
         "gguf-bf16": faulty(tiny.good, tmp_path / "a", fields=_TEMPLATE | _PRE),
         "gguf-q6_k": faulty(tiny.good, tmp_path / "b", change=in_own_order),
     }
-    inputs = {"base": tiny.base, "adapter": tiny.adapter, "pytorch": tiny.merged, **outputs}
+    inputs = {"base": tiny.base, "adapter": tiny.adapter, **outputs}
     work = tmp_path / "work"
     work.mkdir()
     params = ValidateParams(effort="quick", sequence_length=48, test_samples=2, benchmark_performance=False)
     report = ValidationReport.read(STAGE.run(inputs, params, Context(workdir=work))["validation"])
-    assert report.output("pytorch").status is OutputStatus.PASSED
+    assert not [output.name for output in report.outputs if "other values" in output.explanation]
     good = report.output("gguf")
     assert good.status is OutputStatus.PASSED, good.explanation
     assert good.texts is not None

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from slipway.errors import ModelExportError, ONNXExportError
+from slipway.proof.onnx_errors import ORT_ERRORS, translate_ort_errors
 from slipway_onnx_export.engines import choose_engine, dynamo, legacy
 from slipway_onnx_export.engines.failures import translate_capture_error, translate_tracer_error
 from slipway_onnx_export.forms.components import components_of
 from slipway_onnx_export.loading.weightless import build_weightless
 from slipway_onnx_export.params import OnnxExportParams
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS, translate_ort_errors
 from slipway_onnx_export.source import open_source
 from support.models.onnx_models import Exported
 from support.models.table_models import ROWS, make_row

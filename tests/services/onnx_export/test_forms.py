@@ -179,6 +179,15 @@ def test_weights_within_the_graph(family: Callable[[str], Path], export: Callabl
     assert not [tensor for tensor in exported.onnx.graph.initializer if tensor.external_data]
 
 
+def test_weights_too_large_for_the_graph_are_refused(
+    family: Callable[[str], Path], export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipway.model.graphs.weights.MOST_INLINE_BYTES", 1000)  # instead of a model of 2 GB
+    with pytest.raises(ModelExportError) as caught:
+        export(family("qwen3-tied"), external_data=False, parity="never")
+    assert (caught.value.reason, caught.value.remedy) == ("ONNX_TOO_LARGE", "set external_data to true")
+
+
 @pytest.mark.parametrize(
     ("params", "says"),
     [

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ONNXExportError
-from slipway.model.graphs.promise import Promise
+from slipway.model.graphs.calls import Promise
 from slipway.proof.runtime import LanguageModel, NotRunnable, Step, plain_step, run_segments
 from slipway.stage import Context
 from slipway_onnx_export.packaging.packages import write_packages

@@ -28,7 +28,7 @@ SAMPLE = (
 OTHERS = {
     "mobius 14": ("Gemma", "StableLM", "GPT-J", "DeepSeek-V3", "M2M-100", "T5"),
     "mobius 17": ("OLMo 2", "Qwen2-MoE", "GPT-Neo", "Cohere", "Whisper", "DeBERTa v2, classes", "Qwen3, classes"),
-    "mobius 18": ("Phi", "Phi-3", "Nemotron", "Bloom", "Cohere 2, window"),
+    "mobius 18": ("Phi", "Phi-3", "Nemotron", "Bloom", "Cohere 2, window", "OLMoE"),
     "mobius 20": ("SmolLM3", "Granite", "MPT", "ModernBERT, masked"),
     "mobius 21": ("StarCoder2", "GPT-NeoX", "Gemma 2, window"),
     "mobius 23": ("Mixtral", "Falcon", "OPT"),
@@ -38,7 +38,6 @@ OTHERS = {
 """Where mobius writes no graph of a family, a cell of it shows the refusal and the tracer that its recovery takes instead."""
 ALIKE = {
     **dict.fromkeys(("Qwen2", "Llama"), "Qwen3"),
-    "OLMoE": "Qwen3-MoE",
     "Mistral, window": "Gemma 2, window",
     "GLM": "Cohere",
     **dict.fromkeys(("Marian, two vocabularies", "BART", "mBART", "Pegasus"), "Marian"),

@@ -74,7 +74,7 @@ def report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "quantization.json").read_text())
 
 
-@pytest.mark.parametrize(("bits", "symmetric"), GRIDS)
+@pytest.mark.parametrize(("bits", "symmetric"), [*GRIDS, (3, True)])
 def test_pytorch_has_the_values_of_the_codes(quantize: Quantize, tmp_path: Path, bits: int, symmetric: bool) -> None:
     model = save_tiny(tmp_path / "model", dtype=torch.bfloat16)
     calibration = write_calibration(model, tmp_path / "calibration", bits=bits, symmetric=symmetric)

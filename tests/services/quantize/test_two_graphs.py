@@ -20,6 +20,7 @@ Quantize = Callable[..., tuple[Path, Context]]
 LEVELS = ("fp16", "int8", "int8_dynamic", "int4")
 ROWS, WIDTH = 96, 64
 TABLE = np.random.default_rng(3).standard_normal((ROWS, WIDTH)).astype(np.float32)
+BIAS = np.linspace(-0.5, 0.5, WIDTH, dtype=np.float32)
 
 
 def places(folder: Path, name: str) -> dict[str, tuple[str, int]]:
@@ -43,42 +44,57 @@ def run(folder: Path, name: str, ids: Any) -> Any:
     return graph.run(None, {"input_ids": ids})[0].astype(np.float32)
 
 
+def stored(name: str, array: Any, *, offset: int) -> TensorProto:
+    """A tensor in the encoder's data file."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=array.shape, data_location=TensorProto.EXTERNAL)
+    place = {"location": "encoder_model.onnx.data", "offset": str(offset), "length": str(array.nbytes)}
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
-    """A folder whose graphs look up the same table, which the decoder multiplies with too, as tied heads do."""
+    """A folder whose graphs look up the same table, which the decoder multiplies with too, as tied heads do, and add the same bias."""
     folder = tmp_path / "pair"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "encoder_model.onnx.data").write_bytes(TABLE.tobytes())
+    (folder / "encoder_model.onnx.data").write_bytes(TABLE.tobytes() + BIAS.tobytes())
     (folder / "decoder_model.onnx.data").write_bytes(b"")
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
     for name, width in (("encoder_model.onnx", WIDTH), ("decoder_model.onnx", ROWS)):
-        table = TensorProto(name="shared.weight", data_type=TensorProto.FLOAT, dims=TABLE.shape)
-        table.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", "encoder_model.onnx.data"), ("offset", "0"), ("length", str(TABLE.nbytes))):
-            table.external_data.add(key=key, value=value)
-        nodes = [helper.make_node("Gather", ["shared.weight", "input_ids"], ["found"])]
+        shared = [stored("shared.weight", TABLE, offset=0), stored("shared.bias", BIAS, offset=TABLE.nbytes)]
+        nodes = [
+            helper.make_node("Gather", ["shared.weight", "input_ids"], ["row"]),
+            helper.make_node("Add", ["row", "shared.bias"], ["found"]),
+        ]
         if name == "decoder_model.onnx":
             nodes += [
                 helper.make_node("Transpose", ["shared.weight"], ["turned"], perm=[1, 0]),
                 helper.make_node("MatMul", ["found", "turned"], ["out"]),
             ]
         out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, ["batch", "sequence", width])
-        graph = helper.make_graph(nodes, "g", [ids], [out], [table])
+        graph = helper.make_graph(nodes, "g", [ids], [out], shared)
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / name)
     return folder
 
 
 @pytest.mark.parametrize(("level", "bits"), [("fp16", 16), ("int8", 9), ("int8_dynamic", 9), ("int4", 5)])
-def test_a_table_of_both_graphs_is_stored_once(quantize: Quantize, pair: Path, level: str, bits: int) -> None:
+def test_what_both_graphs_share_is_stored_once(quantize: Quantize, pair: Path, level: str, bits: int) -> None:
     output, _ = quantize(pair, format="onnx", level=level, check=False)
     encoder, decoder = (places(output, f"{part}_model.onnx") for part in ("encoder", "decoder"))
     assert set(encoder.values()) == set(decoder.values())
     assert len({file for file, _ in decoder.values()}) == 1
+    assert ("shared.bias" in encoder) == (level != "fp16"), (
+        "what is not rounded is copied once; fp16 has it in each graph"
+    )
     assert data_bytes(output) <= TABLE.size * bits / 8 + 4096  # scales are 1 bit a weight
     ids = np.array([[3, 1, 95], [0, 7, 7]])
     looked_up = run(output, "encoder_model.onnx", ids)
-    assert np.abs(looked_up - TABLE[ids]).max() < {"fp16": 2e-3, "int8": 2e-2, "int8_dynamic": 2e-2, "int4": 0.3}[level]
+    assert (
+        np.abs(looked_up - TABLE[ids] - BIAS).max()
+        < {"fp16": 2e-3, "int8": 2e-2, "int8_dynamic": 2e-2, "int4": 0.3}[level]
+    )
     found = run(output, "decoder_model.onnx", ids)
     assert (
         np.abs(found - looked_up @ TABLE.T).max() < {"fp16": 0.05, "int8": 0.4, "int8_dynamic": 0.6, "int4": 5}[level]
@@ -90,7 +106,7 @@ def test_a_table_of_both_graphs_is_in_each_that_has_one_file(quantize: Quantize,
     assert not list(output.glob("*.data"))
     ids = np.array([[3, 1, 95], [0, 7, 7]])
     looked_up = run(output, "encoder_model.onnx", ids)
-    assert np.abs(looked_up - TABLE[ids]).max() < 0.3
+    assert np.abs(looked_up - TABLE[ids] - BIAS).max() < 0.3
     assert np.abs(run(output, "decoder_model.onnx", ids) - looked_up @ TABLE.T).max() < 5
 
 
@@ -132,5 +148,5 @@ def test_weights_that_share_one_place_share_one_tensor(quantize: Quantize, pair:
     onnx.save(model, pair / "encoder_model.onnx")
     output, _ = quantize(pair, format="onnx", level=level, check=False)
     ids = np.array([[3, 1, 95]])
-    assert np.abs(run(output, "encoder_model.onnx", ids) - TABLE[ids] @ TABLE.T).max() < 0.8
+    assert np.abs(run(output, "encoder_model.onnx", ids) - (TABLE[ids] + BIAS) @ TABLE.T).max() < 0.8
     assert data_bytes(output) < TABLE.size * (17 if level == "fp16" else 10) / 8 + 4096

@@ -19,9 +19,9 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from slipway.errors import ONNXExportError
+from slipway.proof.onnx_errors import translate_ort_errors
 from slipway_onnx_export.checks.written import FaultError, GraphLike, NotRunError, WrittenFolder
 from slipway_onnx_export.names import INLINE_BYTES, PAST, PRESENT
-from slipway_onnx_export.parity.ort_errors import translate_ort_errors
 
 _TOLERANCE = 1e-3
 NOT_TINY = "the graphs are too large or lack their weights"

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from slipway.model.graphs.promise import Promise
+from slipway.model.graphs.calls import Promise
 from slipway.proof.comparison import difference
+from slipway.proof.onnx_errors import translate_ort_errors
 from slipway.sizes import format_size
 from slipway_onnx_export.checks.folder import CHECKS, first_line, open_unoptimized, read_names
 from slipway_onnx_export.checks.written import FaultError, NotRunError, WrittenFolder, tokens
@@ -29,7 +30,6 @@ from slipway_onnx_export.names import (
     SOURCE_MASK,
     TYPES,
 )
-from slipway_onnx_export.parity.ort_errors import translate_ort_errors
 
 _CHECKS = ("opset", "paths", "valid", "shapes", "interface", "stored once", "metadata", "loads")
 """The checks that need no more than a graph; comparing the results replaces the others."""

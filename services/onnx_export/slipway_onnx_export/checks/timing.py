@@ -14,11 +14,11 @@ import onnx_ir as ir
 import onnxruntime
 
 from slipway.machine.processes import session_options
+from slipway.proof.onnx_errors import ORT_ERRORS
 from slipway_onnx_export.checks.written import UnknownAxisError, make_feed
 from slipway_onnx_export.engines import Engine
 from slipway_onnx_export.interface import EngineGraph, GraphRequest, room_of
 from slipway_onnx_export.names import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.serving.variant import serve
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.writing.graph import declare_interface, normalize_graph

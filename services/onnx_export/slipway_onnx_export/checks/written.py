@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from slipway.model.graphs.promise import Promise
+from slipway.model.graphs.calls import Promise
 from slipway_onnx_export.names import BATCH, CACHE, FEATURES, PAST, SEQUENCE, SOURCE, TOTAL
 
 TINY_BYTES, TINY_NODES = 4 << 20, 3000

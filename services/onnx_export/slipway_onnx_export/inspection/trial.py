@@ -21,9 +21,9 @@ from slipway.errors import ONNXExportError
 from slipway.files.regular_file import check_regular, read_regular
 from slipway.machine.processes import session_options
 from slipway.model.activations import GraphReport, InspectedValue
+from slipway.proof.onnx_errors import ORT_ERRORS
 from slipway.sizes import format_size
 from slipway.texts import one_line, printable, quoted
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 
 _SIZES = {"batch": 1, "sequence": 3, "past_sequence": 2, "total_sequence": 5, "encoder_sequence": 4}
 """Sizes of the axes by the names of our own exports; total_sequence is past_sequence + sequence."""

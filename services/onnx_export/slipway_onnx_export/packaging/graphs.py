@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from slipway.model.graphs.promise import EVERY_CALL, Promise
+from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway_onnx_export.names import BRANCH, ENCODED, HIDDEN
 from slipway_onnx_export.packaging.kinds import NotPackagedError
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from slipway.files.json_documents import read_json_object
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, QUESTION_ANSWERING, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER
-from slipway.model.graphs.promise import Promise
+from slipway.model.graphs.calls import Promise
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway_onnx_export.ir_graphs import add_constant
 from slipway_onnx_export.packaging.graphs import (

@@ -19,12 +19,13 @@ from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.model.configuration import token_of
 from slipway.model.dtypes import FLOATS, torch_dtypes
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
-from slipway.model.graphs.promise import EVERY_CALL, Promise
+from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway.model.model_facts import CannotBuildError, check_loadable
 from slipway.model.pytorch.traced_forms import forget_longest_text
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.safetensors_file import read_weights
 from slipway.proof.comparison import difference
+from slipway.proof.onnx_errors import translate_ort_errors
 from slipway_onnx_export.forms.activations import WantedActivations
 from slipway_onnx_export.interface import room_of
 from slipway_onnx_export.layered.blocks import FIRST
@@ -32,7 +33,6 @@ from slipway_onnx_export.names import BATCH, PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of, texts_of
 from slipway_onnx_export.parity.lengths import Lengths, Reach, lengths_of, reach_of, room_beyond
-from slipway_onnx_export.parity.ort_errors import translate_ort_errors
 from slipway_onnx_export.parity.rows import ROOM, Array, Conversation, Session, perturb_rounding
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.translations import translations_of

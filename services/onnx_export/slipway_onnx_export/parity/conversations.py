@@ -15,7 +15,7 @@ import transformers
 
 from slipway.model.configuration import token_of
 from slipway.model.families import SEQUENCE_CLASSIFIER
-from slipway.model.graphs.promise import Promise
+from slipway.model.graphs.calls import Promise
 from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.forms.components import pooling_of
 from slipway_onnx_export.parity.lengths import BEYOND, NEW, Lengths, Reach, cached_shapes, fill_cache, make_up_values

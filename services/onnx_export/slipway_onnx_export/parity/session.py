@@ -13,10 +13,10 @@ from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import Opened, ProviderChoice, open_session
 from slipway.machine.processes import session_options
 from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
-from slipway.model.graphs.fixed_graph import FixedGraph
+from slipway.model.graphs.calls import FixedGraph
+from slipway.proof.onnx_errors import translate_ort_errors
 from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT
 from slipway_onnx_export.names import IDS, MASK, POSITIONS
-from slipway_onnx_export.parity.ort_errors import translate_ort_errors
 from slipway_onnx_export.parity.rows import Array, Session
 
 _TEXT = (IDS, MASK, POSITIONS)

@@ -14,9 +14,9 @@ import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from slipway.errors import ONNXExportError
+from slipway.proof.onnx_errors import ORT_ERRORS
 from slipway_onnx_export.ir_graphs import add_constant
 from slipway_onnx_export.names import IDS, MASK, POSITIONS
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array
 from slipway_onnx_export.source import WINDOW_LIMIT
 

@@ -23,7 +23,7 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway.model.families import DECODER
-from slipway.model.graphs.promise import EVERY_CALL, Promise
+from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway_onnx_export.interface import Component, EngineGraph
 from slipway_onnx_export.ir_graphs import add_constant
 from slipway_onnx_export.loading.conversion import Stack, Weight

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from slipway.errors import ConfigurationError
+from slipway.formats.registry import formats
+from slipway.levels import LEVELS
 from slipway.reasons import REASONS
 from slipway.registry import known_stage, load_stage
 from slipway_coordinator.model.records import AttemptRecord, Resources, TaskState
@@ -296,6 +298,22 @@ def test_rules_of_a_stage_with_a_mistake_are_refused(stage_with_rules: Path, tex
 def test_a_model_of_another_kind_is_not_tried_again() -> None:
     for profile in Profile:
         assert chain("onnx_export", ["FAMILY_UNSUPPORTED"], profile, START["onnx_export"]) == []
+
+
+@pytest.mark.parametrize(("format_name", "widest"), [("pytorch", "bf16"), ("onnx", "fp16")])
+def test_every_rejected_level_leads_to_16_bits(format_name: str, widest: str) -> None:
+    """By levels that are each closer to the model than the one before."""
+    tightest_first = list(LEVELS)
+    narrow = [level for level in formats()[format_name].levels if level not in {"fp16", "bf16"}]
+    assert len(narrow) >= 4
+    for profile, level in itertools.product(Profile, narrow):
+        start = {"format": format_name, "level": level, "group_size": 128}
+        found = chain("quantize", ["VALIDATION_FAILED"], profile, start)
+        levels = [level, *(attempt.params["level"] for attempt in found)]
+        ranks = [tightest_first.index(each) for each in levels]
+        assert ranks == sorted(ranks, reverse=True), (profile, levels)
+        assert levels[-1] == widest, (profile, levels)
+        assert found[-1].format.endswith(f"-{widest}"), (profile, levels)
 
 
 def test_a_calibration_that_does_not_fit_is_left_out() -> None:

@@ -37,10 +37,15 @@ def test_each_method_is_nearer_than_the_simpler_one(material: Material, calibrat
     """On text that the stage has not seen, by transformers' own model; ``auto`` takes the best of those that do not tune."""
     found, _ = calibrate(material.model, material.data, head=False, method="gptq")
     simple, _ = calibrate(material.model, material.data, head=False, method="rtn")
+    weighed, _ = calibrate(material.model, material.data, head=False, method="awq")
     auto, _ = calibrate(material.model, material.data, head=False)
     _, ctx = calibrate(material.model, material.data, head=False, method="autoround")
-    rtn, gptq, best = (rounded_divergence(material.model, each, material.other) for each in (simple, found, auto))
+    rtn, awq, gptq, best = (
+        rounded_divergence(material.model, each, material.other) for each in (simple, weighed, found, auto)
+    )
     assert gptq < 0.7 * rtn
+    assert awq < rtn
+    assert {each["method"] for each in description(weighed)["weights"].values()} == {"awq"}
     assert best <= gptq
     measured = ctx.facts["divergence"]
     assert measured["autoround"] < measured["gptq"] < measured["rtn"]
@@ -89,9 +94,10 @@ def test_the_artifact_is_as_agreed(material: Material, calibrate: Calibrate) -> 
 
 
 @pytest.mark.slow
-def test_a_second_run_gives_the_same_bytes(material: Material, calibrate: Calibrate) -> None:
+@pytest.mark.parametrize("method", ["auto", "awq"])
+def test_a_second_run_gives_the_same_bytes(material: Material, calibrate: Calibrate, method: str) -> None:
     """Whatever share of the machine a worker gives it; times are facts of the attempt, not of the artifact."""
-    params = {"time_budget_seconds": 1, "threads": 2}
+    params = {"method": method, "time_budget_seconds": 1, "threads": 2}
     runs = [calibrate(material.model, material.data, granted=granted, **params) for granted in (1, 3)]
     for name in ("weights.safetensors", "calibration.json"):
         first, second = ((folder / name).read_bytes() for folder, _ in runs)
@@ -137,6 +143,17 @@ def test_torn_inputs_of_an_interrupted_attempt_are_computed_again(
         again, ctx = calibrate(material.model, material.data, kept=damaged, **params)
         assert ctx.facts["blocks_resumed"] == 0
         assert (again / "weights.safetensors").read_bytes() == (undisturbed / "weights.safetensors").read_bytes()
+
+
+def test_a_cancelled_tuning_stops(material: Material, tmp_path: Path) -> None:
+    """While it moves weights, not only when it judges them afterwards."""
+    stopping = Context(workdir=tmp_path)
+    stopping.on_progress = lambda now: stopping.cancelled.set() if now.phase == "tune" else None
+    params = CalibrateParams.model_validate({**SMALL, "method": "autoround", "head": False})
+    with pytest.raises(ModelExportError) as error:
+        STAGE.run({"model": material.model, "data": material.data}, params, stopping)
+    assert error.value.reason == "CANCELLED"
+    assert any("tuning" in Path(entry.path).parts for entry in error.traceback)
 
 
 def refused(calibrate: Calibrate, model: Path, data: Path, **params: Any) -> ModelExportError:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.model.graphs.fixed_graph import FixedGraph, TooLongError
+from slipway.model.graphs.calls import FixedGraph, TooLongError
 from slipway.proof.numerics import Ints, Logits
 from slipway.proof.runtime import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value

@@ -9,14 +9,13 @@ from typing import Any, get_args
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from slipway.files.json_documents import read_object_or_empty
 from slipway.machine.onnx_runtime import ProviderChoice, open_session
 from slipway.machine.processes import session_options
 from slipway.model.dtypes import DTYPES, numpy_dtypes
-from slipway.model.graphs.fixed_graph import FixedGraph, TooLongError
-from slipway.model.graphs.promise import Promise
+from slipway.model.graphs.calls import FixedGraph, Promise, TooLongError
+from slipway.proof.onnx_errors import ORT_ERRORS
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Unusable
 from slipway.validation.speed import Engine
@@ -25,18 +24,7 @@ NUMPY_TYPES = {
     f"tensor({DTYPES[name].onnx.lower()})": dtype
     for name, dtype in numpy_dtypes("F32", "F16", "I64", "I32", "BOOL").items()
 }
-ORT_ERRORS: tuple[type[Exception], ...] = (
-    # ONNX Runtime's own classes have no common base class but Exception.
-    ort_state.Fail,
-    ort_state.InvalidArgument,
-    ort_state.InvalidGraph,
-    ort_state.InvalidProtobuf,
-    ort_state.NoModel,
-    ort_state.NoSuchFile,
-    ort_state.NotImplemented,
-    ort_state.RuntimeException,
-    RuntimeError,
-)
+_ERRORS = (*ORT_ERRORS, RuntimeError)
 
 Value = Any
 """A tensor that ONNX Runtime holds (``OrtValue``)."""
@@ -86,7 +74,7 @@ class Graph:
             options = session_options(threads, mapped=self._mapped)
             self._opened = open_session(path, options, provider=asked_provider(path.parent))
             self._adapter, self._options = _load_adapter(path.with_suffix(".onnx_adapter"))
-        except ORT_ERRORS as error:
+        except _ERRORS as error:
             raise Unusable(f"ONNX Runtime cannot load {path.parent.name}/{path.name}: {error}") from error
         self._session, self._name = self._opened.session, path.name
         self.promise = Promise.of(self._session.get_modelmeta().custom_metadata_map)

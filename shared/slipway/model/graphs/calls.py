@@ -1,4 +1,4 @@
-"""Run a graph of fixed shapes on inputs of any shape: more or fewer rows, and fewer tokens.
+"""The calls that a graph takes: those that its metadata promises, and any call of a graph of fixed shapes.
 
 A cache of fixed length is filled from its end: the last places hold the tokens so far, and the mask leaves out those before them.
 """
@@ -6,16 +6,51 @@ A cache of fixed length is filled from its end: the last places hold the tokens 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    Array = npt.NDArray[np.generic]
-    Arrays = dict[str, Array]
+Array: TypeAlias = "npt.NDArray[np.generic]"
+Arrays: TypeAlias = "dict[str, Array]"
 
 IDS, MASK, PAST, PRESENT = "input_ids", "attention_mask", "past_key_values.", "present."
+PADDING_SIDE, SHARED_BUFFER, LOGITS_TO_KEEP = "padding_side", "past_present_share_buffer", "logits_to_keep"
+"""Names of the properties."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The calls that a decoder's graph takes, and the results that it returns.
+
+    Attributes:
+        shared_buffer: Whether past and present keys and values may be one buffer. Such a graph counts the tokens of a row by its
+            mask: rows are padded on the right, and only a single row takes several tokens after a past.
+        last_logits: Whether it returns logits of the last token of each row only.
+    """
+
+    shared_buffer: bool = False
+    last_logits: bool = False
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Return the properties of the file."""
+        shared = {SHARED_BUFFER: "1", PADDING_SIDE: "right"} if self.shared_buffer else {}
+        return shared | ({LOGITS_TO_KEEP: "1"} if self.last_logits else {})
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, str]) -> Promise:
+        """Read the properties of a file; a file that says nothing takes every call and returns all logits."""
+        return cls(
+            shared_buffer=metadata.get(SHARED_BUFFER) == "1",
+            last_logits=metadata.get(LOGITS_TO_KEEP) == "1",
+        )
+
+
+EVERY_CALL = Promise()
+"""The promise of a usual graph: every call, and logits of all tokens."""
 
 
 class TooLongError(Exception):

@@ -16,6 +16,7 @@ ORT_ERRORS = (
     ort_errors.InvalidArgument,
     ort_errors.InvalidGraph,
     ort_errors.InvalidProtobuf,
+    ort_errors.NoModel,
     ort_errors.NoSuchFile,
     ort_errors.NotImplemented,
     ort_errors.RuntimeException,
