@@ -20,6 +20,7 @@ from slipway.base_match.match import measure
 from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
+from slipway_validate.judging.distances import LIMITS
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol.messages import RunSpec, Spec
 from slipway_validate.protocol.process import start_runner
@@ -272,7 +273,7 @@ def test_stored_weights_are_compared_again_if_the_process_beside_the_first_outpu
     sources: dict[str, Path], tiny: Models, tmp_path: Path
 ) -> None:
     """A finding must not depend on whether the reference could be loaded to be timed."""
-    ctx, spec = context(tmp_path / "work"), survival_spec({**sources, "pytorch": tiny.merged})
+    ctx, spec = context(tmp_path / "work"), survival_spec({**sources, "pytorch": tiny.merged}, LIMITS)
     broken = Spec(
         run=RunSpec(runtime="slipway_validate.runner.runtime_reference:load", model=tmp_path, samples=tmp_path)
     )
