@@ -53,10 +53,8 @@ def install_remedy(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
 
 def with_install_lines(stage: Stage[Any], providers: tuple[Provider, ...], missing: str) -> tuple[Provider, ...]:
     """Return providers whose missing libraries say what installs the stage: its extra, with versions that fit together."""
-    if (
-        stage_extra(stage.params.__module__) == WORKER_EXTRA
-    ):  # a stage of another distribution, whose extras are not known
-        return providers
+    if stage_extra(stage.params.__module__) == WORKER_EXTRA:
+        return providers  # a stage of another distribution, whose extras are not known
     details = iter([missing])
     return tuple(
         replace(each, detail=next(details, "the same")) if each == library_provider(each.name) and each.detail else each

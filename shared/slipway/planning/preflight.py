@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.registry import format_of_output, split_output, translate_format_errors
@@ -124,13 +124,15 @@ def preflight(
     written = adapter is not None and not is_plain_lora(adapter)
     made = {task.id: task_bytes(_with_stored_weights(task) if written else task, size, sections) for task in tasks}
     memory = memory_bytes(tasks, size)
+    calls, refused = _read_parameters(tasks)
+    model = _read_configuration(base, config)
     findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
     findings += [
-        *_advice(tasks),
-        *_refused_parameters(tasks),
-        *_descriptions(tasks, base, config),
-        *_refusals(tasks, base, config),
-        *_examine_adapter(tasks, adapter),
+        *_advice(calls),
+        *refused,
+        *_descriptions(calls, model),
+        *_refusals(calls, model),
+        *_examine_adapter(calls, adapter),
         *_check_disk(tasks, made, base=base, home=home, output=output),
     ]
     if here:
@@ -180,65 +182,64 @@ def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
     return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
 
 
-def _known(tasks: Sequence[PlannedTask]) -> Iterator[tuple[Stage[Any], StageParams]]:
-    """Yield the stages of tasks that are installed here, each with its parameters."""
-    return (known for task in tasks if (known := task.known()))
+class _Call(NamedTuple):
+    """A task whose stage is installed here, with its parameters as the stage's own type."""
+
+    task: PlannedTask
+    stage: Stage[Any]
+    params: StageParams
 
 
-def _refused_parameters(tasks: Sequence[PlannedTask]) -> list[Finding]:
-    """Return an error for each task whose parameters its stage refuses."""
-    findings: list[Finding] = []
+def _read_parameters(tasks: Sequence[PlannedTask]) -> tuple[list[_Call], list[Finding]]:
+    """Return the tasks with their parameters, and an error for each whose parameters its stage refuses."""
+    calls, findings = list[_Call](), list[Finding]()
     for task in tasks:
         stage = known_stage(task.stage)
         try:
-            if stage is not None:
-                task.call.params_of(stage)
+            calls += [] if stage is None else [_Call(task, stage, task.call.params_of(stage))]
         except ConfigurationError as error:
             findings.append(Finding(f"task: {task.id}", Verdict.ERROR, error.message, error.remedy, error.reason))
         except Exception as error:  # noqa: BLE001 - the checks of parameters are the code of the stage's author
             message = f"{task.stage} cannot check its parameters: {type(error).__name__}: {one_line(str(error))}"
             findings.append(Finding(f"task: {task.id}", Verdict.ERROR, message, reason="STAGE_ERROR"))
-    return findings
+    return calls, findings
 
 
-def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
+def _advice(calls: Sequence[_Call]) -> list[Finding]:
     """Return the stages' warnings about parameters whose effect will differ from the setting."""
-    said = [stage.forecast.advice(params) for stage, params in _known(tasks)]
+    said = [call.stage.forecast.advice(call.params) for call in calls]
     return [
         Finding(check, Verdict.WARNING, message, remedy) for check, message, remedy in dict.fromkeys(filter(None, said))
     ]
 
 
-def _descriptions(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | None) -> list[Finding]:
+def _descriptions(calls: Sequence[_Call], config: ModelConfig) -> list[Finding]:
     """Return what the stages say about their parameters with this model; parameters that a stage will refuse are an error."""
-    config, findings = _read_configuration(base, config), list[Finding]()
-    for stage, params in _known(tasks) if config else ():
+    findings: list[Finding] = []
+    for call in calls if config else ():
         try:
-            said = stage.forecast.describes(params, config)
+            said = call.stage.forecast.describes(call.params, config)
         except ModelExportError as error:
-            findings.append(
-                Finding(f"stage: {stage.name}", Verdict.ERROR, error.message, error.remedy, reason=error.reason)
-            )
+            check = f"stage: {call.stage.name}"
+            findings.append(Finding(check, Verdict.ERROR, error.message, error.remedy, reason=error.reason))
             continue
         findings += [Finding(said[0], Verdict.OK, said[1])] if said else []
     return findings
 
 
 def _read_configuration(base: Path, config: ModelConfig | None) -> ModelConfig:
+    """Return the configuration of the merged model; an empty one, of unknown family, for a base without ``config.json``."""
     if config is not None:
         return config
-    return (
-        ModelConfig.read(base) if (base / CONFIG).is_file() else ModelConfig({})
-    )  # without config.json the family is unknown
+    return ModelConfig.read(base) if (base / CONFIG).is_file() else ModelConfig({})
 
 
-def _refusals(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | None) -> list[Finding]:
+def _refusals(calls: Sequence[_Call], config: ModelConfig) -> list[Finding]:
     """Return a warning for each stage that does not support this family of models, or not with these parameters, and will not run."""
-    config = _read_configuration(base, config)
     refused = dict.fromkeys(
-        (task.stage, why, task.fallback)
-        for task in sorted(tasks, key=lambda task: task.stage)
-        if config and (known := task.known()) and (why := known[0].forecast.refuses(known[1], config))
+        (call.task.stage, why, call.task.fallback)
+        for call in sorted(calls, key=lambda call: call.task.stage)
+        if config and (why := call.stage.forecast.refuses(call.params, config))
     )
     remedy = "disable its formats, so that the export succeeds"
     return [
@@ -249,16 +250,15 @@ def _refusals(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | No
     ]
 
 
-def _examine_adapter(tasks: Sequence[PlannedTask], adapter: Path | None) -> list[Finding]:
+def _examine_adapter(calls: Sequence[_Call], adapter: Path | None) -> list[Finding]:
     """Return the stages' warnings about the adapter; an adapter that a stage will refuse is an error."""
     findings: dict[Finding, None] = {}
-    for task in tasks if adapter is not None else ():
-        known = task.known()
-        if known is None or adapter is None or f"source:{ADAPTER}" not in task.inputs.values():
+    for call in calls:
+        if adapter is None or f"source:{ADAPTER}" not in call.task.inputs.values():
             continue
-        check = f"stage: {task.stage}"
+        check = f"stage: {call.task.stage}"
         try:
-            said = known[0].forecast.examines(known[1], adapter)
+            said = call.stage.forecast.examines(call.params, adapter)
         except ModelExportError as error:
             findings[Finding(check, Verdict.ERROR, error.message, error.remedy, reason=error.reason)] = None
         else:
