@@ -25,6 +25,7 @@ from slipway_onnx_export.checks.written import WrittenFolder
 from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
 from slipway_onnx_export.forms.activations import WantedActivations, contract_of
 from slipway_onnx_export.forms.components import warn_of_unknown_pooling
+from slipway_onnx_export.forms.recurrence import check_form
 from slipway_onnx_export.interface import Component, EngineGraph, GraphRequest, describe_sizes, fixed_sizes
 from slipway_onnx_export.ir_graphs import Statistics
 from slipway_onnx_export.packaging.packages import write_packages
@@ -107,11 +108,14 @@ def _export(source: ModelSource, params: OnnxExportParams, ctx: Context, *, defe
             about={"family": source.family.name, "model_type": source.config.model_type},
         )
     warn_of_unknown_pooling(source, ctx)
-    sizes = fixed_sizes(source, params)
+    if source.takes_more_than_text:
+        ctx.warn("the ONNX model has the text part alone: images and sound are not among its inputs")
     engine = choose_engine(source, params)
     known = {"engine": engine.name, "family": source.family.name}
     try:
         check_family(source, params.promise)
+        check_form(source, params, engine=engine.name)
+        sizes = fixed_sizes(source, params)
         opset = choose_opset(engine, params.opset, runtime=params.runtime)
         request = GraphRequest(
             opset=opset,
@@ -184,6 +188,7 @@ def _write(
         "runtime": params.runtime,
         "architecture": source.architecture,
         "family": source.family.name,
+        **({"parts": ["text"]} if source.takes_more_than_text else {}),
         "files": [made.component.file for made in graphs],
         "precision": "float32",
         "shapes": params.shapes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
     "batch",
     "sequence",
@@ -19,3 +21,15 @@ CACHE, PRESENT = "past_key_values.", "present."
 """Prefixes of the cache's inputs and of its outputs."""
 INLINE_BYTES = 1024
 """Larger constants of the graph (rotary tables) go to the data file too, so that model.onnx stays small."""
+
+_NAMED_FOR_JAVASCRIPT = re.compile(r"(past|present)_(conv|recurrent|ssm)\.(\d+)")
+"""Matches transformers.js's names of states."""
+
+
+def usual_name(name: str) -> str:
+    """Return the name that an input or output has in Slipway's own graphs; most have it already."""
+    part = _NAMED_FOR_JAVASCRIPT.fullmatch(name)
+    if part is None:
+        return name
+    prefix = {"past": "past_key_values", "present": "present"}[part[1]]
+    return f"{prefix}.{part[3]}.{'conv' if part[2] == 'conv' else 'recurrent'}_state"

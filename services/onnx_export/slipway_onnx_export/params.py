@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import SPEECH
+from slipway.model.families import DECODER, SPEECH
 from slipway.model.graphs.calls import Promise
 from slipway.stage import StageParams
 
@@ -161,12 +161,19 @@ class OnnxExportParams(StageParams):
         return next((what for what, met in needed.items() if not met), "")
 
 
+STATEFUL_TYPES = (
+    *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid"),
+    *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+)
+"""Types of decoders with states whose recurrence the export knows: gated delta rule, Mamba 2, short convolution."""
+
+
 def refusal_reason(config: ModelConfig) -> str:
     """Return why a model is not exported; empty if it is."""
     what = config.description
-    if config.family is None or (config.takes_more_than_text and config.family is not SPEECH):
+    if config.family is None or (config.takes_more_than_text and config.family not in (SPEECH, DECODER)):
         return f"the model is {_article(what)} {what}, which the ONNX export does not support"
-    if config.keeps_states:
+    if config.keeps_states and config.text.get("model_type") not in STATEFUL_TYPES:
         return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support"
     return ""
 

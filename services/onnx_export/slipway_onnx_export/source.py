@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from slipway.errors import CheckpointValidationError, ONNXExportError
 from slipway.model.configuration import ModelConfig, first_token, generation_settings, token_of
 from slipway.model.dtypes import DTYPES, torch_dtypes
-from slipway.model.families import Family
+from slipway.model.families import DECODER, Family, auto_model
 from slipway.model.limits import window_of
 from slipway.model.safetensors_file import TensorInfo, read_index
 from slipway.model.weights.reading import Weights, has_weights, open_weights
@@ -69,6 +69,21 @@ class ModelSource:
     def layers(self) -> int:
         """Return the number of decoder layers."""
         return int(self.text_config.num_hidden_layers)
+
+    @property
+    def loader(self) -> Any:
+        """Return the class of transformers that loads the model: whole, if it takes images or sound too."""
+        return auto_model(self.family, self.config.to_dict())
+
+    @property
+    def takes_more_than_text(self) -> bool:
+        """Return whether the model takes images or sound too. Its graph has the text part alone."""
+        return self.family is DECODER and ModelConfig(self.config.to_dict()).takes_more_than_text
+
+    @property
+    def keeps_states(self) -> bool:
+        """Return whether layers keep a state beside, or instead of, keys and values of attention."""
+        return ModelConfig(self.config.to_dict()).keeps_states
 
     @property
     def sliding_window(self) -> int:

@@ -53,6 +53,8 @@ class OpenVinoParams(StageParams):
 
 def refusal_reason(config: ModelConfig) -> str:
     """Return why a model does not become an IR; empty if it does."""
+    if config.family in FAMILIES and config.keeps_states:
+        return f"the model is {config.description} with layers that keep a state, which no IR is made of"
     if config.family in FAMILIES:
         return ""
     known = ", ".join(family.name for family in FAMILIES)

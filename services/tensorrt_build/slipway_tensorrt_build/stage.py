@@ -29,6 +29,8 @@ def run(inputs: Mapping[str, Path], params: TensorRTBuildParams, ctx: Context) -
 
 def refusal_reason(config: ModelConfig) -> str:
     """Return why no engine is built for the model with this ``config.json``; empty if one is."""
+    if config.family in TEXT_FAMILIES and config.keeps_states:
+        return f"the model is {config.description} with layers that keep a state, for which TensorRT has no operator"
     if config.family in TEXT_FAMILIES:
         return ""
     return f"the model is {config.description}, and engines are built for text decoders and encoders only"

@@ -145,12 +145,12 @@ class ModelConfig(Mapping[str, Any]):
     @property
     def keeps_states(self) -> bool:
         """Whether a decoder has layers that keep a state beside, or instead of, keys and values of attention."""
-        return families.keeps_states(self)
+        return any(families.keeps_states(part) for part in (self, self.text))
 
     @property
     def mixes_experts(self) -> bool:
         """Whether the model has layers of several experts, of which each token takes a few."""
-        return families.mixes_experts(self)
+        return any(families.mixes_experts(part) for part in (self, self.text))
 
     def of_type(self, model_type: str) -> Self:
         """Return the configuration with the kind of model that a user names, and the bare class of that kind if it names no class.

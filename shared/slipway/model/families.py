@@ -155,8 +155,17 @@ _ENDINGS = (
 _OTHER_SENSES = re.compile(r"audio|speech|voice|vision|transcribe|realtime|_asr|_tts|^sam")
 """Matches types of models that take images or sound."""
 _SPEECH_TYPES = ("whisper", "speech_to_text")
-_TEXT_OF_MANY_TYPES = ("gemma3", "gemma3n", "gemma4", "gemma4_unified")
-"""Decoders that take images and sound too, of a class that transformers also loads as a causal model."""
+_CAUSAL, _WITH_IMAGES = "AutoModelForCausalLM", "AutoModelForImageTextToText"
+_TEXT_OF_MANY_TYPES = {
+    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "gemma4_unified"), _CAUSAL),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _WITH_IMAGES),
+    **dict.fromkeys(("mistral3", "llama4", "mllama", "lfm2_vl", "glm4v", "aya_vision"), _WITH_IMAGES),
+    **dict.fromkeys(("internvl", "smolvlm", "idefics3", "llava", "llava_next", "llava_onevision"), _WITH_IMAGES),
+}
+"""Decoders that take images or sound too, and generate text from text alone as well: the class of transformers that loads each whole.
+
+AutoModelForCausalLM would take only the text part of some (Qwen3.5, Llama 4), and refuses others. A type is here once a test has run it on text.
+"""
 _DECODER_TYPES = (
     *("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
     *("granite", "llama", "mistral", "mixtral", "mpt", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe"),
@@ -218,11 +227,20 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
     return family if _takes_only_text(config, model_type) else None
 
 
-def auto_model(family: Family) -> Any:
-    """Return the class of transformers that loads a family. Imports transformers."""
+def auto_model(family: Family, config: Mapping[str, Any] | None = None) -> Any:
+    """Return the class of transformers that loads a family, or the model of it with this ``config.json``. Imports transformers."""
     import transformers
 
-    return getattr(transformers, family.auto_class)
+    return getattr(transformers, loader_of(family, config or {}))
+
+
+def loader_of(family: Family, config: Mapping[str, Any]) -> str:
+    """Return the name of the class of transformers that loads a model of a family; one that takes images too is loaded whole, if its file has it whole."""
+    names, kind = config.get("architectures"), config.get("model_type")
+    whole = isinstance(names, list) and str(names[0] if names else "").endswith("ForConditionalGeneration")
+    if family is DECODER and whole and isinstance(kind, str):
+        return _TEXT_OF_MANY_TYPES.get(kind, family.auto_class)
+    return family.auto_class
 
 
 def class_name(family: Family, config: Mapping[str, Any]) -> str | None:

@@ -173,7 +173,7 @@ class Cluster:
             for number in range(self.workers):
                 stack.callback(self.worker(f"worker-{number}", self.service.address).stop)
             self.client = stack.enter_context(Client(self.service.address))
-            wait_for(self.active, seconds=120)
+            self.all_back()  # a standby that does not listen yet would refuse every second connection
             self._stack = stack.pop_all()
         return self
 

@@ -29,6 +29,7 @@ from slipway_onnx_export.names import (
     PRESENT,
     SOURCE_MASK,
     TYPES,
+    usual_name,
 )
 
 _CHECKS = ("opset", "paths", "valid", "shapes", "interface", "stored once", "metadata", "loads")
@@ -192,8 +193,8 @@ class _RunGraph:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._session = open_unoptimized(path)
-        self.inputs = {value.name: value for value in self._session.get_inputs()}
-        self.outputs = [value.name for value in self._session.get_outputs()]
+        self.inputs = {usual_name(value.name): value for value in self._session.get_inputs()}
+        self.outputs = [usual_name(value.name) for value in self._session.get_outputs()]
 
     @property
     def cached(self) -> bool:
@@ -203,10 +204,12 @@ class _RunGraph:
         lacking = sorted(self.inputs.keys() - known.keys())
         if lacking:
             raise NotRunError(f"nothing is known of the input {lacking[0]} of {self.path.name}")
-        feed: dict[str, Array] = {name: known[name].astype(_DTYPES[value.type]) for name, value in self.inputs.items()}
+        feed: dict[str, Array] = {
+            value.name: known[name].astype(_DTYPES[value.type]) for name, value in self.inputs.items()
+        }
         what = f"onnxruntime cannot run {self.path.name}"
         with translate_ort_errors(lambda error: FaultError(f"{what}: {first_line(error)}")):
-            return dict(zip(self.outputs, self._session.run(self.outputs, feed), strict=True))
+            return dict(zip(self.outputs, self._session.run(None, feed), strict=True))
 
 
 def check_agreement(files: Sequence[Path], origin: Sequence[Path], *, end: int | None = None) -> None:
@@ -273,10 +276,11 @@ def _make_inputs(graphs: Sequence[_RunGraph], end: int | None) -> dict[str, Arra
     decoder = next((graph for graph in graphs if HIDDEN not in graph.outputs), graphs[0])
     rows, new = (_size(size, usual) for size, usual in zip(decoder.inputs[IDS].shape, (_ROWS, _NEW[0]), strict=True))
     caches = {name: shape for name, shape in declared.items() if name.startswith(CACHE)}
-    length = next((_size(shape[2], 0) for name, shape in caches.items() if ".encoder." not in name), 0)
+    growing = (shape for name, shape in caches.items() if name.endswith(".key") and ".encoder." not in name)
+    length = next((_size(shape[2], 0) for shape in growing), 0)
     made: dict[str, Array] = {TYPES: np.zeros((rows, new), np.int64)}
-    for name, (_, heads, place, width) in caches.items():
-        made[name] = 0.1 * random.standard_normal((rows, heads, _size(place, 0), width))
+    for name, (_, *axes) in caches.items():
+        made[name] = 0.1 * random.standard_normal((rows, *(_size(axis, 0) for axis in axes)))
     if FEATURES in declared:
         made[FEATURES] = random.standard_normal([rows, *declared[FEATURES][1:]])
     if pair:

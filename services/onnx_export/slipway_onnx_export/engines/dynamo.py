@@ -20,6 +20,7 @@ from slipway_onnx_export.engines.lowering import MASKED
 from slipway_onnx_export.engines.optimizing import optimize_graph, quiet_libraries
 from slipway_onnx_export.forms.activations import add_activations
 from slipway_onnx_export.forms.components import components_of
+from slipway_onnx_export.forms.recurrence import traceable_recurrences
 from slipway_onnx_export.interface import Component, EngineGraph, GraphRequest
 from slipway_onnx_export.ir_graphs import Statistics, add_constant
 from slipway_onnx_export.layered.blocks import split, stamp_layers
@@ -71,7 +72,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
 def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> Any:
     """Return a graph as an onnx_ir model, before any optimization."""
     try:
-        with quiet_libraries(), torch.no_grad():
+        with quiet_libraries(), torch.no_grad(), traceable_recurrences(whole):
             program = torch.onnx.export(
                 component.module(whole),
                 component.sample(),

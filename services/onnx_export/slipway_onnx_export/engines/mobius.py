@@ -29,7 +29,9 @@ _ROOT_SCALED = ("gemma", "gemma3_text")
 
 INCORRECT = {
     **dict.fromkeys(("cohere", "cohere2", "gemma2", "gptj", "opt"), "with other results than PyTorch's"),
-    **dict.fromkeys(("deepseek_v3", "falcon", "glm", "gpt_neo"), "with other weights than the model has"),
+    **dict.fromkeys(
+        ("deepseek_v3", "falcon", "glm", "glm4_moe", "gpt_neo", "llama4_text"), "with other weights than the model has"
+    ),
     **dict.fromkeys(("bloom", "mpt"), "without an attention mask"),
 }
 """The fault of each model type that mobius knows and builds incorrectly; the comparison with PyTorch shows each."""
@@ -74,13 +76,8 @@ def supports(source: ModelSource) -> bool:
 
 def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, Any]:
     """Return mobius' module and configuration for the source's architecture; ``windowed`` if its dropped window is added later."""
+    _check_type(source)
     config = source.config
-    if source.family is not DECODER:
-        raise _unsupported_error(source, f"graphs of {source.family.name} models are traced, not built")
-    if config.model_type not in registry:
-        raise _unsupported_error(source, f"mobius does not know model type {config.model_type!r}")
-    if config.model_type in INCORRECT:
-        raise _unsupported_error(source, f"mobius builds {config.model_type!r} {INCORRECT[config.model_type]}")
     task = _default_task_for_model(config.model_type)
     if task != "text-generation":
         raise _unsupported_error(source, f"mobius builds {config.model_type!r} for {task}, not as a text decoder")
@@ -107,6 +104,21 @@ def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, A
             config.hidden_size**0.5
         )  # mobius rounds it, to two decimals or to half precision
     return module, settings
+
+
+def _check_type(source: ModelSource) -> None:
+    """Check that mobius builds models of this type, and all that such a model computes from text."""
+    config = source.config
+    if source.family is not DECODER:
+        raise _unsupported_error(source, f"graphs of {source.family.name} models are traced, not built")
+    if source.takes_more_than_text:
+        raise _unsupported_error(source, f"mobius builds {config.model_type!r} with its other parts only")
+    if source.keeps_states:
+        raise _unsupported_error(source, f"mobius builds the states of {config.model_type!r} from padding too")
+    if config.model_type not in registry:
+        raise _unsupported_error(source, f"mobius does not know model type {config.model_type!r}")
+    if config.model_type in INCORRECT:
+        raise _unsupported_error(source, f"mobius builds {config.model_type!r} {INCORRECT[config.model_type]}")
 
 
 def _check_rotary(source: ModelSource) -> None:

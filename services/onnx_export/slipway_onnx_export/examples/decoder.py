@@ -28,11 +28,12 @@ def end_tokens() -> set[int]:
 
 
 def generate(session: Any, prompt_ids: list[int], *, max_new_tokens: int) -> list[int]:
-    """Continue a prompt greedily, one call per token, with keys and values of earlier tokens in the cache."""
+    """Continue a prompt greedily, one call per token, with keys, values and states of earlier tokens in the cache."""
     inputs = {value.name: value for value in session.get_inputs()}
     outputs = [value.name for value in session.get_outputs()]
+    # No keys and values yet, and states of zeros.
     cache: dict[str, Any] = {
-        name: np.zeros((1, value.shape[1], 0, value.shape[3]), dtype=DTYPES[value.type])
+        name: np.zeros((1, *(size if isinstance(size, int) else 0 for size in value.shape[1:])), DTYPES[value.type])
         for name, value in inputs.items()
         if name.startswith("past_key_values.")
     }

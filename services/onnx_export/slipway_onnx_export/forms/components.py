@@ -9,7 +9,6 @@ import inspect
 from typing import Any
 
 import torch
-import transformers
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -28,6 +27,15 @@ from slipway.model.families import (
 )
 from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingError, pool, read_pooling
 from slipway.stage import Context
+from slipway_onnx_export.forms.cache import (
+    Layout,
+    UnknownCacheError,
+    cache_of,
+    keys_and_values,
+    layout_of,
+    ports_of,
+    tensors_of,
+)
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound_port
 from slipway_onnx_export.interface import Call, Component, Port, ids
 from slipway_onnx_export.loading.weightless import integer_inputs, try_out
@@ -48,8 +56,7 @@ from slipway_onnx_export.names import (
 from slipway_onnx_export.source import ModelSource
 
 Tensors = dict[str, torch.Tensor]
-Sizes = tuple[tuple[tuple[int | None, int | None], tuple[int | None, int | None]], ...]
-"""Heads and head size of keys and of values, by layer; None if only the graph states them."""
+_PAST, _PRESENT = "past_key_values.{}.{}", "present.{}.{}"
 
 
 def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tuple[Component, ...]:
@@ -91,34 +98,36 @@ def _decoder(model: Any) -> Component:
     def call(model: Any, tensors: Tensors) -> Tensors:
         past = [tensors[port.name] for port in cache_in]
         inputs = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name != POSITIONS or takes_positions}
-        output = model(**inputs, past_key_values=_cache(past), use_cache=True)
-        return {LOGITS: output.logits, **_name_tensors("present.{}.{}", output.past_key_values)}
+        output = model(**inputs, past_key_values=cache_of(layout, past, layers), use_cache=True)
+        return {LOGITS: output.logits, **tensors_of(output.past_key_values, layout, _PRESENT)}
 
-    def run() -> tuple[Sizes, int]:
+    def run() -> tuple[Layout, int]:
         tokens = integer_inputs(1, 2)
-        made = model(input_ids=tokens, attention_mask=tokens, past_key_values=DynamicCache(), use_cache=True)
-        return _sizes(model, getattr(made, "past_key_values", None)), int(made[LOGITS].shape[-1])
+        empty = DynamicCache(config=model.config)
+        made = model(input_ids=tokens, attention_mask=tokens, past_key_values=empty, use_cache=True)
+        return _layout(model, getattr(made, "past_key_values", None)), int(made[LOGITS].shape[-1])
 
-    sizes, vocabulary = try_out(model, run)
-    cache_in = _cache_ports("past_key_values.{}.{}", sizes, PAST)
-    return _decoder_component(sizes, vocabulary, call)
+    layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    layout, vocabulary = try_out(model, run)
+    cache_in = ports_of(layout, _PAST, PAST)
+    return _decoder_component(layout, vocabulary, call)
 
 
 def untraced_decoder(layers: int) -> Component:
     """Return the component of a decoder whose graph is built and not traced: only the graph knows its sizes."""
-    return _decoder_component((((None, None), (None, None)),) * layers, None, None)
+    return _decoder_component(keys_and_values(layers), None, None)
 
 
-def _decoder_component(sizes: Sizes, vocabulary: int | None, call: Call | None) -> Component:
+def _decoder_component(layout: Layout, vocabulary: int | None, call: Call | None) -> Component:
     return Component(
         "model",
         inputs=(
             ids(IDS, BATCH, SEQUENCE),
             ids(MASK, BATCH, TOTAL),
             ids(POSITIONS, BATCH, SEQUENCE),
-            *_cache_ports("past_key_values.{}.{}", sizes, PAST),
+            *ports_of(layout, _PAST, PAST),
         ),
-        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *_cache_ports("present.{}.{}", sizes, TOTAL)),
+        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *ports_of(layout, _PRESENT, TOTAL)),
         call=call,
         unread=(POSITIONS,),
     )
@@ -142,12 +151,13 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
         )
         return {
             "last_hidden_state": encoded,
-            **_name_tensors("present.{}.encoder.{}", output.past_key_values.cross_attention_cache),
+            **tensors_of(output.past_key_values.cross_attention_cache, cross, "present.{}.encoder.{}"),
         }
 
     def decode(model: Any, tensors: Tensors) -> Tensors:
         crossed = [tensors[port.name] for port in cross_in]
-        cache = EncoderDecoderCache(_cache([tensors[port.name] for port in own_in]), _cache(crossed))
+        past = [tensors[port.name] for port in own_in]
+        cache = EncoderDecoderCache(cache_of(own, past, len(own) // 2), cache_of(cross, crossed, len(cross) // 2))
         cache.is_updated = dict.fromkeys(cache.is_updated, True)
         output = model(
             # Attention reads the cache instead; only the sizes of batch and source are taken from this.
@@ -157,8 +167,8 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
             use_cache=True,
             **({} if speech else {MASK: tensors[SOURCE_MASK]}),
         )
-        own = output.past_key_values.self_attention_cache
-        return {LOGITS: output.logits, **_name_tensors("present.{}.decoder.{}", own)}
+        present = output.past_key_values.self_attention_cache
+        return {LOGITS: output.logits, **tensors_of(present, own, "present.{}.decoder.{}")}
 
     if speech:
         source: tuple[Port, ...] = (sound_port(model),)
@@ -167,33 +177,33 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
         source = (ids(IDS, BATCH, SOURCE), ids(MASK, BATCH, SOURCE))
         masks = (ids(SOURCE_MASK, BATCH, SOURCE),)
 
-    def run() -> tuple[Sizes, Sizes, torch.Size, int]:
+    def run() -> tuple[Layout, Layout, torch.Size, int]:
         text = {IDS: integer_inputs(1, 4), MASK: integer_inputs(1, 4)}
         given = {FEATURES: torch.zeros(1, *source[0].shape[1:])} if speech else text  # type: ignore[arg-type]
         made = model(**given, decoder_input_ids=integer_inputs(1, 2), use_cache=True)
         caches = getattr(made, "past_key_values", None)
         if not isinstance(caches, EncoderDecoderCache):
             raise _unsupported_error(model, f"has a {type(caches).__name__} instead of keys and values of attention")
-        own, cross = (_sizes(model, each) for each in (caches.self_attention_cache, caches.cross_attention_cache))
+        own, cross = (_layout(model, each) for each in (caches.self_attention_cache, caches.cross_attention_cache))
         return own, cross, made["encoder_last_hidden_state"].shape, int(made[LOGITS].shape[-1])
 
     own, cross, (_, encoded, width), vocabulary = try_out(model, run)
     length: str | int = encoded if speech else SOURCE
-    own_in = _cache_ports("past_key_values.{}.decoder.{}", own, PAST)
-    cross_in = _cache_ports("past_key_values.{}.encoder.{}", cross, length)
+    own_in = ports_of(own, "past_key_values.{}.decoder.{}", PAST)
+    cross_in = ports_of(cross, "past_key_values.{}.encoder.{}", length)
     encoder = Component(
         "encoder_model",
         inputs=source,
         outputs=(
             Port("last_hidden_state", (BATCH, length, width)),
-            *_cache_ports("present.{}.encoder.{}", cross, length),
+            *ports_of(cross, "present.{}.encoder.{}", length),
         ),
         call=encode,
     )
     decoder = Component(
         "decoder_model",
         inputs=(ids(IDS, BATCH, SEQUENCE), *masks, *own_in, *cross_in),
-        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *_cache_ports("present.{}.decoder.{}", own, TOTAL)),
+        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *ports_of(own, "present.{}.decoder.{}", TOTAL)),
         call=decode,
     )
     return encoder, decoder
@@ -253,20 +263,11 @@ def _token_types(config: Any) -> int:
 # Caches.
 
 
-def _sizes(model: Any, cache: Any) -> Sizes:
-    layers = getattr(cache, "layers", ())
-    for layer in layers:
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if keys is None or values is None or keys.dim() != 4 or values.dim() != 4:
-            raise _unsupported_error(
-                model, f"has a cache of {type(layer).__name__} instead of keys and values of attention"
-            )
-    if not layers:
-        raise _unsupported_error(model, f"has a {type(cache).__name__} instead of keys and values of attention")
-    return tuple(
-        tuple((int(part.shape[1]), int(part.shape[3])) for part in (layer.keys, layer.values))  # type: ignore[misc]
-        for layer in layers
-    )
+def _layout(model: Any, cache: Any) -> Layout:
+    try:
+        return layout_of(cache)
+    except UnknownCacheError as error:
+        raise _unsupported_error(model, f"has {error} instead of keys and values of attention") from error
 
 
 def _unsupported_error(model: Any, what: str) -> ONNXExportError:
@@ -276,26 +277,6 @@ def _unsupported_error(model: Any, what: str) -> ONNXExportError:
         remedy="leave the ONNX format out for this model",
         about={"architecture": type(model).__name__, "model_type": model.config.model_type},
     )
-
-
-def _cache_ports(pattern: str, sizes: Sizes, length: str | int) -> tuple[Port, ...]:
-    return tuple(
-        Port(pattern.format(layer, kind), (BATCH, heads, length, size))
-        for layer, both in enumerate(sizes)
-        for kind, (heads, size) in zip(("key", "value"), both, strict=True)
-    )
-
-
-def _cache(tensors: list[torch.Tensor]) -> Any:
-    return transformers.DynamicCache(list(zip(tensors[::2], tensors[1::2], strict=True)))
-
-
-def _name_tensors(pattern: str, cache: Any) -> Tensors:
-    return {
-        pattern.format(index, kind): tensor
-        for index, layer in enumerate(cache.layers)
-        for kind, tensor in (("key", layer.keys), ("value", layer.values))
-    }
 
 
 def pooling_of(source: ModelSource) -> Pooling | None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,6 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from slipway.errors import ONNXExportError
 from slipway.machine.shortages import is_out_of_memory
-from slipway.model.families import auto_model
 from slipway.model.pytorch.traced_forms import compute_frequencies_in_graph
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.source import ModelSource
@@ -46,13 +46,9 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
     for implementation in attention:
         try:
             with _put_parameters_on_meta():
-                model = (
-                    auto_model(source.family)
-                    .from_config(
-                        source.config, dtype=torch.float32, attn_implementation=implementation, trust_remote_code=False
-                    )
-                    .eval()
-                )
+                model = source.loader.from_config(
+                    source.config, dtype=torch.float32, attn_implementation=implementation, trust_remote_code=False
+                ).eval()
             break
         except (ValueError, TypeError, ImportError) as error:
             failure = error
@@ -81,6 +77,7 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
     _load_buffers(model, source)
     use_every_expert(model)
     compute_biases(model)
+    fix_sparsity(model)
     compute_frequencies_in_graph(model)
     return model.requires_grad_(False)
 
@@ -194,6 +191,23 @@ def compute_biases(model: Any) -> None:
         for module in model.modules():
             if type(module).__name__ == "MptAttention":
                 module.register_forward_pre_hook(_exact_bias, with_kwargs=True)
+
+
+def fix_sparsity(model: Any) -> None:
+    """Give Gemma 3n's sparse layers their threshold as a number: ONNX has no inverse of the normal distribution.
+
+    Only activations this many standard deviations above the mean count: as many as are the most active part of a normal distribution.
+    """
+    for module in model.modules():
+        if hasattr(module, "_gaussian_topk") and 0.0 < module.activation_sparsity < 1.0:
+            deviations = NormalDist().inv_cdf(module.activation_sparsity)
+            module._gaussian_topk = partial(_most_active, deviations)
+
+
+def _most_active(deviations: float, inputs: torch.Tensor) -> torch.Tensor:
+    """Return by how much each activation is above the threshold of its token; 0 for one below. inputs: (…, width)."""
+    mean, spread = inputs.mean(-1, keepdim=True), inputs.std(-1, keepdim=True, unbiased=False)
+    return torch.relu(inputs - (mean + spread * deviations))
 
 
 def _exact_bias(_module: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -14,6 +14,7 @@ from slipway.files.json_documents import read_json_object
 from slipway.model.families import DECODER, SPEECH
 from slipway_onnx_export.packaging.graphs import Interface, read_interface
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
+from slipway_onnx_export.packaging.states import states_by_layer
 
 FILE = "genai_config.json"
 
@@ -28,6 +29,8 @@ _MOST_BUFFERED = 4096
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 _CACHE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+_CONVOLUTIONS = "lfm2"
+"""The runtime's type for decoders with convolutions, or attention, in each layer; it wants to know which."""
 
 AUDIO_FILE = "audio_processor_config.json"
 
@@ -71,9 +74,10 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
         raise NotPackagedError("its graph does not state the size of the vocabulary")
     config = model.config.text
     named = str(config.get("model_type", ""))
+    states = _states(graph, layers)
     return {
         "model": {
-            "type": named if named in _OWN_TYPES else "decoder",
+            "type": _CONVOLUTIONS if states else named if named in _OWN_TYPES else "decoder",
             "context_length": _context_length(config),
             "vocab_size": vocabulary,
             **special_tokens(model, vocabulary),
@@ -85,15 +89,18 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
                 "num_key_value_heads": heads,
                 "head_size": size,
                 "num_hidden_layers": layers,
+                **states.get("decoder", {}),
                 "inputs": {
                     **{name: name for name in ("input_ids", "attention_mask", "position_ids") if name in graph.inputs},
                     "past_key_names": "past_key_values.%d.key",
                     "past_value_names": "past_key_values.%d.value",
+                    **states.get("inputs", {}),
                 },
                 "outputs": {
                     "logits": "logits",
                     "present_key_names": "present.%d.key",
                     "present_value_names": "present.%d.value",
+                    **states.get("outputs", {}),
                 },
             },
         },
@@ -101,22 +108,48 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
     }
 
 
+def _states(graph: Interface, layers: int) -> dict[str, Any]:
+    """Return what the runtime must be told of layers with a convolution alone, for each part of the configuration; empty if there are none.
+
+    It finds recurrent states, with the convolution beside each, by their names in the graph.
+
+    Raises:
+        NotPackagedError: Some layers have a recurrent state, and others a convolution alone.
+    """
+    kinds = states_by_layer(graph.inputs)
+    alone = [layer for layer, kept in kinds.items() if kept == {"conv_state"}]
+    if not alone:
+        return {}
+    if len(alone) < len(kinds):
+        raise NotPackagedError("onnxruntime-genai takes convolutions, or recurrent states, and its layers have both")
+    places = graph.inputs[f"past_key_values.{alone[0]}.conv_state"][-1]
+    return {
+        "decoder": {
+            "layer_types": ["conv" if layer in alone else "full_attention" for layer in range(layers)],
+            "conv_cache_size": places,
+        },
+        "inputs": {"past_conv_names": "past_key_values.%d.conv_state"},
+        "outputs": {"present_conv_names": "present.%d.conv_state"},
+    }
+
+
 def _cache(graph: Interface) -> tuple[int, int, int]:
-    """Return heads and head size of the first layer, and the number of layers; the runtime reads further layers' from the graph."""
+    """Return heads and head size of the first layer with attention, and the number of layers; the runtime reads the others' from the graph."""
     shapes: dict[int, dict[str, tuple[Any, Any]]] = {}
     for name, shape in graph.inputs.items():
         if (part := _CACHE.fullmatch(name)) and len(shape) == 4:
             shapes.setdefault(int(part[1]), {})[part[2]] = (shape[1], shape[3])
-    if not shapes or sorted(shapes) != list(range(len(shapes))):
-        raise NotPackagedError("its layers do not all have a cache of keys and values")
+    layers = shapes.keys() | states_by_layer(graph.inputs)
+    if not shapes or sorted(layers) != list(range(len(layers))):
+        raise NotPackagedError("its layers do not all have a cache of keys and values, or a state")
     for layer, sizes in shapes.items():
         if sizes.get("key") != sizes.get("value") or not all(isinstance(each, int) for each in sizes.get("key", ())):
             raise NotPackagedError(
                 f"keys and values of layer {layer} have the sizes {sizes.get('key')} and {sizes.get('value')}, "
                 "and onnxruntime-genai needs equal ones"
             )
-    heads, size = shapes[0]["key"]
-    return heads, size, len(shapes)
+    heads, size = shapes[min(shapes)]["key"]
+    return heads, size, len(layers)
 
 
 def _context_length(config: Mapping[str, Any]) -> int:

@@ -29,6 +29,7 @@ from slipway_onnx_export.packaging.graphs import (
     replace_uses,
 )
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
+from slipway_onnx_export.packaging.states import states_by_layer
 
 FOLDER = "optimum"
 WITH_PAST = "decoder_with_past_model.onnx"
@@ -119,10 +120,12 @@ def take_any_empty_cache(model: ir.Model) -> None:
     ``hidden_size / num_attention_heads``. A reshape changes no other cache.
 
     Raises:
-        NotPackagedError: The cache has a fixed length.
+        NotPackagedError: The cache has a fixed length, or states beside keys and values.
     """
     graph = model.graph
     past = [value for value in graph.inputs if str(value.name).startswith("past_key_values.")]
+    if states_by_layer(str(value.name) for value in past):
+        raise NotPackagedError("optimum's classes have keys and values in their cache, and no states")
     shapes: dict[tuple[int, int], ir.Value] = {}
     nodes: list[ir.Node] = []
 

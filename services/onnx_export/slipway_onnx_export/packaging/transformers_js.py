@@ -13,6 +13,7 @@ import json
 import re
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +34,7 @@ from slipway_onnx_export.packaging.graphs import (
     save_copy,
 )
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
+from slipway_onnx_export.packaging.states import name_states_for_javascript
 
 FOLDER = "transformers_js"
 DATA = ".data"
@@ -58,7 +60,7 @@ _TASKS = {
 
 _HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
 
-_CACHE = ("past_key_values.", "present.")
+_CACHE = ("past_", "present")
 
 
 def write_transformers_js(model: Packaged) -> str:
@@ -81,9 +83,11 @@ def write_transformers_js(model: Packaged) -> str:
         )
     root = model.folder / FOLDER
     (root / "onnx").mkdir(parents=True)
-    counts = {}
+    counts: dict[str, int] = {}
+    layers: dict[str, Any] = {}
     for name, (graph, data) in graphs.items():
         rename_axes(graph, _AXES)
+        layers |= name_states_for_javascript(graph.graph, model.config)
         expand_quantized_lookups(graph)
         use_float32_interface(graph)
         counts[name] = save_copy(graph, root / "onnx" / f"{name}{ending}.onnx", own=data)
@@ -95,7 +99,7 @@ def write_transformers_js(model: Packaged) -> str:
         },
         "kv_cache_dtype": {"fp16": "float16"},  # releases from 4 on ignore this and ask the graph
     }
-    text = json.dumps({**model.config, "transformers.js_config": settings}, indent=2)
+    text = json.dumps({**model.config, **layers, "transformers.js_config": settings}, indent=2)
     (root / CONFIG).write_text(text + "\n", encoding="utf-8")
     (root / "example.mjs").write_text(_example(model, dtype), encoding="utf-8")
     return FOLDER

@@ -18,7 +18,7 @@ from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.model.configuration import token_of
 from slipway.model.dtypes import FLOATS, torch_dtypes
-from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
+from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway.model.model_facts import CannotBuildError, check_loadable
 from slipway.model.pytorch.traced_forms import forget_longest_text
@@ -190,7 +190,7 @@ def _references(
 ) -> list[list[Array]]:
     """Return PyTorch's results of each conversation, by call."""
     transformers.utils.logging.disable_progress_bar()
-    kind = auto_model(source.family)
+    kind = source.loader
     try:
         check_loadable(source.folder, kind)
     except CannotBuildError as error:
@@ -217,7 +217,7 @@ def _references(
 def _measure_noise(source: ModelSource, conversation: Conversation, plain: Sequence[Array]) -> float:
     """Measure how far PyTorch's own results of a conversation move from ``plain`` if its layers round otherwise."""
     with _free_afterwards(), torch.inference_mode():
-        model = _load_in_float32(source.folder, auto_model(source.family))
+        model = _load_in_float32(source.folder, source.loader)
         conversation.prepare(model)
         with perturb_rounding(model):
             moved = list(conversation.run_reference(model))

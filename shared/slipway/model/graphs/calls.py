@@ -53,6 +53,17 @@ EVERY_CALL = Promise()
 """The promise of a usual graph: every call, and logits of all tokens."""
 
 
+_GROWING = (".key", ".value")
+"""Ends of the names of a cache's parts that have a place for each token; all others are states of one size."""
+
+
+def empty_part(shape: Sequence[Any], *, batch: int) -> Array:
+    """Return a part of a cache before the first token, from the axes of its input: an axis that varies is empty, and a state is zero."""
+    import numpy as np
+
+    return np.zeros((batch, *(_number(axis) or 0 for axis in shape[1:])), np.float32)
+
+
 class TooLongError(Exception):
     """A text has more tokens than a graph of fixed shapes has room for."""
 
@@ -80,7 +91,8 @@ class FixedGraph:
         self._rows = _number(next(iter(shapes.values()))[0])
         self._tokens = _number(shapes[IDS][1]) if IDS in shapes else None
         self._past = [name for name in shapes if name.startswith(PAST)]
-        self._places = _number(shapes[self._past[0]][2]) if self._past and self._tokens is not None else None
+        growing = next((shapes[name] for name in self._past if name.endswith(_GROWING)), None)
+        self._places = _number(growing[2]) if growing and self._tokens is not None else None
 
     @property
     def room(self) -> int | None:
@@ -88,14 +100,8 @@ class FixedGraph:
         return self._tokens if self._places is None or self._tokens is None else self._places + 1
 
     def empty_past(self, *, batch: int) -> Arrays:
-        """Return an empty cache for the inputs whose length the graph lets vary, or a masked one of its fixed length."""
-        import numpy as np
-
-        names = [name for name in self._past if ".encoder." not in name]
-        return {
-            name: np.zeros((batch, self._shapes[name][1], self._places or 0, self._shapes[name][3]), np.float32)
-            for name in names
-        }
+        """Return what the graph keeps before the first token: no keys and values, or masked ones of a fixed length; states of zeros."""
+        return {name: empty_part(self._shapes[name], batch=batch) for name in self._past if ".encoder." not in name}
 
     def run(self, feed: Arrays) -> Arrays:
         """Run the graph.

@@ -14,7 +14,7 @@ from slipway.files.json_documents import read_object_or_empty
 from slipway.machine.onnx_runtime import ProviderChoice, open_session
 from slipway.machine.processes import session_options
 from slipway.model.dtypes import DTYPES, numpy_dtypes
-from slipway.model.graphs.calls import FixedGraph, Promise, TooLongError
+from slipway.model.graphs.calls import FixedGraph, Promise, TooLongError, empty_part
 from slipway.proof.onnx_errors import ORT_ERRORS
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Unusable
@@ -112,11 +112,10 @@ class Graph:
         return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array, dtype=wanted))
 
     def empty_past(self, names: list[str], *, batch: int) -> dict[str, Value]:
-        """Return empty cache tensors: (B, heads, 0, head size), or of the fixed length of a static graph."""
+        """Return what the graph keeps before the first token: no keys and values, or masked ones of a fixed length; states of zeros."""
         if self._fixed is not None:
             return {name: self.value(name, array) for name, array in self._fixed.empty_past(batch=batch).items()}
-        shapes = {name: self.inputs[name].shape for name in names}
-        return {name: self.value(name, np.zeros((batch, shape[1], 0, shape[3]))) for name, shape in shapes.items()}
+        return {name: self.value(name, empty_part(self.inputs[name].shape, batch=batch)) for name in names}
 
     def run(self, feed: Mapping[str, Value]) -> dict[str, Value]:
         """Run the graph; return its outputs by name.

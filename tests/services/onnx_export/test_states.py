@@ -1,0 +1,269 @@
+"""Decoders whose layers keep states: gated delta rule, Mamba 2 and short convolutions, alternating with attention or beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from onnxruntime import InferenceSession
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from slipway.errors import ModelExportError
+from slipway.model.configuration import ModelConfig
+from slipway.stage import Context
+from slipway_coordinator.model.recovery import recover
+from slipway_coordinator.model.rules import Profile
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.parity.check import check_parity
+from slipway_onnx_export.source import open_source
+from slipway_onnx_export.stage import STAGE
+from slipway_openvino.params import refusal_reason as why_no_ir
+from slipway_tensorrt_build.stage import refusal_reason as why_no_engine
+from support.commands.transformers_js import run_pipeline
+from support.models.current_kinds import make_kind
+from support.models.genai_runs import genai_continuations
+from support.models.onnx_models import Exported
+
+Export = Callable[..., Exported]
+Base = Callable[[str], Path]
+
+LIMIT = 1e-4
+ATTENTION, RECURRENT, CONVOLUTION = {"key", "value"}, {"conv_state", "recurrent_state"}, {"conv_state"}
+KEPT: dict[str, dict[int, set[str]]] = {
+    "lfm2": {0: CONVOLUTION, 1: ATTENTION, 2: CONVOLUTION},
+    "qwen3.5": {0: RECURRENT, 1: RECURRENT, 2: RECURRENT, 3: ATTENTION},
+    "qwen3.5-moe": {0: RECURRENT, 1: RECURRENT, 2: RECURRENT, 3: ATTENTION},
+    "qwen3-next": {0: RECURRENT, 1: RECURRENT, 2: RECURRENT, 3: ATTENTION},
+    "granite4": {0: RECURRENT, 1: ATTENTION, 2: RECURRENT},
+    "granite4-moe": {0: RECURRENT, 1: ATTENTION, 2: RECURRENT},
+    "falcon-h1": {0: ATTENTION | RECURRENT, 1: ATTENTION | RECURRENT},
+    "nemotron-h": {0: RECURRENT, 1: ATTENTION},
+    "lfm2-moe": {0: CONVOLUTION, 1: ATTENTION, 2: CONVOLUTION},
+}
+"""What each layer of a kind keeps."""
+QUICK = ("lfm2", "granite4")
+
+
+def kinds(*names: str) -> list[Any]:
+    """Return parameters of a test: all but two quick kinds are slow."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """The base of a kind; treat it as read-only."""
+    root = tmp_path_factory.mktemp("kinds")
+
+    def folder(name: str) -> Path:
+        if not (root / name).is_dir():
+            make_kind(name, root / name)
+        return root / name / "base"
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    """The graph of a kind, made once; treat it as read-only."""
+    made: dict[str, Exported] = {}
+
+    def export(name: str) -> Exported:
+        if name not in made:
+            context = Context(workdir=tmp_path_factory.mktemp(name.replace(".", "-")))
+            params = OnnxExportParams(packaging=("genai", "transformers_js", "optimum"))
+            made[name] = Exported(STAGE.run({"pytorch": base(name)}, params, context)["onnx"], context.facts)
+        return made[name]
+
+    return export
+
+
+def empty_cache(session: InferenceSession, rows: int) -> dict[str, np.ndarray]:
+    """Return what a graph keeps before the first token: an axis that varies is empty, and all else is zero."""
+    shapes = {value.name: value.shape for value in session.get_inputs() if value.name.startswith("past_key_values.")}
+    return {
+        name: np.zeros((rows, *(size if isinstance(size, int) else 0 for size in shape[1:])), np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def logits_of(folder: Path, tokens: np.ndarray, mask: np.ndarray, calls: list[int]) -> np.ndarray:
+    """Return logits of rows that are fed in calls of these lengths. tokens, mask: (rows, tokens)."""
+    session = InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    taken = {value.name for value in session.get_inputs()}
+    cache, pieces, past = empty_cache(session, len(tokens)), [], 0
+    for new in calls:
+        end = past + new
+        feed = {
+            "input_ids": tokens[:, past:end],
+            "attention_mask": mask[:, :end],
+            "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, past:end],
+        }
+        feed = {name: value for name, value in feed.items() if name in taken}
+        results = dict(zip(names, session.run(names, feed | cache), strict=True))
+        pieces.append(results.pop("logits"))
+        cache = {name.replace("present.", "past_key_values."): value for name, value in results.items()}
+        past = end
+    return np.concatenate(pieces, axis=1)
+
+
+@pytest.mark.parametrize("name", kinds(*KEPT))
+def test_any_calls_of_padded_rows_give_what_each_row_alone_gives(
+    name: str, base: Base, exported: Callable[[str], Exported]
+) -> None:
+    source, made = base(name), exported(name)
+    assert made.facts["parity"] == "passed"
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    pads, calls = [0, 5], [9, 1, 1, 4, 1]
+    tokens = np.random.default_rng(5).integers(3, 300, (len(pads), sum(calls)))
+    mask = (np.arange(sum(calls)) >= np.array(pads)[:, None]).astype(np.int64)
+    found = logits_of(made.folder, tokens, mask, calls)
+    for row, pad in enumerate(pads):
+        with torch.no_grad():
+            wanted = model(torch.from_numpy(tokens[row : row + 1, pad:])).logits[0].numpy()
+        assert np.abs(found[row, pad:] - wanted).max() < LIMIT * max(1.0, np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", kinds(*KEPT))
+def test_each_layer_has_inputs_and_outputs_for_what_it_keeps(name: str, exported: Callable[[str], Exported]) -> None:
+    graph = ir.load(exported(name).folder / "model.onnx").graph
+    for values, prefix in ((graph.inputs, "past_key_values."), (graph.outputs, "present.")):
+        kept: dict[int, set[str]] = {}
+        for value in values:
+            if str(value.name).startswith(prefix):
+                layer, kind = str(value.name).removeprefix(prefix).split(".")
+                kept.setdefault(int(layer), set()).add(kind)
+                varying = [axis for axis in value.shape or () if not isinstance(axis, int)]
+                assert len(varying) == (2 if kind in ATTENTION else 1), value.name
+        assert kept == KEPT[name]
+    operators = {node.op_type for node in graph}
+    assert ("LinearAttention" in operators) is any("recurrent_state" in kinds for kinds in KEPT[name].values())
+    assert not operators & {"Loop", "Scan", "If"}
+
+
+@pytest.mark.parametrize("state", ["conv_state", "recurrent_state"])
+def test_a_state_that_is_not_carried_on_is_found(
+    state: str, base: Base, exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    folder = exported("granite4").folder
+    shutil.copytree(folder, tmp_path / "wrong")
+    model = ir.load(folder / "model.onnx")
+    graph = model.graph
+    given = {str(value.name): value for value in graph.inputs}
+    for place, value in enumerate(graph.outputs):
+        if str(value.name).endswith(state):
+            name = str(value.name)
+            value.name = f"{name}.lost"
+            same = ir.node("Identity", [given[name.replace("present.", "past_key_values.")]])
+            same.outputs[0].name, same.outputs[0].type, same.outputs[0].shape = name, value.type, value.shape
+            graph.append(same)
+            graph.outputs[place] = same.outputs[0]
+    ir.save(model, tmp_path / "wrong" / "model.onnx")
+    source = open_source(base("granite4"))
+    check_parity(source, folder, tolerance=LIMIT)
+    with pytest.raises(ModelExportError, match="decode") as caught:
+        check_parity(source, tmp_path / "wrong", tolerance=LIMIT)
+    assert caught.value.reason == "EXPORT_PARITY_FAILED"
+
+
+@pytest.mark.parametrize(
+    ("params", "reason", "said"),
+    [
+        ({"shapes": "static"}, "SHAPES_UNSUPPORTED", "the unused places of a static cache would change it"),
+        ({"runtime": "tensorrt"}, "FAMILY_UNSUPPORTED", "tensorrt does not have it"),
+        ({"layered": True}, "EXPORT_ENGINE_UNSUPPORTED", "graphs in layers cannot have them"),
+        ({"engine": "mobius"}, "EXPORT_ENGINE_UNSUPPORTED", "engine mobius cannot have them"),
+        ({"opset": 17}, "EXPORT_ENGINE_UNSUPPORTED", "engine legacy cannot have them"),
+    ],
+)
+def test_forms_that_would_compute_something_else_are_refused(
+    params: dict[str, Any], reason: str, said: str, base: Base, export: Export
+) -> None:
+    with pytest.raises(ModelExportError, match=said) as caught:
+        export(base("lfm2"), **params)
+    assert caught.value.reason == reason
+
+
+def test_an_old_opset_is_raised(base: Base, export: Export) -> None:
+    with pytest.raises(ModelExportError) as caught:
+        export(base("lfm2"), opset=14)
+    params = OnnxExportParams(opset=14).model_dump(mode="json")
+    found = recover(
+        caught.value.failure(),
+        "onnx_export",
+        params=params,
+        history=[],
+        profile=Profile.BALANCED,
+        facts={},
+        max_attempts=6,
+    )
+    assert found is not None
+    assert (found.params["engine"], found.params["opset"]) == ("dynamo", 18)
+
+
+def test_formats_that_are_made_of_a_graph_and_lack_the_operator_say_so(base: Base) -> None:
+    config = ModelConfig.read(base("granite4"))
+    assert "layers that keep a state" in why_no_ir(config)
+    assert "layers that keep a state" in why_no_engine(config)
+
+
+def test_graphs_without_a_cache_and_with_the_last_logits_compute_the_same(base: Base, export: Export) -> None:
+    assert export(base("granite4"), cache=False).facts["parity"] == "passed"
+    assert export(base("granite4"), logits_to_keep=1).facts["parity"] == "passed"
+
+
+def _continuation(source: Path, prompt: list[int], count: int) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    tokens = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None)
+    found: list[int] = tokens[0, len(prompt) :].tolist()
+    return found[: found.index(2)] if 2 in found else found
+
+
+@pytest.mark.parametrize("name", kinds("lfm2", "qwen3.5", "qwen3-next", "granite4", "falcon-h1"))
+def test_genai_continues_as_transformers_does(name: str, base: Base, exported: Callable[[str], Exported]) -> None:
+    prompt = [5, 9, 33, 120, 7, 44]
+    found = genai_continuations(exported(name).folder, [prompt], 12)
+    assert found == [_continuation(base(name), prompt, 12)]
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "why"),
+    [
+        pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow)
+        for case in (
+            ("lfm2", "optimum", "optimum's classes have keys and values in their cache, and no states"),
+            ("nemotron-h", "genai", "its layers do not all have a cache of keys and values, or a state"),
+            (
+                "qwen3.5",
+                "transformers_js",
+                "transformers.js runs models of type qwen3_5_text with their vision part only",
+            ),
+        )
+    ],
+)
+def test_a_package_that_has_no_such_layers_says_so(
+    name: str, package: str, why: str, exported: Callable[[str], Exported]
+) -> None:
+    assert exported(name).facts["packages"][package] == f"not packaged: {why}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lfm2", "qwen3-next", "granite4", "falcon-h1", "nemotron-h"])
+def test_transformers_js_continues_as_transformers_does(
+    name: str, base: Base, exported: Callable[[str], Exported], modules: Path
+) -> None:
+    source, text = base(name), "the weights of"
+    asked = {"max_new_tokens": 10, "do_sample": False}
+    [found] = run_pipeline(
+        exported(name).folder, modules, task="text-generation", dtype="fp32", text=text, options=asked
+    )
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    prompt = tokenizer(text)["input_ids"]
+    continued = prompt + _continuation(source, prompt, 10)
+    assert found["generated_text"] == tokenizer.decode(continued, skip_special_tokens=True)

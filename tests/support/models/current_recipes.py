@@ -1,0 +1,359 @@
+"""Recipes of tiny models of the architectures of this year: classes, settings, and what a checkpoint holds beside what is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import transformers as tf
+
+VOCABULARY = 320
+"""More rows than the tokenizer has tokens, as in many models."""
+_TOKENS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+_PLAIN: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, **_TOKENS}
+SIZES: dict[str, Any] = {
+    **_PLAIN,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+_PARTIAL = {**ROPE, "partial_rotary_factor": 0.25}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "mamba_expand": 2,
+}
+_GEMMA: dict[str, Any] = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "pad_token_id": 0,
+}
+IMAGE_TOKENS = {"image_token_id": 310, "video_token_id": 311, "vision_start_token_id": 312, "vision_end_token_id": 313}
+QWEN_EYE: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
+EYE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+_LATENT: dict[str, Any] = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_GROUPED: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a kind is made.
+
+    Attributes:
+        config: Its class of configuration.
+        model: Its class.
+        settings: Settings of the configuration.
+        beside: Tensors in the checkpoint that transformers does not load, by name, with their shapes.
+        task: The task of its adapter.
+        packed: Whether the experts are stored as MXFP4.
+    """
+
+    config: str
+    model: str
+    settings: Mapping[str, Any]
+    beside: Mapping[str, tuple[int, ...]] | None = None
+    task: str = "CAUSAL_LM"
+    packed: bool = False
+
+    def build(self) -> Any:
+        return getattr(tf, self.model)(getattr(tf, self.config)(**self.settings))
+
+
+_MTP = {
+    "mtp.fc.weight": (64, 128),
+    "mtp.norm.weight": (64,),
+    "mtp.pre_fc_norm_embedding.weight": (64,),
+    "mtp.pre_fc_norm_hidden.weight": (64,),
+    "mtp.layers.0.self_attn.q_proj.weight": (256, 64),
+    "mtp.layers.0.input_layernorm.weight": (64,),
+}
+
+
+def _next_layer(number: int, *, projection: str, rows: int) -> dict[str, tuple[int, ...]]:
+    """Return some of the tensors of the layer behind the last, which predicts a second token."""
+    layer = f"model.layers.{number}"
+    return {
+        f"{layer}.eh_proj.weight": (64, 128),
+        f"{layer}.enorm.weight": (64,),
+        f"{layer}.hnorm.weight": (64,),
+        f"{layer}.embed_tokens.weight": (VOCABULARY, 64),
+        f"{layer}.shared_head.norm.weight": (64,),
+        f"{layer}.shared_head.head.weight": (VOCABULARY, 64),
+        f"{layer}.self_attn.{projection}.weight": (rows, 64),
+        f"{layer}.mlp.gate.weight": (4, 64),
+        f"{layer}.mlp.experts.0.gate_proj.weight": (32, 64),
+    }
+
+
+_QWEN35 = {**SIZES, **_DELTA, "rope_parameters": {**_PARTIAL, **_SECTIONS}}
+_QWEN_NEXT = {**SIZES, **_DELTA, **_EXPERTS, "rope_parameters": _PARTIAL, "norm_topk_prob": True}
+_OSS = {
+    **SIZES,
+    "intermediate_size": 64,
+    "head_dim": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                        "original_max_position_embeddings": 64},
+}  # fmt: skip
+_GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 3.0}
+_GRANITE_HYBRID = {
+    **SIZES,
+    **_MAMBA,
+    **_GRANITE,
+    "shared_intermediate_size": 48,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "position_embedding_type": "nope",
+}
+_MISTRAL = {**SIZES, "head_dim": 16, "rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
+            "llama_4_scaling_beta": 0.1}}  # fmt: skip
+_GEMMA4 = {
+    **_GEMMA,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "num_kv_shared_layers": 2,
+    "global_head_dim": 32,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA3N = {
+    **_GEMMA,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 8,
+    "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
+}
+
+KINDS: dict[str, Recipe] = {
+    "qwen3.5": Recipe("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN35, _MTP),
+    "qwen3.5-vision": Recipe(
+        "Qwen3_5Config",
+        "Qwen3_5ForConditionalGeneration",
+        {"text_config": _QWEN35, "vision_config": QWEN_EYE, **IMAGE_TOKENS},
+        _MTP,
+    ),
+    "qwen3.5-moe": Recipe("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**_QWEN35, **_EXPERTS}, _MTP),
+    "qwen3.5-moe-vision": Recipe(
+        "Qwen3_5MoeConfig",
+        "Qwen3_5MoeForConditionalGeneration",
+        {"text_config": {**_QWEN35, **_EXPERTS}, "vision_config": QWEN_EYE, **IMAGE_TOKENS},
+        _MTP,
+    ),
+    "qwen3-next": Recipe("Qwen3NextConfig", "Qwen3NextForCausalLM", _QWEN_NEXT, _MTP),
+    "qwen3-vl": Recipe(
+        "Qwen3VLConfig",
+        "Qwen3VLForConditionalGeneration",
+        {
+            "text_config": {**SIZES, "head_dim": 16, "rope_parameters": {**ROPE, "mrope_section": [4, 2, 2]}},
+            "vision_config": {**QWEN_EYE, "deepstack_visual_indexes": [0]},
+            **IMAGE_TOKENS,
+        },
+    ),
+    "qwen2.5-vl": Recipe(
+        "Qwen2_5_VLConfig",
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            "text_config": {**SIZES, "rope_parameters": {**ROPE, "mrope_section": [4, 2, 2]}},
+            "vision_config": {**QWEN_EYE, "window_size": 16, "fullatt_block_indexes": [1]},
+            **IMAGE_TOKENS,
+        },
+    ),
+    "gemma3-vision": Recipe(
+        "Gemma3Config",
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": {**_GEMMA, "query_pre_attn_scalar": 32},
+            "vision_config": EYE,
+            "mm_tokens_per_image": 4,
+            "image_token_index": 310,
+            "boi_token_index": 311,
+            "eoi_token_index": 312,
+        },
+    ),
+    "gemma3n": Recipe("Gemma3nTextConfig", "Gemma3nForCausalLM", _GEMMA3N),
+    "gemma4": Recipe("Gemma4TextConfig", "Gemma4ForCausalLM", _GEMMA4),
+    "gemma4-moe": Recipe(
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {**_GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    ),
+    "gemma4-vision": Recipe(
+        "Gemma4Config",
+        "Gemma4ForConditionalGeneration",
+        {
+            "text_config": _GEMMA4,
+            "vision_config": {
+                **{name: value for name, value in EYE.items() if name != "image_size"},
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "position_embedding_size": 64,
+            },
+            "audio_config": None,
+            "image_token_id": 310,
+            "video_token_id": 311,
+            "audio_token_id": 312,
+            "boi_token_id": 313,
+            "eoi_token_id": 314,
+        },
+    ),
+    "gpt-oss": Recipe("GptOssConfig", "GptOssForCausalLM", _OSS),
+    "gpt-oss-mxfp4": Recipe("GptOssConfig", "GptOssForCausalLM", _OSS, packed=True),
+    "granite4": Recipe(
+        "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", {**_GRANITE_HYBRID, "num_local_experts": 0}
+    ),
+    "granite4-moe": Recipe(
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {**_GRANITE_HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "lfm2": Recipe(
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_multiple_of": 16},
+    ),
+    "lfm2-moe": Recipe(
+        "Lfm2MoeConfig",
+        "Lfm2MoeForCausalLM",
+        {
+            **SIZES,
+            **{name: value for name, value in _EXPERTS.items() if not name.startswith("shared")},
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3,
+            "num_dense_layers": 1,
+        },
+    ),
+    "falcon-h1": Recipe(
+        "FalconH1Config", "FalconH1ForCausalLM", {**SIZES, **_MAMBA, "mamba_d_ssm": 128, "mamba_rms_norm": True}
+    ),
+    "mistral3": Recipe(
+        "Mistral3Config",
+        "Mistral3ForConditionalGeneration",
+        {
+            "text_config": {**_MISTRAL, "model_type": "ministral3"},
+            "vision_config": {**EYE, "model_type": "pixtral", "head_dim": 16},
+            "image_token_index": 310,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "ministral3": Recipe("Ministral3Config", "Ministral3ForCausalLM", _MISTRAL),
+    "deepseek-v3": Recipe(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {**SIZES, **_GROUPED, **_LATENT},
+        _next_layer(3, projection="q_a_proj", rows=16),
+    ),
+    "glm4-moe": Recipe(
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {**SIZES, **_GROUPED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True},
+        _next_layer(3, projection="q_proj", rows=64),
+    ),
+    "nemotron-h": Recipe(
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {
+            **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"},
+            "layers_block_type": ["mamba", "attention", "mlp", "moe"],
+            "head_dim": 16,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 32,
+        },
+    ),
+    "bamba": Recipe("BambaConfig", "BambaForCausalLM", {**SIZES, **_MAMBA, "attn_layer_indices": [1]}),
+    "mamba2": Recipe(
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        {**_PLAIN, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16, "expand": 2},
+    ),
+    "qwen3-embedding": Recipe("Qwen3Config", "Qwen3Model", {**SIZES, "head_dim": 32}, task="FEATURE_EXTRACTION"),
+    "llama4": Recipe(
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        {
+            **SIZES,
+            "head_dim": 16,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 4,
+            "moe_layers": [1],
+            "no_rope_layers": [1, 0],
+            "attention_chunk_size": 16,
+        },
+    ),
+    "mixtral": Recipe("MixtralConfig", "MixtralForCausalLM", {**SIZES, "num_local_experts": 4}),
+    "granite-moe": Recipe(
+        "GraniteMoeConfig",
+        "GraniteMoeForCausalLM",
+        {**SIZES, **_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+"""Recipes by the names of their kinds."""
