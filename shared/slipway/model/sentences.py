@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from slipway.errors import ModelExportError
 from slipway.files.json_documents import read_json, read_json_object
 from slipway.files.paths import file_in
+from slipway.model.dtypes import FLOATS
+from slipway.model.safetensors_file import read_safetensors
 from slipway.texts import printable
 
 MODULES = "modules.json"
@@ -33,6 +36,13 @@ _SWITCHES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Modes by their settings before version 5.5, in the order in which their vectors are joined."""
+
+_WEIGHT, _BIAS = "linear.weight", "linear.bias"
+_ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
+    "Identity": lambda values: values,
+    "Tanh": lambda values: values.tanh(),
+}
+"""By the name of torch's class; Tanh is what sentence-transformers takes where a file names none."""
 
 SENTENCE_EMBEDDING = "sentence_embedding"
 """Name of the vector in sentence-transformers, and of the output of a graph."""
@@ -104,14 +114,27 @@ def read_pooling(*folders: Path | None) -> Pooling | None:
     kinds = [kind for kind, _ in modules]
     if kinds[:1] != ["Transformer"] or modules[0][1]:
         raise UnknownPoolingError(f"{MODULES} does not begin with a transformer in the folder itself")
-    if kinds[1:2] != ["Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-        odd = next((kind for kind in kinds[1:] if kind not in ("Pooling", "Normalize")), "another order of modules")
-        raise UnknownPoolingError(f"{MODULES} has {odd}, and only Pooling and then Normalize are known")
-    if len(kinds) == 3 and _settings(folder, modules[2][1]).get("module_input_name", SENTENCE_EMBEDDING) != (
-        SENTENCE_EMBEDDING
-    ):
-        raise UnknownPoolingError("Normalize is applied to something else than the sentence embedding")
-    return Pooling(_modes(_settings(folder, modules[1][1])), normalized=len(kinds) == 3)
+    normalized = kinds[-1] == "Normalize"
+    between = kinds[2:-1] if normalized else kinds[2:]
+    if kinds[1:2] != ["Pooling"] or any(kind != "Dense" for kind in between):
+        known = ("Pooling", "Dense", "Normalize")
+        odd = next((kind for kind in kinds[1:] if kind not in known), "another order of modules")
+        raise UnknownPoolingError(f"{MODULES} has {odd}, and only Pooling, then Dense, and then Normalize are known")
+    for kind, place in modules[2:]:
+        if _settings(folder, place).get("module_input_name", SENTENCE_EMBEDDING) != SENTENCE_EMBEDDING:
+            raise UnknownPoolingError(f"{kind} is applied to something else than the sentence embedding")
+    layers = tuple(_read_dense(folder, place) for kind, place in modules if kind == "Dense")
+    return Pooling(_modes(_settings(folder, modules[1][1])), normalized, layers)
+
+
+def load_pooling(*folders: Path | None) -> Pooling | None:
+    """Return the same, with the weights of its layers in memory. Imports torch where there are any.
+
+    Raises:
+        UnknownPoolingError: As :func:`read_pooling`.
+    """
+    pooling = read_pooling(*folders)
+    return pooling.load() if pooling else None
 
 
 def drop_language_head(config: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -180,6 +203,55 @@ def _modes(settings: dict[str, Any]) -> tuple[str, ...]:
     return tuple(modes)
 
 
+def _read_dense(folder: Path, place: str) -> Dense:
+    """Return a layer behind the pooling from its folder: its settings, and the shapes of its weights."""
+    settings, file = _settings(folder, place), folder / place / MODULE_WEIGHTS
+    activation = str(settings.get("activation_function") or "torch.nn.modules.activation.Tanh").rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        raise UnknownPoolingError(f"the activation {printable(activation)[:100]} of {place} is not known")
+    try:
+        tensors = read_safetensors(file).tensors
+    except ModelExportError as error:
+        raise UnknownPoolingError(f"the weights of {place} cannot be read ({error.message})") from error
+    weight, bias = tensors.get(_WEIGHT), tensors.get(_BIAS)
+    fits = weight is not None and len(weight.shape) == 2 and min(weight.shape) > 0 and weight.dtype in FLOATS
+    if not fits or weight is None or (bias is not None and bias.shape != weight.shape[:1]):
+        raise UnknownPoolingError(f"{place}/{MODULE_WEIGHTS} does not have the weights of a linear layer")
+    return Dense(file, weight.shape[1], weight.shape[0], activation)
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear layer behind the pooling (EmbeddingGemma has two).
+
+    Attributes:
+        file: Its weights.
+        inputs: Values that it takes.
+        outputs: Values that it gives.
+        activation: Name of the function of its results, one of torch's classes.
+        weights: Its weights by name, once they are loaded.
+    """
+
+    file: Path
+    inputs: int
+    outputs: int
+    activation: str
+
+    weights: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def load(self) -> Self:
+        """Return the layer with its weights in memory, in float32: a traced model reads no files."""
+        from safetensors.torch import load_file
+
+        return replace(self, weights={name: tensor.float() for name, tensor in load_file(self.file).items()})
+
+    def compute(self, vectors: Any) -> Any:
+        """Return the results of a layer that is loaded. (B, inputs) → (B, outputs)."""
+        weight, bias = self.weights[_WEIGHT].to(vectors), self.weights.get(_BIAS)
+        made = vectors @ weight.T
+        return _ACTIVATIONS[self.activation](made if bias is None else made + bias.to(vectors))
+
+
 @dataclass(frozen=True, slots=True)
 class Pooling:
     """How token vectors become one vector.
@@ -187,10 +259,20 @@ class Pooling:
     Attributes:
         modes: Keys of :data:`MODES`; the vectors of several are joined in this order.
         normalized: Whether the vector gets the length 1.
+        layers: Linear layers between the two.
     """
 
     modes: tuple[str, ...]
     normalized: bool
+    layers: tuple[Dense, ...] = ()
+
+    def load(self) -> Self:
+        """Return the pooling with the weights of its layers in memory, as :func:`pool` needs them."""
+        return replace(self, layers=tuple(layer.load() for layer in self.layers))
+
+    def width(self, hidden: int) -> int:
+        """Return the size of the vector, from that of a token's."""
+        return self.layers[-1].outputs if self.layers else hidden * len(self.modes)
 
 
 def _first(hidden: Any, mask: Any) -> Any:
@@ -229,9 +311,11 @@ MODES: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def pool(hidden: Any, mask: Any, pooling: Pooling) -> Any:
-    """Return the vector of each text, (B, H · modes). hidden: (B, S, H); mask: (B, S), 1 for a token and 0 for padding."""
+    """Return the vector of each text, (B, width of the pooling), by a pooling that is loaded. hidden: (B, S, H); mask: (B, S), 1 for a token and 0 for padding."""
     import torch
 
     weights = mask.unsqueeze(-1).to(hidden.dtype)
     made = torch.cat([MODES[mode](hidden, weights) for mode in pooling.modes], dim=-1)
+    for layer in pooling.layers:
+        made = layer.compute(made)
     return made / made.norm(p=2, dim=-1, keepdim=True).clamp(min=1e-12) if pooling.normalized else made

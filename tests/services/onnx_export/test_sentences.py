@@ -14,7 +14,7 @@ import pytest
 
 from support.models.family_models import make_family_model
 from support.models.onnx_models import Exported
-from support.models.sentence_models import write_modules
+from support.models.sentence_models import write_dense, write_modules
 
 SLOW = pytest.mark.slow
 LEGACY = {"engine": "legacy", "opset": 14}
@@ -164,3 +164,31 @@ def by_transformers(source: Path, mode: str, *, side: str) -> Any:
         "cls": [row[0] for row in rows],
     }
     return np.stack([vector / np.linalg.norm(vector) for vector in vectors[mode]])
+
+
+@SLOW
+def test_linear_layers_behind_the_pooling_of_a_two_way_decoder(tmp_path: Path, export: Callable[..., Exported]) -> None:
+    """EmbeddingGemma: attention in both directions, a pooling of the mean, two linear layers, vectors of length 1."""
+    import torch
+    import transformers as tf
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 4, "pad_token_id": 1}
+    config = tf.Gemma3TextConfig(**sizes, **heads, max_position_embeddings=64, use_bidirectional_attention=True)
+    model = tf.Gemma3TextModel(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    names = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    identity = {"activation_function": "torch.nn.modules.linear.Identity"}
+    folder = write_modules(tmp_path / "model", modules=names, dense=identity)
+    layers = [write_dense(folder / f"{at + 2}_Dense", (32, 96)[:: 1 - 2 * at], bias=False, seed=at) for at in (0, 1)]
+    exported = export(folder)
+    assert exported.facts["parity"] == "passed"
+    found = run(exported.folder)["sentence_embedding"]
+    with torch.no_grad():
+        hidden = model(torch.from_numpy(IDS), torch.from_numpy(MASK)).last_hidden_state.numpy()
+    wanted = by_hand(hidden, "mean")
+    for layer in layers:
+        wanted = wanted @ layer["linear.weight"].numpy().T
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    assert np.abs(found - wanted).max() < 1e-5

@@ -225,7 +225,7 @@ def _continuation(source: Path, prompt: list[int], count: int) -> list[int]:
     return found[: found.index(2)] if 2 in found else found
 
 
-@pytest.mark.parametrize("name", kinds("lfm2", "qwen3.5", "qwen3-next", "granite4", "falcon-h1"))
+@pytest.mark.parametrize("name", kinds("lfm2", "qwen3.5", "qwen3-next", "granite4", "falcon-h1", "nemotron-h"))
 def test_genai_continues_as_transformers_does(name: str, base: Base, exported: Callable[[str], Exported]) -> None:
     prompt = [5, 9, 33, 120, 7, 44]
     found = genai_continuations(exported(name).folder, [prompt], 12)
@@ -238,7 +238,6 @@ def test_genai_continues_as_transformers_does(name: str, base: Base, exported: C
         pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow)
         for case in (
             ("lfm2", "optimum", "optimum's classes have keys and values in their cache, and no states"),
-            ("nemotron-h", "genai", "its layers do not all have a cache of keys and values, or a state"),
             (
                 "qwen3.5",
                 "transformers_js",

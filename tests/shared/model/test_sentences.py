@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.model_files import companion_files, model_files
-from slipway.model.sentences import MODES, Pooling, UnknownPoolingError, pool, read_pooling, sentence_files
-from support.models.sentence_models import write_modules
+from slipway.model.sentences import (
+    MODES,
+    Pooling,
+    UnknownPoolingError,
+    load_pooling,
+    pool,
+    read_pooling,
+    sentence_files,
+)
+from support.models.sentence_models import write_dense, write_modules
 
 HIDDEN = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(3))
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1]])
@@ -78,7 +87,7 @@ def test_a_checkpoint_s_pooling_goes_before_the_base_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("modules", "settings", "says"),
     [
-        (["Transformer", "Pooling", "Dense"], {}, "Dense"),
+        (["Transformer", "Pooling", "Dense"], {}, "the weights of 2_Dense cannot be read"),
         (["Transformer", "Pooling", "Normalize", "Dense"], {}, "Dense"),
         (["Transformer", "WordWeights", "Pooling"], {}, "WordWeights"),
         (["Transformer", "Normalize", "Pooling"], {}, "another order"),
@@ -96,6 +105,42 @@ def test_another_pooling_is_refused_by_name(
     tmp_path: Path, modules: list[str], settings: dict[str, Any], says: str
 ) -> None:
     write_modules(tmp_path, modules=modules, settings=settings)
+    with pytest.raises(UnknownPoolingError, match=says):
+        read_pooling(tmp_path)
+
+
+def test_linear_layers_behind_the_pooling_are_computed(tmp_path: Path) -> None:
+    modules = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    write_modules(tmp_path, modules=modules, dense={"activation_function": "torch.nn.modules.linear.Identity"})
+    first = write_dense(tmp_path / "2_Dense", (4, 6), bias=True, seed=1)
+    second = write_dense(tmp_path / "3_Dense", (6, 3), bias=False, seed=2)
+    pooling = load_pooling(tmp_path)
+    assert pooling is not None
+    assert (pooling.width(4), pooling.normalized) == (3, True)
+    mean = pool(HIDDEN, MASK, Pooling(("mean",), normalized=False))
+    wanted = (mean @ first["linear.weight"].T + first["linear.bias"]) @ second["linear.weight"].T
+    torch.testing.assert_close(pool(HIDDEN, MASK, pooling), torch.nn.functional.normalize(wanted))
+    assert {path.name for path in sentence_files(tmp_path)} >= {"model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("dense", "spoil", "says"),
+    [
+        ({"activation_function": "torch.nn.Bilinear"}, "", "activation Bilinear of 2_Dense"),
+        ({}, "shape", "does not have the weights of a linear layer"),
+        ({}, "bytes", "the weights of 2_Dense cannot be read"),
+        ({"module_input_name": "token_embeddings"}, "", "something else than the sentence embedding"),
+    ],
+)
+def test_a_linear_layer_that_is_not_understood_is_refused(
+    tmp_path: Path, dense: dict[str, Any], spoil: str, says: str
+) -> None:
+    write_modules(tmp_path, modules=["Transformer", "Pooling", "Dense"], dense=dense)
+    write_dense(tmp_path / "2_Dense", (4, 6), bias=False, seed=1)
+    if spoil == "shape":
+        save_file({"linear.weight": torch.zeros(4)}, tmp_path / "2_Dense" / "model.safetensors")
+    if spoil == "bytes":
+        (tmp_path / "2_Dense" / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(UnknownPoolingError, match=says):
         read_pooling(tmp_path)
 

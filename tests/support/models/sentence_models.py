@@ -14,8 +14,9 @@ def write_modules(
     modules: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     normalized: bool = False,
+    dense: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a list of modules, by default a pooling of the mean, as sentence-transformers does."""
+    """Write a list of modules, by default a pooling of the mean, as sentence-transformers does; ``dense`` has the settings of linear layers."""
     names = modules if modules is not None else ["Transformer", "Pooling", *(["Normalize"] if normalized else [])]
     folder.mkdir(parents=True, exist_ok=True)
     listed = [
@@ -34,5 +35,18 @@ def write_modules(
         place.mkdir(exist_ok=True)
         kind = str(each["type"]).rpartition(".")[2]
         if kind != "Normalize":
-            (place / "config.json").write_text(json.dumps(settings or {} if kind == "Pooling" else {}))
+            (place / "config.json").write_text(json.dumps({"Pooling": settings, "Dense": dense}.get(kind) or {}))
     return folder
+
+
+def write_dense(folder: Path, sizes: tuple[int, int], *, bias: bool, seed: int) -> dict[str, Any]:
+    """Write the weights of a linear layer from the first size to the second into a module's folder, and return them."""
+    import torch
+    from safetensors.torch import save_file
+
+    draw = torch.Generator().manual_seed(seed)
+    weights = {"linear.weight": torch.randn(sizes[::-1], generator=draw) / sizes[0] ** 0.5}
+    if bias:
+        weights["linear.bias"] = torch.randn(sizes[1], generator=draw)
+    save_file(weights, folder / "model.safetensors")
+    return weights

@@ -25,7 +25,7 @@ from slipway.model.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingError, pool, read_pooling
+from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingError, load_pooling, pool, read_pooling
 from slipway.stage import Context
 from slipway_onnx_export.forms.cache import (
     Layout,
@@ -247,7 +247,7 @@ def _text_component(model: Any, family: Family, pooling: Pooling | None) -> Comp
         shape = (rows, SEQUENCE, int(sizes[-1]))
     outputs = [Port(name, shape) for name in family.outputs]
     if pooling:
-        outputs.append(Port(SENTENCE_EMBEDDING, (rows, int(shape[-1]) * len(pooling.modes))))
+        outputs.append(Port(SENTENCE_EMBEDDING, (rows, pooling.width(int(shape[-1])))))
     return Component(
         "model",
         inputs=tuple(Port(name, (rows, SEQUENCE), torch.int64, end if name == IDS else 0) for name in names),
@@ -282,7 +282,7 @@ def _unsupported_error(model: Any, what: str) -> ONNXExportError:
 def pooling_of(source: ModelSource) -> Pooling | None:
     """Return how a sentence encoder pools a text into one vector; None for other models, or if that is not known."""
     try:
-        return read_pooling(source.folder) if source.family is FEATURE_EXTRACTION else None
+        return load_pooling(source.folder) if source.family is FEATURE_EXTRACTION else None
     except UnknownPoolingError:
         return None
 

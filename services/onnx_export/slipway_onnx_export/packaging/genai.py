@@ -139,9 +139,9 @@ def _cache(graph: Interface) -> tuple[int, int, int]:
     for name, shape in graph.inputs.items():
         if (part := _CACHE.fullmatch(name)) and len(shape) == 4:
             shapes.setdefault(int(part[1]), {})[part[2]] = (shape[1], shape[3])
-    layers = shapes.keys() | states_by_layer(graph.inputs)
-    if not shapes or sorted(layers) != list(range(len(layers))):
-        raise NotPackagedError("its layers do not all have a cache of keys and values, or a state")
+    states = states_by_layer(graph.inputs)
+    if not shapes or (not states and sorted(shapes) != list(range(len(shapes)))):
+        raise NotPackagedError("its layers do not all have a cache of keys and values")
     for layer, sizes in shapes.items():
         if sizes.get("key") != sizes.get("value") or not all(isinstance(each, int) for each in sizes.get("key", ())):
             raise NotPackagedError(
@@ -149,7 +149,7 @@ def _cache(graph: Interface) -> tuple[int, int, int]:
                 "and onnxruntime-genai needs equal ones"
             )
     heads, size = shapes[min(shapes)]["key"]
-    return heads, size, len(layers)
+    return heads, size, 1 + max(shapes.keys() | states)  # layers with experts alone keep nothing
 
 
 def _context_length(config: Mapping[str, Any]) -> int:

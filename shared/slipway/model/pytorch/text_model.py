@@ -20,7 +20,7 @@ from slipway.model.folder import ModelFolder
 from slipway.model.limits import length_thresholds, position_thresholds
 from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway.model.model_files import CONFIG, copy_companions
-from slipway.model.sentences import Pooling, UnknownPoolingError, pool, read_pooling
+from slipway.model.sentences import Pooling, UnknownPoolingError, load_pooling, pool
 from slipway.stage import Context
 
 _LONGEST_MESSAGE = 500
@@ -70,7 +70,7 @@ class TextModel:
     def pooling(self, product: str, ctx: Context) -> Pooling | None:
         """Return how one vector of a text is made; None, with a warning, if the folder says it in a way that is not known."""
         try:
-            return read_pooling(self.folder.path)
+            return load_pooling(self.folder.path)
         except UnknownPoolingError as error:
             ctx.warn(f"the {product} gives no sentence embedding: {error}")
             return None
