@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format lock docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format lock docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-models bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to four models,
 
 bench-depth: $(INSTALLED) ## Measure the memory of what reads text while it quantizes, by the number of layers (28 take 15 minutes of two cores)
 	$(BIN)/python tests/benchmarks/bench_depth.py
+
+bench-models: $(INSTALLED) ## Measure models of this year against peft's merge and mobius's build (CONVERTER_PYTHON=… adds llama.cpp's converter)
+	$(BIN)/python tests/benchmarks/bench_models.py $(if $(CONVERTER_PYTHON),--converter-python $(CONVERTER_PYTHON))
 
 RIGHT ?= 40
 bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo), and whether verdicts on a real model are right (RIGHT=40 right exports, three minutes each)

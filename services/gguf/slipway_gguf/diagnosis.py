@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
-from slipway_gguf.architectures import architecture_of
+from slipway_gguf.architectures import architecture_of, text_part
 from slipway_gguf.weights.ggml import StoredTensor, row_bytes, stored_tensors
-from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned, plan_file
+from slipway_gguf.weights.planned import Planned
+from slipway_gguf.weights.tensors import EMBEDDING, HEAD, plan_file
 from slipway_gguf.weights.writing import Written, float32_rows
 
 _SAMPLED_ROWS = 4
@@ -100,8 +101,8 @@ def _pad_shape(shape: tuple[int, ...], written: Written, index: int) -> tuple[in
 def _noise(path: Path, planned: Planned, stored: StoredTensor) -> float:
     """Return the largest distance of some rows from the model's, relative to the energy of these rows."""
     worst = 0.0
-    for row, block in planned.samples():
-        values = float32_rows(block, planned)[:_SAMPLED_ROWS]
+    for row, source, block in planned.samples():
+        values = float32_rows(block, planned, source)[:_SAMPLED_ROWS]
         read = _rows(path, planned, stored, first=row, count=len(values))
         energy = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
         distance = float(np.sqrt(np.mean(np.square(read.astype(np.float64) - values))))
@@ -139,7 +140,8 @@ def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
     Raises:
         GGUFExportError: The model has no place in a GGUF file.
     """
-    if architecture_of(ModelConfig.read(model)) is None:
+    config = ModelConfig.read(model)
+    if architecture_of(text_part(config) or config) is None:
         return ""
     [file] = folder.glob("*.gguf")
     stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
@@ -196,9 +198,9 @@ def _pairs(planned: Planned, stored: Any, *, own_order: bool = False) -> Iterato
     """Yield rows of the model and the same rows of the file; with ``own_order``, take the model's rows in its own order."""
     columns = planned.shape[-1]
     data = stored.data.reshape(-1, *stored.data.shape[-1:]) if stored.data.ndim > 1 else stored.data[None]
-    for first, block in planned.samples():
+    for first, source, block in planned.samples():
         part = block.swapaxes(1, 2) if own_order else block
-        rows = float32_rows(part, planned).reshape(-1, columns)[:_EXPLAINED_ROWS]
+        rows = float32_rows(part, planned, source).reshape(-1, columns)[:_EXPLAINED_ROWS]
         yield rows, gguf.quants.dequantize(data[first : first + len(rows)], stored.tensor_type).reshape(-1, columns)
 
 
@@ -216,5 +218,5 @@ def _is_strange(planned: Planned, stored: Any, *, own_order: bool = False) -> bo
 
 def _has_own_order(planned: Planned, stored: Any) -> bool:
     """Return whether a tensor still has the model's order of rows although llama.cpp needs another."""
-    changes = all(block.ndim > len(planned.shape) for _, block in planned.samples())
+    changes = all(block.ndim > len(planned.shape) for _, _, block in planned.samples())
     return changes and not _is_strange(planned, stored, own_order=True)

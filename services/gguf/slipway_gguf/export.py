@@ -21,8 +21,10 @@ from slipway_gguf.diagnosis import check_file
 from slipway_gguf.metadata import Parameters
 from slipway_gguf.params import LEVELS, GGUFParams, Level
 from slipway_gguf.weights.header import general_fields
-from slipway_gguf.weights.mixture import Sizes, read_importance, stored_kind
-from slipway_gguf.weights.tensors import EMBEDDING, Planned, plan_file
+from slipway_gguf.weights.mixture import read_importance, sizes_of, stored_kind
+from slipway_gguf.weights.naming import names_in
+from slipway_gguf.weights.planned import Planned
+from slipway_gguf.weights.tensors import EMBEDDING, PlannedFile, plan_file
 from slipway_gguf.weights.writing import Written, write_file
 
 DESCRIPTION = "gguf.json"
@@ -43,14 +45,17 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     started, model = time.monotonic(), inputs["pytorch"]
     level, planned = LEVELS[params.type], plan_file(model)
     parameters, tied, tensors = planned.parameters, planned.tied, planned.tensors
-    architecture, decoder = parameters.architecture, parameters.decoder
+    architecture = parameters.architecture
     if parameters.window:
         ctx.warn(
             f"llama.cpp computes no sliding window for {architecture.class_name}: the file's context length is the window's, "
             f"{parameters.window} tokens, within which both are the same"
         )
+    if parameters.differs:
+        ctx.warn(f"llama.cpp computes {architecture.class_name} a little otherwise: {parameters.differs}")
+    _warn_of_lost_tensors(planned, ctx)
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
-    sizes = Sizes(architecture.name, decoder.layers, decoder.heads, decoder.kv_heads, parameters.experts, tied)
+    sizes = sizes_of(parameters, tensors, tied=tied)
     weighed = "importance" in inputs and level.weighs
     importance = read_importance(inputs["importance"], tensors) if weighed else {}
     kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=weighed) for each in tensors}
@@ -78,6 +83,8 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     copy_companions(model, folder)
     modelfile.write(folder, written.path.name, model)
     facts = _facts(written, level, parameters, lineage) | {"weighed_tensors": len(importance)} | checks
+    facts |= {"left_out": list(planned.left_out)} if planned.left_out else {}
+    facts |= {"parts": ["text"], "tensors_of_other_parts": len(planned.others)} if planned.others else {}
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     ctx.record(**facts, size_after_bytes=written.size, seconds=round(time.monotonic() - started, 3))
     return folder
@@ -105,6 +112,19 @@ def _require_rounded(tensors: Sequence[Planned], kinds: Mapping[str, Kind], leve
         ctx.warn(
             f"{share:.0%} of the weights stay in 16 bits at {level.label}, because their rows' lengths are no multiples of {_BLOCK}, first "
             f"{min(odd)!r}"
+        )
+
+
+def _warn_of_lost_tensors(planned: PlannedFile, ctx: Context) -> None:
+    if planned.others:
+        ctx.warn(
+            f"the file has the model's text part alone: {len(planned.others)} tensors of its other parts are left out ({names_in(planned.others)}), "
+            "and no file for images or sound (mmproj) is made"
+        )
+    if planned.left_out:
+        ctx.warn(
+            f"llama.cpp has no place for {len(planned.left_out)} tensors of the model, which predict further tokens, and answers with one token at a "
+            f"time: {names_in(planned.left_out)}"
         )
 
 

@@ -19,16 +19,14 @@ from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.decoder import Decoder, decoder_of
 from slipway.model.decoders.rotary import Rotary, longrope_attention
-from slipway.model.decoders.values import ConfigValues
 from slipway.texts import quoted
-from slipway_gguf.architectures import Architecture
+from slipway_gguf.architectures.entry import CONFIG_VALUES, Architecture, Numbers
 
 DIFFERS = "slipway.tokenizer.differs"
 BETWEEN = "; "
 """Separator between kinds of text (``slipway.validation.texts.TextKind``)."""
 
 _KIND = gguf.GGUFValueType
-_EXPERTS = ("num_local_experts", "num_experts")
 _COUNTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -46,7 +44,6 @@ _NUMBERS = {
 }
 """Settings by key, each written if the model has it."""
 
-CONFIG_VALUES = ConfigValues(GGUFExportError)
 whole, optional_number, positive = CONFIG_VALUES.whole, CONFIG_VALUES.optional_number, CONFIG_VALUES.positive
 
 
@@ -74,40 +71,52 @@ class Parameters:
     Attributes:
         architecture: The architecture.
         decoder: The model's sizes.
+        numbers: The model's settings, for entries of the table.
         fields: Keys of the metadata.
         experts: Number of experts; 0 for none.
         factors: Tensors of the rotary embedding by name.
         window: Number of positions beyond which results would differ from the model's, because llama.cpp computes no sliding window for
             this architecture; 0 if there is no such limit.
+        heads: Number of layers behind the last one that predict further tokens.
+        differs: What llama.cpp computes otherwise than the model, a little; empty if nothing.
     """
 
     architecture: Architecture
     decoder: Decoder
+    numbers: Numbers
     fields: tuple[Field, ...]
     experts: int
     factors: Mapping[str, NDArray[np.float32]]
     window: int
+    heads: int = 0
+    differs: str = ""
+
+    @property
+    def blocks(self) -> int:
+        """Number of layers in the file."""
+        return self.decoder.layers + self.heads
 
 
-def parameters_of(found: Architecture, config: ModelConfig) -> Parameters:
+def parameters_of(found: Architecture, config: ModelConfig, *, heads: int = 0) -> Parameters:
     """Return the numbers of a model.
 
     Args:
         found: Its architecture.
         config: Its ``config.json``.
+        heads: Number of layers behind the last one that predict further tokens.
 
     Raises:
         GGUFExportError: ``BASE_MODEL_INVALID`` for a wrong number, ``FAMILY_UNSUPPORTED`` for one that llama.cpp does not compute.
     """
     decoder = decoder_of(config, CONFIG_VALUES)
-    settings = decoder.settings
-    experts = whole(settings, *_EXPERTS) if "moe" in found.name else 0
+    settings, numbers = decoder.settings, Numbers(decoder, config)
+    experts = whole(settings, *found.experts) if found.experts else 0
     limit = 0 if found.has_windows else min(decoder.windows, default=0)
     rope = rope_of(found, decoder)
-    whole_numbers = {
+    values: dict[str, Any] = {
         "context_length": limit or decoder.positions,
         "embedding_length": decoder.hidden,
-        "block_count": decoder.layers,
+        "block_count": decoder.layers + heads,
         "feed_forward_length": decoder.inner,
         "attention.head_count": decoder.heads,
         "attention.head_count_kv": decoder.kv_heads,
@@ -117,14 +126,31 @@ def parameters_of(found: Architecture, config: ModelConfig) -> Parameters:
         **({"expert_count": experts} if experts else {}),
         **{key: whole(settings, name) for key, name in _COUNTS.items() if experts and settings.get(name) is not None},
         **_window_keys(found, settings),
+        **({"nextn_predict_layers": heads} if heads else {}),
+        **{key: value for key, name in _NUMBERS.items() if (value := optional_number(settings, name)) is not None},
+        **{key: value(numbers) for key, value in found.keys.items()},
     }
-    numbers = {key: value for key, name in _NUMBERS.items() if (value := optional_number(settings, name)) is not None}
-    fields = (
-        *(Field(f"{found.name}.{key}", value, _KIND.UINT32) for key, value in whole_numbers.items()),
-        *(Field(f"{found.name}.{key}", value, _KIND.FLOAT32) for key, value in numbers.items()),
-        *rope.fields,
-    )
-    return Parameters(found, decoder, fields, experts, rope.tensors, limit)
+    own = (field_of(f"{found.name}.{key}", value) for key, value in values.items() if value is not None)
+    made = found.factors(numbers) if found.factors else {}
+    tensors = {**rope.tensors, **{name: np.asarray(each, np.float32) for name, each in made.items()}}
+    return Parameters(found, decoder, numbers, (*own, *rope.fields), experts, tensors, limit, heads, rope.differs)
+
+
+_KINDS: Mapping[type, gguf.GGUFValueType] = {
+    bool: _KIND.BOOL,
+    int: _KIND.UINT32,
+    float: _KIND.FLOAT32,
+    str: _KIND.STRING,
+}
+
+
+def field_of(key: str, value: Any) -> Field:
+    """Return the key with a value of a type that follows from Python's; a tuple is an array."""
+    if isinstance(value, tuple):
+        item = _KINDS[type(value[0])]
+        # llama.cpp reads arrays of whole numbers as signed ones.
+        return Field(key, value, _KIND.ARRAY, _KIND.INT32 if item is _KIND.UINT32 else item)
+    return Field(key, value, _KINDS[type(value)])
 
 
 def _window_keys(architecture: Architecture, settings: Mapping[str, Any]) -> dict[str, int]:
@@ -154,10 +180,12 @@ class Rope:
     Attributes:
         fields: Keys of the metadata.
         tensors: Factors of its frequencies, by the name of the tensor. (width / 2,)
+        differs: What llama.cpp computes otherwise than the model, a little; empty if nothing.
     """
 
     fields: tuple[Field, ...] = ()
     tensors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    differs: str = ""
 
 
 def rope_of(found: Architecture, decoder: Decoder) -> Rope:
@@ -173,7 +201,7 @@ def rope_of(found: Architecture, decoder: Decoder) -> Rope:
     if not found.rope:
         return Rope()
     rotary = decoder.rotary
-    if rotary.share != 1.0 and found.name != "phi3":
+    if rotary.share != 1.0 and not found.partial:
         raise unsupported_error("partial_rotary_factor", rotary.share, found)
     if rotary.rotated < 2 or rotary.rotated % 2:
         raise unsupported_error("head_dim", decoder.width, found)
@@ -192,7 +220,7 @@ def rope_of(found: Architecture, decoder: Decoder) -> Rope:
     if rotary.kind not in found.rope:
         raise unsupported_error("rope_type", rotary.kind, found)
     scaled = _SCALINGS[rotary.kind](found, decoder)
-    return Rope((*fields, *scaled.fields), scaled.tensors)
+    return Rope((*fields, *scaled.fields), scaled.tensors, scaled.differs)
 
 
 def _linear(architecture: Architecture, decoder: Decoder) -> Rope:
@@ -204,7 +232,9 @@ def _linear(architecture: Architecture, decoder: Decoder) -> Rope:
 def _yarn(architecture: Architecture, decoder: Decoder) -> Rope:
     """Return the keys for YaRN; llama.cpp computes the factor for attention itself, as the paper does."""
     rotary = decoder.rotary
-    if other := rotary.beyond_yarn():
+    other = rotary.beyond_yarn()
+    rounds = other is not None and other[0] == "truncate" and architecture.rounds_yarn
+    if other and not rounds and not (architecture.scales_yarn and other[0] == "mscale"):
         raise unsupported_error(*other, architecture)
     fields = [
         *_scaling(architecture, "yarn"),
@@ -215,7 +245,13 @@ def _yarn(architecture: Architecture, decoder: Decoder) -> Rope:
         value = optional_number(rotary.parameters, key)
         if value is not None:
             fields.append(_float(architecture, f"rope.scaling.yarn_{key}", value))
-    return Rope(tuple(fields))
+    return Rope(tuple(fields), differs=_ROUNDED if rounds else "")
+
+
+_ROUNDED = (
+    "the range of frequencies that YaRN blends ends at whole numbers in llama.cpp, and not in the model (truncate is false in config.json): "
+    "some frequencies differ by some percent, which long texts show most"
+)
 
 
 def _llama3(architecture: Architecture, decoder: Decoder) -> Rope:
@@ -246,7 +282,13 @@ def _longrope(architecture: Architecture, decoder: Decoder) -> Rope:
     )
 
 
-_SCALINGS = {"linear": _linear, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope}
+def _several_axes(architecture: Architecture, decoder: Decoder) -> Rope:
+    """Return nothing: positions of several axes, which are equal in text, are no scaling."""
+    del architecture, decoder
+    return Rope()
+
+
+_SCALINGS = {"mrope": _several_axes, "linear": _linear, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope}
 
 
 def _scaling(architecture: Architecture, kind: str) -> tuple[Field, ...]:

@@ -21,8 +21,8 @@ pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install '
 from slipway.errors import ModelExportError
 from slipway.proof.runtime import Unusable
 from slipway_gguf.runtime.adapter import load as load_beside
+from support.models.gguf_families import VOCABULARY
 from support.models.gguf_models import (
-    VOCABULARY,
     llama_distributions,
     save_adapter,
     save_family,

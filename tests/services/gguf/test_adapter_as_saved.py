@@ -16,8 +16,8 @@ from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway_adapter.params import AdapterParams
 from slipway_adapter.stage import STAGE
+from support.models.gguf_families import VOCABULARY
 from support.models.gguf_models import (
-    VOCABULARY,
     llama_distributions,
     save_adapter,
     save_family,

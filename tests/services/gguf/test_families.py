@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
+from support.models.gguf_families import FAMILIES, UNTRAINED, VOCABULARY
 from support.models.gguf_models import (
-    FAMILIES,
-    VOCABULARY,
+    compute_like_llama,
     llama_distributions,
     save_adapter,
     save_family,
@@ -21,24 +21,39 @@ from support.models.gguf_models import (
 
 pytestmark = pytest.mark.own_process
 
-_TOKENS = np.random.default_rng(3).integers(3, VOCABULARY, 24).tolist()
-_BY_TABLE = {"gemma2": 5e-3, "gemma3": 5e-3, "gpt2": 5e-3}
-"""Largest difference where llama.cpp looks GELU up in a table of float16."""
-_FAST = ("llama", "qwen3")
+_TOKENS = np.random.default_rng(3).integers(3, VOCABULARY - 20, 24).tolist()  # Gemma 3n embeds no others in its layers
+_BY_TABLE = ("gemma2", "gemma3", "gemma3-text-part", "gemma4", "gemma4-experts", "gemma4-text-part", "gpt2")
+"""Families for which llama.cpp looks GELU up in a table of float16: a value at the edge of two entries may get the other one."""
+_MANY_BY_TABLE = "gemma3n"
+"""The same in 25 layers, after which transformers' results in float32 and in float64 differ as much."""
+_LONG_SUMS = ("qwen35", "qwen35-text-part", "qwen35moe", "qwen3next")
+"""Families whose recurrent layers add up all tokens, which transformers does in chunks and llama.cpp one by one, in another order."""
+_FAST = ("llama", "qwen3", "lfm2")
+
+
+def _limit(family: str) -> float:
+    if family in _BY_TABLE or family == _MANY_BY_TABLE:
+        return 5e-2 if family == _MANY_BY_TABLE else 5e-3
+    return 6e-5 if family in _LONG_SUMS else 2e-5
 
 
 @pytest.mark.parametrize(
     "family", [pytest.param(each, marks=() if each in _FAST else pytest.mark.slow) for each in FAMILIES]
 )
 def test_distributions_are_those_of_transformers_and_of_peft(family: str, tmp_path: Path) -> None:
-    model, most = save_family(family, tmp_path / "base"), _BY_TABLE.get(family, 2e-5)
+    model, most = save_family(family, tmp_path / "base"), _limit(family)
+    compute_like_llama(model)
     expected = torch_distributions(model, _TOKENS)
-    tuned = torch_distributions(save_adapter(model, tmp_path / "adapter"), _TOKENS)
+    tuned = torch_distributions(save_adapter(model, tmp_path / "adapter", without=UNTRAINED.get(family, ())), _TOKENS)
     assert expected.std() > 0.1  # the model is not undecided, so that a wrong graph shows
-    assert np.abs(tuned - expected).max() > 0.3  # the adapter changes what the base says
+    assert np.abs(tuned - expected).max() > 0.2  # the adapter changes what the base says
     base, _ = write_gguf(tmp_path / "base", tmp_path / "work", level="f32")
     adapter, _ = write_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "beside")
-    assert np.abs(llama_distributions(base, _TOKENS) - expected).max() < most
+    distances = np.abs(llama_distributions(base, _TOKENS) - expected).max(-1)
+    assert distances.max() < most
+    assert np.median(distances) < most / 5 + 2e-5  # also where single values are looked up in a table
+    # What layers keep of the first tokens is what the next ones need.
+    assert np.abs(llama_distributions(base, _TOKENS, at_once=9) - expected).max() < most
     assert np.abs(llama_distributions(base, _TOKENS, adapter=adapter) - tuned).max() < most
 
 

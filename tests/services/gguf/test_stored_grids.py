@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from slipway.model.safetensors_file import TensorInfo
 from slipway_gguf.diagnosis import _MULTIPLES
 from slipway_gguf.runtime.stored import _CODES, _Quantized
 from slipway_gguf.weights.ggml import quantize
+from slipway_gguf.weights.planned import Part, Planned
 
 pytestmark = pytest.mark.own_process
+
+_PART = Part(TensorInfo("a", "F32", (6, 512), Path("a"), 0, 0))
 
 
 @pytest.mark.parametrize("kind", _CODES, ids=lambda kind: kind.name)
@@ -23,7 +28,7 @@ def test_values_round_to_the_nearest_of_the_files_own_grid(kind: Kind, offset: f
     exact = np.random.default_rng(5).standard_normal((6, 512)).astype(np.float32)
     data = np.frombuffer(quantize(exact, kind), np.uint8).reshape(6, -1)
     tensor: Any = SimpleNamespace(data=data, tensor_type=kind)
-    planned: Any = SimpleNamespace(shape=(6, 512), factor=1.0, offset=offset)
+    planned = Planned("a", (6, 512), (_PART,), offset)
     rows = _Quantized(tensor, planned, None).take(slice(None))
     same = rows.nearest(rows.values)
     assert torch.allclose(same, rows.values, atol=1e-5)
@@ -48,6 +53,6 @@ def test_of_other_types_no_grid_is_known() -> None:
     kind = Kind.Q3_K
     exact = np.random.default_rng(5).standard_normal((2, 512)).astype(np.float32)
     tensor: Any = SimpleNamespace(data=np.frombuffer(quantize(exact, kind), np.uint8).reshape(2, -1), tensor_type=kind)
-    planned: Any = SimpleNamespace(shape=(2, 512), factor=1.0, offset=0.0)
+    planned = Planned("a", (2, 512), (_PART,))
     rows = _Quantized(tensor, planned, None).take(slice(None))
     assert torch.equal(rows.nearest(torch.from_numpy(exact)), torch.from_numpy(exact)), "no error is explained"

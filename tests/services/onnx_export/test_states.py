@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from onnxruntime import InferenceSession
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipway.errors import ModelExportError
@@ -28,6 +27,7 @@ from slipway_tensorrt_build.stage import refusal_reason as why_no_engine
 from support.commands.transformers_js import run_pipeline
 from support.models.current_kinds import make_kind
 from support.models.genai_runs import genai_continuations
+from support.models.onnx_calls import assert_same
 from support.models.onnx_models import Exported
 
 Export = Callable[..., Exported]
@@ -83,36 +83,6 @@ def exported(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return export
 
 
-def empty_cache(session: InferenceSession, rows: int) -> dict[str, np.ndarray]:
-    """Return what a graph keeps before the first token: an axis that varies is empty, and all else is zero."""
-    shapes = {value.name: value.shape for value in session.get_inputs() if value.name.startswith("past_key_values.")}
-    return {
-        name: np.zeros((rows, *(size if isinstance(size, int) else 0 for size in shape[1:])), np.float32)
-        for name, shape in shapes.items()
-    }
-
-
-def logits_of(folder: Path, tokens: np.ndarray, mask: np.ndarray, calls: list[int]) -> np.ndarray:
-    """Return logits of rows that are fed in calls of these lengths. tokens, mask: (rows, tokens)."""
-    session = InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    taken = {value.name for value in session.get_inputs()}
-    cache, pieces, past = empty_cache(session, len(tokens)), [], 0
-    for new in calls:
-        end = past + new
-        feed = {
-            "input_ids": tokens[:, past:end],
-            "attention_mask": mask[:, :end],
-            "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, past:end],
-        }
-        feed = {name: value for name, value in feed.items() if name in taken}
-        results = dict(zip(names, session.run(names, feed | cache), strict=True))
-        pieces.append(results.pop("logits"))
-        cache = {name.replace("present.", "past_key_values."): value for name, value in results.items()}
-        past = end
-    return np.concatenate(pieces, axis=1)
-
-
 @pytest.mark.parametrize("name", kinds(*KEPT))
 def test_any_calls_of_padded_rows_give_what_each_row_alone_gives(
     name: str, base: Base, exported: Callable[[str], Exported]
@@ -120,14 +90,7 @@ def test_any_calls_of_padded_rows_give_what_each_row_alone_gives(
     source, made = base(name), exported(name)
     assert made.facts["parity"] == "passed"
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    pads, calls = [0, 5], [9, 1, 1, 4, 1]
-    tokens = np.random.default_rng(5).integers(3, 300, (len(pads), sum(calls)))
-    mask = (np.arange(sum(calls)) >= np.array(pads)[:, None]).astype(np.int64)
-    found = logits_of(made.folder, tokens, mask, calls)
-    for row, pad in enumerate(pads):
-        with torch.no_grad():
-            wanted = model(torch.from_numpy(tokens[row : row + 1, pad:])).logits[0].numpy()
-        assert np.abs(found[row, pad:] - wanted).max() < LIMIT * max(1.0, np.abs(wanted).max())
+    assert_same(made.folder, model)
 
 
 @pytest.mark.parametrize("name", kinds(*KEPT))

@@ -13,16 +13,17 @@ from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.classes import CLASSES, Local, Windowed
 from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of, kinds_of_layers
+from slipway.model.decoders.layers import LayerState, layer_states
 from slipway.model.decoders.values import ConfigValues
 
 VALUES = ConfigValues(GGUFExportError)
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 96}
-_IN_ROPE_PARAMETERS = ("rope_theta", "rope_local_base_freq")
+_IN_ROPE_PARAMETERS = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor")
 
 
 def configuration(name: str) -> Any:
     """The class of transformers for the configuration of a decoder's class."""
-    stem = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    stem = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("ForConditionalGeneration")
     return getattr(transformers, f"{stem}TextConfig", None) or getattr(transformers, f"{stem}Config")
 
 
@@ -33,10 +34,12 @@ def decoder(name: str, **settings: Any) -> Decoder:
 @pytest.mark.parametrize("name", CLASSES)
 def test_defaults_are_those_of_the_class_of_transformers(name: str) -> None:
     settings = configuration(name)()
+    settings.allow_global_per_layer_attribute_access = True  # sizes that some layers have otherwise
     expected = {key: getattr(settings, key) for key in CLASSES[name].defaults if key not in _IN_ROPE_PARAMETERS}
     assert {key: value for key, value in CLASSES[name].defaults.items() if key in expected} == expected
     if rotary := getattr(settings, "rope_parameters", None):
         found = decoder(name).rotary
+        assert found.share == rotary.get("full_attention", rotary).get("partial_rotary_factor", 1.0)
         assert found.base == rotary.get("full_attention", rotary)["rope_theta"]
         assert found.local_base == rotary.get("sliding_attention", {}).get("rope_theta", found.local_base)
 
@@ -58,9 +61,11 @@ def test_the_layers_with_a_window_are_those_of_the_class_of_transformers(name: s
 
 def test_only_classes_whose_attention_reads_kinds_of_layers_read_them_here() -> None:
     for name, kind in CLASSES.items():
+        if name.endswith("ForConditionalGeneration"):
+            continue  # other parts of such a model read kinds of layers too
         module = importlib.import_module(configuration(name).__module__.replace("configuration_", "modeling_"))
-        reads = "layer_types" in inspect.getsource(module)
-        assert reads == (kind.windowed is not Windowed.NEVER and kind.local is not Local.ALL), name
+        reads = any(key in inspect.getsource(module) for key in ("layer_types", "layers_block_type"))
+        assert reads == (kind.by_layer or (kind.windowed is not Windowed.NEVER and kind.local is not Local.ALL)), name
 
 
 @pytest.mark.parametrize(
@@ -146,3 +151,77 @@ def test_kinds_of_layers_that_no_model_can_have_are_named(settings: dict[str, An
 def test_settings_of_windows_do_not_matter_without_one(name: str) -> None:
     unused = {"max_window_layers": None, "no_rope_layer_interval": 0, "layer_types": "none"}
     assert decoder(name, use_sliding_window=False, sliding_window=8, **unused).windows == ()
+
+
+_STATES = {
+    "full_attention": LayerState.ATTENTION,
+    "sliding_attention": LayerState.WINDOW,
+    "linear_attention": LayerState.RECURRENT,
+    "conv": LayerState.CONVOLUTION,
+    "hybrid": LayerState.HYBRID,
+    "moe": LayerState.NONE,
+    "mlp": LayerState.NONE,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        ("BambaConfig", {"attn_layer_indices": [2, 5]}),
+        ("FalconH1Config", {}),
+        ("Gemma3nTextConfig", {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None}),
+        ("Gemma4TextConfig", {}),
+        ("GptOssConfig", {}),
+        ("GraniteMoeHybridConfig", {}),
+        ("GraniteMoeHybridConfig", {"layer_types": ["mamba", "attention"] * 4 + ["mamba"]}),
+        ("JambaConfig", {}),
+        ("Lfm2Config", {"full_attn_idxs": [1, 4]}),
+        ("Lfm2Config", {}),
+        ("Lfm2MoeConfig", {"layer_types": ["conv", "full_attention", "conv"] * 3}),
+        ("Mamba2Config", {}),
+        ("NemotronHConfig", {"hybrid_override_pattern": "M*-EM*-EM"}),
+        ("Qwen3_5TextConfig", {}),
+        ("Qwen3_5MoeTextConfig", {"full_attention_interval": 3}),
+        ("Qwen3NextConfig", {}),
+        ("RecurrentGemmaConfig", {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "given"])
+def test_what_layers_keep_is_what_transformers_says(config: str, settings: dict[str, Any], saved: bool) -> None:
+    """As transformers saves the configuration, and as older files give the settings."""
+    found = getattr(transformers, config)(num_hidden_layers=9, **settings)
+    kinds = found.layer_types
+    given = found.to_dict() if saved else {"model_type": found.model_type, "num_hidden_layers": 9, **settings}
+    assert layer_states(ModelConfig(given)) == tuple(_STATES[kind] for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "states"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}, (LayerState.ATTENTION,) * 2),
+        ({"architectures": ["GPT2LMHeadModel"], "n_layer": 1}, (LayerState.ATTENTION,)),
+        (
+            {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 2, "layer_types": [FULL] * 2},
+            (LayerState.WINDOW,) * 2,
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 2},
+            (LayerState.WINDOW, LayerState.ATTENTION),
+        ),
+        (
+            {"model_type": "gemma4_text", "layer_types": [LOCAL, FULL, LOCAL], "num_kv_shared_layers": 1},
+            (LayerState.WINDOW, LayerState.ATTENTION, LayerState.NONE),
+        ),
+        (
+            {"model_type": "x", "text_config": {"model_type": "falcon_h1", "num_hidden_layers": 1}},
+            (LayerState.HYBRID,),
+        ),
+        ({"layer_types": ["compressed_sparse_attention"]}, ()),
+        ({"model_type": "llama"}, ()),
+        ({"num_hidden_layers": "x"}, ()),
+    ],
+    ids=range(9),
+)
+def test_what_layers_keep_by_settings(settings: dict[str, Any], states: tuple[LayerState, ...]) -> None:
+    assert layer_states(ModelConfig(settings)) == states

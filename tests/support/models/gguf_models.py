@@ -1,9 +1,11 @@
-"""Tiny models of each architecture that is written as GGUF, and llama.cpp's logits for tokens."""
+"""Tiny models of each architecture that is written as GGUF, files of them, and llama.cpp's logits for tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,103 +18,8 @@ from slipway.stage import Context
 from slipway_gguf.lora.stage import STAGE as ADAPTER_STAGE
 from slipway_gguf.params import AdapterParams, GGUFParams
 from slipway_gguf.stage import STAGE
+from support.models.gguf_families import FAMILIES
 from support.models.saved_adapters import edit
-
-VOCABULARY = 320
-"""More rows than the tokenizer has tokens, as in many models."""
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "pad_token_id": None,
-    "eos_token_id": 2,
-}
-_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "rope_theta": 10000.0,
-}
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
-_LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-
-
-def _longrope(width: int, original: int) -> dict[str, Any]:
-    short = [1.0 + 0.05 * index for index in range(width // 2)]
-    return {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": original,
-        "short_factor": short,
-        "long_factor": [2 * factor for factor in short],
-    }
-
-
-def _of(config: str, model: str, **more: Any) -> Callable[[], Any]:
-    return lambda: getattr(tf, model)(getattr(tf, config)(**{**_SIZES, **more}))
-
-
-def _gpt2() -> Any:
-    sizes = {"vocab_size": VOCABULARY, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}
-    return tf.GPT2LMHeadModel(tf.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
-
-
-def _gemma(layers: int, period: int) -> dict[str, Any]:
-    kinds = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
-    return {
-        "num_hidden_layers": layers,
-        "layer_types": kinds,
-        "sliding_window": 16,
-        "head_dim": 32,
-        "query_pre_attn_scalar": 32,
-    }
-
-
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "qwen3": _of("Qwen3Config", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=True),
-    "qwen3-yarn": _of("Qwen3Config", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=False, rope_parameters=_YARN),
-    "qwen2": _of("Qwen2Config", "Qwen2ForCausalLM", tie_word_embeddings=False),
-    "qwen2moe": _of("Qwen2MoeConfig", "Qwen2MoeForCausalLM", **_EXPERTS, shared_expert_intermediate_size=64),
-    "qwen3moe": _of("Qwen3MoeConfig", "Qwen3MoeForCausalLM", **_EXPERTS, head_dim=32, norm_topk_prob=True),
-    "llama": _of("LlamaConfig", "LlamaForCausalLM"),
-    "llama3": _of("LlamaConfig", "LlamaForCausalLM", rope_parameters=_LLAMA3, tie_word_embeddings=True),
-    "llama-linear-bias": _of(
-        "LlamaConfig", "LlamaForCausalLM", rope_parameters=_LINEAR, attention_bias=True, mlp_bias=True
-    ),
-    "mistral": _of("MistralConfig", "MistralForCausalLM", head_dim=32, sliding_window=None),
-    "gemma2": _of("Gemma2Config", "Gemma2ForCausalLM", **_gemma(4, 2)),
-    "gemma3": _of("Gemma3TextConfig", "Gemma3ForCausalLM", **_gemma(7, 6)),
-    "phi3": _of("Phi3Config", "Phi3ForCausalLM"),
-    "phi3-long": _of(
-        "Phi3Config", "Phi3ForCausalLM", original_max_position_embeddings=16, rope_parameters=_longrope(16, 16)
-    ),
-    # llama.cpp chooses by the length of its context.
-    "phi3-short": _of(
-        "Phi3Config",
-        "Phi3ForCausalLM",
-        max_position_embeddings=1024,
-        original_max_position_embeddings=512,
-        rope_parameters=_longrope(16, 512),
-    ),
-    "smollm3": _of("SmolLM3Config", "SmolLM3ForCausalLM", num_hidden_layers=5, tie_word_embeddings=True),
-    "granite": _of(
-        "GraniteConfig",
-        "GraniteForCausalLM",
-        embedding_multiplier=6.0,
-        attention_multiplier=0.2,
-        residual_multiplier=0.5,
-        logits_scaling=3.0,
-    ),
-    "gpt2": _gpt2,
-}
 
 
 def save_family(family: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
@@ -120,11 +27,19 @@ def save_family(family: str, folder: Path, *, dtype: torch.dtype = torch.float32
     torch.manual_seed(0)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (*model.parameters(), *_stored_buffers(model)):
             parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.dim() == 1 else 0.08))
     model.to(dtype).save_pretrained(folder)
     _save_tokenizer(folder)
     return model
+
+
+def _stored_buffers(model: Any) -> list[torch.Tensor]:
+    """Return the tensors of a model that are stored and are no parameters, such as the biases of routers."""
+    parameters = dict(model.named_parameters())
+    return [
+        tensor for name, tensor in model.state_dict().items() if name not in parameters and tensor.is_floating_point()
+    ]
 
 
 def _save_tokenizer(folder: Path) -> None:
@@ -153,13 +68,20 @@ def write_gguf(
     return file, ctx
 
 
-def save_adapter(model: Any, folder: Path, *, dtype: torch.dtype = torch.float32, **lora: Any) -> Any:
-    """Save an adapter of a model whose factors all matter, and return the model with it; by default it changes every layer that it can."""
+def save_adapter(
+    model: Any, folder: Path, *, dtype: torch.dtype = torch.float32, without: Sequence[str] = (), **lora: Any
+) -> Any:
+    """Save an adapter of a model whose factors all matter, and return the model with it.
+
+    By default it changes every layer that it can, except those with one of the texts ``without`` in their name.
+    """
     layers = (module for module in model.named_modules() if type(module[1]).__name__ in ("Linear", "Conv1D"))
     options = {
         "r": 4,
         "lora_alpha": 10,
-        "target_modules": sorted(name for name, _ in layers if name != "lm_head"),
+        "target_modules": sorted(
+            name for name, _ in layers if name != "lm_head" and not any(part in name for part in without)
+        ),
         "fan_in_fan_out": isinstance(model, tf.GPT2LMHeadModel),
     }
     tuned = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **(options | lora)))
@@ -183,8 +105,17 @@ def write_adapter(base: Path, adapter: Path, workdir: Path, **context: Any) -> t
     return file, ctx
 
 
-def llama_distributions(file: Path, tokens: Sequence[int], *, adapter: Path | None = None) -> np.ndarray:
-    """Return llama.cpp's log probabilities of the next token behind each token. (tokens, vocabulary)."""
+def llama_distributions(
+    file: Path, tokens: Sequence[int], *, adapter: Path | None = None, at_once: int | None = None
+) -> np.ndarray:
+    """Return llama.cpp's log probabilities of the next token behind each token. (tokens, vocabulary).
+
+    Args:
+        file: The model's file.
+        tokens: The tokens.
+        adapter: An adapter's file.
+        at_once: Number of tokens that are computed in one call; each of the others is computed alone behind them. None for all.
+    """
     from slipway.proof.runtime import Step
     from slipway_gguf.runtime.llama import Llama
     from slipway_gguf.runtime.model import Beside, GGUFModel
@@ -192,10 +123,41 @@ def llama_distributions(file: Path, tokens: Sequence[int], *, adapter: Path | No
     ids = np.array([list(tokens)])
     model = GGUFModel(Llama(), file, threads=1, stored="", beside=Beside(adapter) if adapter else None)
     model.prepare_comparison()
-    logits, _ = model.forward(
-        Step(input_ids=ids, attention_mask=np.ones_like(ids), position_ids=np.arange(ids.size)[None])
-    )
-    return torch.log_softmax(torch.from_numpy(logits[0]).double(), -1).numpy()
+    past, parts = None, []
+    first = ids.size if at_once is None else at_once
+    for start, end in ((0, first), *((each, each + 1) for each in range(first, ids.size))):
+        logits, past = model.forward(
+            Step(
+                input_ids=ids[:, start:end],
+                attention_mask=np.ones_like(ids[:, :end]),
+                position_ids=np.arange(start, end)[None],
+                past=past,
+            )
+        )
+        parts.append(torch.log_softmax(torch.from_numpy(logits[0]).double(), -1).numpy())
+    return np.concatenate(parts)
+
+
+def compute_like_llama(model: Any) -> None:
+    """Make a model compute two functions as llama.cpp does.
+
+    GELU comes from a table of float16, so that inputs and results are rounded. The sparse layers of Gemma 3n divide by one less than the
+    number of values in their standard deviation.
+    """
+
+    def rounded(_: Any, inputs: tuple[torch.Tensor, ...], _result: torch.Tensor) -> torch.Tensor:
+        exact = torch.nn.functional.gelu(inputs[0].half().float(), approximate="tanh")
+        return torch.where(inputs[0] >= 10, inputs[0], exact.half().float())
+
+    def sparse(values: torch.Tensor, share: float) -> torch.Tensor:
+        least = values.mean(-1, keepdim=True) + values.std(-1, keepdim=True) * NormalDist().inv_cdf(share)
+        return torch.relu(values - least)
+
+    for module in model.modules():
+        if "GELU" in type(module).__name__:
+            module.register_forward_hook(rounded)
+        if getattr(module, "activation_sparsity", 0.0):
+            module._gaussian_topk = partial(sparse, share=module.activation_sparsity)
 
 
 def torch_distributions(model: Any, tokens: Sequence[int]) -> np.ndarray:

@@ -16,8 +16,8 @@ import json
 import math
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,12 +33,15 @@ from slipway.model.model_files import CHAT_TEMPLATES, tokenizer_files
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_gguf import modelfile
+from slipway_gguf.architectures.entry import WHOLE, Piece, keep, transpose
 from slipway_gguf.diagnosis import check_file
 from slipway_gguf.metadata import Parameters
 from slipway_gguf.params import AdapterParams
 from slipway_gguf.vocabulary.documents import DEFAULT, TOKENIZER, TokenizerFiles, read_files, templates_of
 from slipway_gguf.weights.header import adapter_fields
-from slipway_gguf.weights.tensors import EMBEDDING, Part, Planned, keep, names_of, plan_file, transpose
+from slipway_gguf.weights.naming import text_name
+from slipway_gguf.weights.planned import Part, Planned
+from slipway_gguf.weights.tensors import EMBEDDING, HEAD, names_of, plan_file
 from slipway_gguf.weights.writing import write_file
 
 _LIBRARIES = ("gguf", "numpy", "xllamacpp")
@@ -48,6 +51,7 @@ PATTERN = "*-LoRA.gguf"
 """Name of the adapter's file; a user may put a file of the base beside it."""
 HALVES = (".lora_a", ".lora_b")
 
+_MATRIX = 2
 _SAME_ALPHA = 2.0**-23
 """Relative distance of numbers that are equal in float32, the type of ``adapter.lora.alpha``."""
 _REMEDY = "use the base model that the adapter was trained on"
@@ -193,19 +197,49 @@ def plan_factors(pairs: Sequence[Pair], base: Sequence[Planned], parameters: Par
         AdapterExportError: ``ADAPTER_TENSOR_UNUSED`` for a module without a weight in the file, or two for one;
             ``ADAPTER_BASE_MISMATCH`` for another shape; ``ADAPTER_NOT_SERVABLE`` if all scalings are zero.
     """
-    names, planned = names_of(parameters), {each.name: each for each in base}
     alpha = common_alpha(pairs)
+    places = _places(base, parameters)
     matches: dict[str, tuple[Pair, float]] = {}
     for pair in pairs:
-        name = names.get_name(f"{pair.module}.weight", try_suffixes=(".weight",))
-        if name not in planned or name in matches:
-            what = "belongs to the same weight as another" if name in planned else "has no weight in the base's file"
+        targets = places(pair.module)
+        twice = any(each.name in matches for each in targets)
+        if not targets or twice:
+            what = "belongs to the same weight as another" if twice else "has no weight in the base's file"
             raise _pair_error(f"the adapter's module {quoted(pair.module)} {what}", pair, "ADAPTER_TENSOR_UNUSED")
-        _check_shape(pair, planned[name])
-        matches[name] = (pair, _factor(pair, alpha))
+        for each in targets:
+            _check_shape(pair, each)
+            matches[each.name] = (pair, _factor(pair, alpha))
     ordered = [(each, *matches[each.name]) for each in base if each.name in matches]
     tensors = [half for each, pair, factor in ordered for half in _halves(each, pair, factor)]
-    return Factors(tensors, alpha, sum(factor != 1.0 for _, _, factor in ordered))
+    return Factors(tensors, alpha, len({pair.module for _, pair, factor in ordered if factor != 1.0}))
+
+
+def _places(base: Sequence[Planned], parameters: Parameters) -> Callable[[str], list[Planned]]:
+    """Return a function from a module's name to the file's tensors that are made from its weight and take factors."""
+    sources: dict[str, list[Planned]] = defaultdict(list)
+    for each in base:
+        tensors = {part.tensor.name for part in each.parts}
+        forms = all(part.piece.form in (keep, transpose) for part in each.parts)
+        if len(tensors) == 1 and forms and len(each.shape) == _MATRIX:
+            sources[_own_name(min(tensors))].append(each)
+    names, planned = names_of(parameters), {each.name: each for each in base}
+
+    def targets(module: str) -> list[Planned]:
+        name = f"{module}.weight"
+        # A checkpoint may lack the beginning of names that modules have.
+        other = planned.get(names.get_name(name, try_suffixes=(".weight",)) or "")
+        made = sources.get(_own_name(name)) or ([other] if other else [])
+        if any(each.name.endswith(parameters.architecture.unadapted or ("\0",)) for each in made):
+            return []
+        # A head that is made from a tied embedding has no pair of its own.
+        return [each for each in made if each.name != HEAD or EMBEDDING not in {one.name for one in made}]
+
+    return targets
+
+
+def _own_name(name: str) -> str:
+    """Return the name that a tensor has in a model of text alone: a part's tensors and its modules may have other beginnings."""
+    return text_name(name) or name
 
 
 def common_alpha(pairs: Iterable[Pair]) -> float:
@@ -229,7 +263,7 @@ def common_alpha(pairs: Iterable[Pair]) -> float:
 
 def factor_kind(planned: Planned) -> gguf.GGMLQuantizationType:
     """Return the type of a factor: float16 if it is stored so and multiplied by nothing, otherwise float32, which rounds nothing."""
-    exact = planned.factor == 1.0 and all(part.tensor.dtype == "F16" for part in planned.parts)
+    exact = all(part.piece.factor == 1.0 and part.tensor.dtype == "F16" for part in planned.parts)
     return gguf.GGMLQuantizationType.F16 if exact else gguf.GGMLQuantizationType.F32
 
 
@@ -244,22 +278,32 @@ def _halves(weight: Planned, pair: Pair, factor: float) -> tuple[Planned, Planne
 
     The rows of B have the order of the weight's rows. A weight that the model stores as (in, out) has factors like any other.
     """
-    [part] = weight.parts
-    across = weight.name == EMBEDDING
-    order = keep if across or part.view is transpose else part.view
+    across, columns = weight.name == EMBEDDING, weight.parts[0].piece.columns
     a_shape = pair.a.shape[::-1] if across else pair.a.shape
-    a = Planned(f"{weight.name}.lora_a", a_shape, (Part(pair.a, transpose if across else keep),))
-    return a, Planned(f"{weight.name}.lora_b", pair.b.shape, (Part(pair.b, order),), factor=factor)
+    a = Planned(
+        f"{weight.name}.lora_a", a_shape, (Part(pair.a, Piece(form=transpose if across else keep, columns=columns)),)
+    )
+    rows = tuple(
+        Part(pair.b, WHOLE if across else replace(part.piece, form=keep, columns=keep)) for part in weight.parts
+    )
+    parts = tuple(
+        replace(each, piece=replace(each.piece, factor=factor * part.piece.factor))
+        for each, part in zip(rows, weight.parts, strict=True)
+    )
+    shape = (sum(part.shape()[0] for part in parts), pair.rank)
+    return a, Planned(f"{weight.name}.lora_b", shape, parts)
 
 
 def _check_shape(pair: Pair, planned: Planned) -> None:
     left, right = pair.b.shape[0], pair.a.shape[1]
     updated = (right, left) if pair.embedding else (left, right)
-    if updated != planned.shape or pair.embedding is not (planned.name == EMBEDDING):
+    source = planned.parts[0]
+    shape = source.tensor.shape[::-1] if source.piece.form is transpose else source.tensor.shape
+    if updated != shape or pair.embedding is not (planned.name == EMBEDDING):
         kind = "an embedding" if pair.embedding else "a weight"
         raise _pair_error(
             f"the adapter's pair for {quoted(pair.module)} updates {kind} of shape {updated}, and the file's "
-            f"{planned.name} has {planned.shape}",
+            f"{planned.name} has {shape}",
             pair,
             "ADAPTER_BASE_MISMATCH",
         )

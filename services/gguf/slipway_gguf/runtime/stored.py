@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from slipway.proof.stored_weights import Dense, NotUnderstoodError, Rows, StoredWeight, Turned, count_non_finite
-from slipway_gguf.weights.tensors import Array, Planned, plan_file, transpose
+from slipway_gguf.architectures.entry import Change, keep, transpose
+from slipway_gguf.weights.planned import Array, Planned
+from slipway_gguf.weights.tensors import plan_file
 
 _MATRIX = 2
 _EXACT = {
@@ -65,7 +67,7 @@ class StoredFile:
         if tuple(int(size) for size in reversed(tensor.shape)) != planned.shape:
             raise NotUnderstoodError(f"{planned.name} has the shape {tuple(tensor.shape)}")
         whole = _Quantized(tensor, planned, _places(planned))
-        is_turned = planned.parts[0].view is transpose  # the file holds it (N, K), the model (K, N)
+        is_turned = planned.parts[0].piece.form is transpose  # the file holds it (N, K), the model (K, N)
         return whole if turned == is_turned else Turned(whole)
 
     def non_finite(self) -> dict[str, int]:
@@ -102,7 +104,7 @@ class _Quantized:
     def _values(self, data: Array) -> Tensor:
         raw = gguf.quants.dequantize(data, self._tensor.tensor_type)
         values = torch.from_numpy(np.ascontiguousarray(raw, dtype=np.float32)).reshape(-1, self.shape[1])
-        return (values - self._planned.offset) / self._planned.factor
+        return (values - self._planned.offset) / self._planned.parts[0].piece.factor
 
     def _grid(self, data: Array, values: Tensor, codes: _Codes) -> Rows:
         """Find the grid of rows: dequantize the codes 0 and 1 with the rows' scales."""
@@ -162,17 +164,16 @@ _CODES = {
 
 def _is_whole(planned: Planned) -> bool:
     """Return whether a tensor of the file is one whole tensor of the model."""
-    part = planned.parts[0]
-    return part.tensor.shape == (planned.shape[::-1] if part.view is transpose else planned.shape)
+    part, piece = planned.parts[0], planned.parts[0].piece
+    plain = piece.columns is keep and planned.change is Change.NONE
+    return plain and part.tensor.shape == (planned.shape[::-1] if piece.form is transpose else planned.shape)
 
 
 def _places(planned: Planned) -> Tensor | None:
     """Return the place in the file of each row of the model; None if their order is the same."""
-    rows, view = planned.shape[0], planned.parts[0].view
-    if view is transpose:
-        return None
+    rows, part = planned.shape[0], planned.parts[0]
     numbers: Array = np.arange(rows)[:, None]
-    order = np.asarray(view(numbers)).reshape(-1)
+    order = np.asarray(part.order(numbers)).reshape(-1)
     if bool((order == numbers[:, 0]).all()):
         return None
     places = np.empty(rows, dtype=np.int64)

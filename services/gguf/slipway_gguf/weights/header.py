@@ -19,7 +19,7 @@ from slipway.errors import GGUFExportError
 from slipway_gguf.metadata import Field
 from slipway_gguf.params import GGUFParams, Level, NamedParams
 from slipway_gguf.weights.ggml import row_bytes
-from slipway_gguf.weights.tensors import Planned
+from slipway_gguf.weights.planned import Planned
 
 _HUB = "https://huggingface.co/"
 

@@ -5,128 +5,79 @@ Views of mapped files describe each tensor, so planning reads no values, and wri
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
-from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
+from slipway.model.decoders.decoder import decoder_of
+from slipway.model.decoders.layers import layer_kinds
 from slipway.model.dtypes import FLOATS
 from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway.model.weights.reading import mapped
-from slipway_gguf.architectures import architecture_of, refusal_reason
+from slipway_gguf.architectures import architecture_of, refusal_reason, text_part
+from slipway_gguf.architectures.entry import CONFIG_VALUES, WHOLE, Architecture, Piece, Target, transpose
+from slipway_gguf.architectures.views import half, paired_rows
 from slipway_gguf.metadata import Parameters, parameters_of
+from slipway_gguf.weights.naming import name_tensors
+from slipway_gguf.weights.planned import Part, Planned
 
-Array = NDArray[Any]
-View = Callable[[Array], Array]
-_NO_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
-"""Tensors in old checkpoints that are weights of no class."""
-_EXPERT = re.compile(r"^(.*\.mlp\.experts\.)(\d+)(\.(?:gate|up|down)_proj\.weight)$")
+_EXPERT = re.compile(r"^(.*\.experts\.)(\d+)\.(.+\.weight)$")
 _FUSED_EXPERTS = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
+_LAYER = re.compile(r"^(?:\w+\.)+?(?:layers|h)\.(\d+)\.(.+)$")
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.*)$")
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
-_NEEDED = (EMBEDDING, "output_norm.weight")
 _MODEL_HEAD, _ROWS = "lm_head.weight", 4096
-_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
+_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "backbone.embeddings.weight")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Values from a tensor of the model.
-
-    Attributes:
-        tensor: The tensor.
-        view: Selects and orders its values.
-    """
-
-    tensor: TensorInfo
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A tensor of the file.
-
-    Attributes:
-        name: GGUF's name.
-        shape: Its shape, columns last.
-        parts: Sources of its values, one behind the other.
-        offset: Number to add to each value.
-        factor: Number to multiply each value by.
-        values: The values, if they come from no tensor.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...] = ()
-    offset: float = 0.0
-    factor: float = 1.0
-    values: NDArray[np.float32] | None = None
-
-    def samples(self) -> Iterator[tuple[int, Array]]:
-        """Yield blocks at the beginning, in the middle and at the end, each with the number of its first row."""
-        if self.values is not None:
-            yield 0, self.values[None]
-            return
-        wholes = [part.view(mapped(part.tensor)) for part in self.parts]
-        wholes = [whole[None] for whole in wholes] if len(self.shape) == 1 else wholes
-        last = len(wholes) - 1
-        places = [(0, 0), (last // 2, wholes[last // 2].shape[0] // 2), (last, wholes[last].shape[0] - 1)]
-        for index, first in dict.fromkeys(places):
-            before = sum(whole.size for whole in wholes[:index]) + wholes[index][:first].size
-            yield before // self.shape[-1], wholes[index][first : first + 1]
-
-    def blocks(self, most: int) -> Iterator[tuple[Part | None, Array]]:
-        """Yield views of blocks of whole rows, in order, each with its part.
-
-        A block has at most ``most`` values, or one index of the first axis.
-        """
-        if self.values is not None:
-            yield None, self.values
-        for part in self.parts:
-            whole = part.view(mapped(part.tensor))
-            whole = whole[None] if len(self.shape) == 1 else whole
-            step = max(1, most // max(1, math.prod(whole.shape[1:])))
-            for first in range(0, whole.shape[0], step):
-                yield part, whole[first : first + step]
-
-
-def plan_tensors(tensors: Mapping[str, TensorInfo], parameters: Parameters, *, tied: bool) -> list[Planned]:
+def plan_tensors(
+    tensors: Mapping[str, TensorInfo], parameters: Parameters, *, tied: bool, kinds: Sequence[str] = ()
+) -> list[Planned]:
     """Plan the tensors of a file, in the order of layers.
 
     Args:
-        tensors: The model's tensors.
+        tensors: The model's tensors by name.
         parameters: The model's numbers.
         tied: Whether the embedding is the head too.
+        kinds: Kind of each layer; layers of one kind have the same tensors.
 
     Raises:
         GGUFExportError: ``GGUF_INVALID`` for a tensor without a place in the file, or a place without a tensor; ``DTYPE_UNSUPPORTED``.
     """
     names = names_of(parameters)
-    planned = [Planned(name, values.shape, values=values) for name, values in parameters.factors.items()]
+    planned = [Planned(name, values.shape, fixed=values) for name, values in parameters.factors.items()]
     experts: dict[str, dict[int, TensorInfo]] = defaultdict(dict)
+    stacks: dict[str, dict[int, TensorInfo]] = defaultdict(dict)
     for name, info in tensors.items():
-        if _NO_WEIGHTS.search(name) or (tied and name == _MODEL_HEAD):
+        if tied and name == _MODEL_HEAD:
             continue
         if info.dtype not in FLOATS:
             raise _tensor_error(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
-        if expert := _EXPERT.match(name):
-            experts[expert[1] + expert[3][1:]][int(expert[2])] = info
+        targets = _targets(name, parameters.architecture)
+        if targets is not None:
+            planned += [_plan_target(name, info, each, parameters) for each in targets]
+        elif stack := _stack_of(name, parameters.architecture):
+            stacks[stack[0]][stack[1]] = info
+        elif expert := _EXPERT.match(name):
+            experts[expert[1] + expert[3]][int(expert[2])] = info
         elif fused := _FUSED_EXPERTS.match(name):
             planned += _plan_unfused(fused[1], fused[2], info, names)
         else:
             planned.append(_plan_single(name, info, parameters, names))
-    planned += [_plan_stacked(name, each, parameters, names) for name, each in experts.items()]
-    _check_complete(planned, parameters, tied=tied)
+    for name, each in experts.items():
+        targets = _targets(name, parameters.architecture)
+        target = targets[0].name if targets else _map_name(name, names)
+        planned.append(_plan_stacked(name, each, parameters.experts, target))
+    planned += [_plan_stacked(name, each, max(each) + 1, name) for name, each in stacks.items()]
+    planned += _unused(planned, parameters)
+    _check_complete(planned, parameters, tied=tied, kinds=kinds)
     return sorted(planned, key=_sort_key)
 
 
@@ -148,24 +99,49 @@ def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
     return all(np.array_equal(one[piece], other[piece]) for piece in pieces)
 
 
+def _targets(name: str, found: Architecture) -> list[Target] | None:
+    """Return what becomes of a tensor by the table, with the whole names of the file; None if the table says nothing of it."""
+    if name in found.tensors:
+        return list(found.tensors[name])
+    layer = _LAYER.match(name)
+    targets = found.tensors.get(layer[2]) if layer else None
+    if layer is None or targets is None:
+        return None
+    return [replace(each, name=f"blk.{layer[1]}.{each.name}") for each in targets]
+
+
+def _plan_target(name: str, info: TensorInfo, target: Target, parameters: Parameters) -> Planned:
+    parts = tuple(Part(info, piece) for piece in target.pieces(parameters.numbers))
+    try:
+        shapes = [part.shape() for part in parts]
+    except (ValueError, IndexError) as error:
+        what = f"tensor {name!r} has the shape {info.shape}, which is not the one that config.json says ({error})"
+        raise _tensor_error(what, name) from error
+    shape = (sum(each[0] for each in shapes), *shapes[0][1:])
+    return Planned(target.name, shape, parts, target.offset, target.change)
+
+
 def _plan_single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.TensorNameMap) -> Planned:
     architecture, shape = parameters.architecture, info.shape
-    view: View = keep
+    piece = WHOLE
     counts = {".self_attn.q_proj.": parameters.decoder.heads, ".self_attn.k_proj.": parameters.decoder.kv_heads}
     heads = next((count for part, count in counts.items() if architecture.paired and part in name), 0)
     if heads and (not shape or shape[0] != heads * parameters.decoder.width):
         raise _tensor_error(f"tensor {name!r} has the shape {shape}, which config.json's heads do not divide", name)
     if heads:
-        view = partial(_join_pairs, heads)
+        piece = Piece(rows=paired_rows(heads))
     elif name.endswith(architecture.transposed or ("\0",)):
-        view, shape = transpose, shape[::-1]
+        piece, shape = Piece(form=transpose), shape[::-1]
     offset = architecture.kind.norm_offset if name.endswith("norm.weight") else 0.0
-    return Planned(_map_name(name, names), shape or (1,), (Part(info, view),), offset)
+    return Planned(_map_name(name, names), shape or (1,), (Part(info, piece),), offset)
 
 
 def names_of(parameters: Parameters) -> gguf.TensorNameMap:
     """Return GGUF's names of a model's tensors."""
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[parameters.architecture.name.upper()], parameters.decoder.layers)
+    return gguf.get_tensor_name_map(_ARCHITECTURES[parameters.architecture.name], parameters.blocks)
+
+
+_ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
 def _plan_unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorNameMap) -> list[Planned]:
@@ -174,36 +150,47 @@ def _plan_unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorN
         raise _tensor_error(f"tensor {info.name!r} has the shape {info.shape}, which is not that of experts", info.name)
     experts, rows, columns = info.shape
     if which == "down_proj":
-        name = _map_name(f"{prefix}.down_proj.weight", names)
-        return [Planned(name, info.shape, (Part(info, keep),))]
-    half = rows // 2
+        return [Planned(_map_name(f"{prefix}.down_proj.weight", names), info.shape, (Part(info),))]
+    shape = (experts, rows // 2, columns)
     return [
-        Planned(
-            _map_name(f"{prefix}.{part}_proj.weight", names),
-            (experts, half, columns),
-            (Part(info, partial(_take_rows, first, first + half)),),
-        )
-        for part, first in (("gate", 0), ("up", half))
+        Planned(_map_name(f"{prefix}.{part}_proj.weight", names), shape, (Part(info, Piece(take=half(which_half))),))
+        for which_half, part in enumerate(("gate", "up"))
     ]
 
 
-def _plan_stacked(
-    name: str, experts: Mapping[int, TensorInfo], parameters: Parameters, names: gguf.TensorNameMap
-) -> Planned:
-    """Plan one tensor for a weight that the model stores once for each expert."""
-    parts = [experts.get(index) for index in range(parameters.experts)]
-    shapes = {each.shape for each in parts if each is not None}
-    if None in parts or len(parts) != len(experts) or len(shapes) != 1:
-        raise _tensor_error(
-            f"the experts of {name!r} are {len(experts)} of {parameters.experts}, of shapes {shapes}", name
-        )
+def _stack_of(name: str, found: Architecture) -> tuple[str, int] | None:
+    """Return the tensor of the file that this one is a part of, and its number in it; None if the table says nothing of it."""
+    for beginning, target in found.stacks.items():
+        number = name.removeprefix(beginning).removesuffix(".weight")
+        if name.startswith(beginning) and number.isdecimal():
+            return target, int(number)
+    return None
+
+
+def _plan_stacked(name: str, each: Mapping[int, TensorInfo], count: int, target: str) -> Planned:
+    """Plan one tensor for a weight that the model stores several times, such as once for each expert."""
+    parts = [each.get(index) for index in range(count)]
+    shapes = {part.shape for part in parts if part is not None}
+    if None in parts or len(parts) != len(each) or len(shapes) != 1:
+        raise _tensor_error(f"the parts of {name!r} are {len(each)} of {count}, of shapes {shapes}", name)
     [shape] = shapes
-    stacked = tuple(Part(each, keep) for each in parts if each is not None)
-    return Planned(_map_name(name, names), (len(parts), *shape), stacked)
+    stacked = tuple(Part(part) for part in parts if part is not None)
+    return Planned(target, (len(parts), *shape), stacked)
 
 
-def _check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool) -> None:
-    """Refuse names that occur twice, and layers that lack a tensor that others have."""
+def _unused(planned: Sequence[Planned], parameters: Parameters) -> list[Planned]:
+    """Plan tensors that llama.cpp wants in layers that use none of their own."""
+    there = {each.name: each for each in planned}
+    return [
+        replace(there[f"blk.0.{end}"], name=f"blk.{layer}.{end}")
+        for end in parameters.architecture.everywhere
+        for layer in range(parameters.decoder.layers)
+        if f"blk.0.{end}" in there and f"blk.{layer}.{end}" not in there
+    ]
+
+
+def _check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool, kinds: Sequence[str]) -> None:
+    """Refuse names that occur twice, and layers that lack a tensor that others of their kind have."""
     names = [each.name for each in planned]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
@@ -212,13 +199,32 @@ def _check_complete(planned: list[Planned], parameters: Parameters, *, tied: boo
     for name in names:
         if match := _BLOCK.match(name):
             layers[match[2]].add(int(match[1]))
-    expected = set(range(parameters.decoder.layers))
-    lacking = [f"blk.{min(expected - have)}.{part}" for part, have in sorted(layers.items()) if expected - have]
-    lacking += [name for name in (*_NEEDED, *(() if tied else (HEAD,))) if name not in names]
+    lacking = [
+        f"blk.{min(group - have)}.{part}"
+        for part, have in sorted(layers.items())
+        for group in _groups(parameters, kinds)
+        if have & group and group - have
+    ]
+    layers_there = set().union(*layers.values())
+    lacking += [f"blk.{layer}.attn_norm.weight" for layer in range(parameters.blocks) if layer not in layers_there][:1]
+    lacking += [name for name in (*parameters.architecture.needs, *(() if tied else (HEAD,))) if name not in names]
     if not layers:
         lacking.append("blk.0.attn_norm.weight")
     if lacking:
         raise _tensor_error(f"the model has no tensor for {lacking[0]!r} of the file", lacking[0])
+
+
+def _groups(parameters: Parameters, kinds: Sequence[str]) -> list[set[int]]:
+    """Return the numbers of layers that have the same tensors: those of a kind, with experts or without, with keys and values of their own or not, and those behind the last one."""
+    architecture, layers = parameters.architecture, parameters.decoder.layers
+    dense = parameters.numbers.count(architecture.dense) if architecture.dense else 0
+    shared = layers - parameters.numbers.count("num_kv_shared_layers")
+    groups: dict[tuple[str, bool, bool], set[int]] = defaultdict(set)
+    for layer in range(layers):
+        kind = kinds[layer] if layer < len(kinds) and architecture.kind.by_layer else ""
+        groups[kind, layer < dense, layer < shared].add(layer)
+    groups["predicts further tokens", False, False] = set(range(layers, parameters.blocks))
+    return [group for group in groups.values() if group]
 
 
 def _sort_key(planned: Planned) -> tuple[int, str]:
@@ -244,30 +250,6 @@ def _tensor_error(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GG
     )
 
 
-def keep(whole: Array) -> Array:
-    """Return a tensor as it is."""
-    return whole
-
-
-def transpose(whole: Array) -> Array:
-    """Return a tensor with its axes exchanged."""
-    return whole.T
-
-
-def _take_rows(first: int, end: int, whole: Array) -> Array:
-    """Return rows of each expert. whole: (experts, rows, columns)."""
-    return whole[:, first:end]
-
-
-def _join_pairs(heads: int, whole: Array) -> Array:
-    """Reorder the rows of each head so that the two values of a pair, which the rotary embedding turns together, are neighbours.
-
-    transformers has the first values of all pairs in a head's first half, and the second values in its second half.
-    whole: (heads · width, …) → (heads, width / 2, 2, …).
-    """
-    return whole.reshape(heads, 2, -1, *whole.shape[1:]).swapaxes(1, 2)
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
     """The plan of a model's file.
@@ -276,11 +258,15 @@ class PlannedFile:
         parameters: The model's numbers.
         tied: Whether the embedding is the head too.
         tensors: The tensors.
+        left_out: Names of the model's tensors that the file has no place for.
+        others: Names of the tensors of parts that take more than text, such as images.
     """
 
     parameters: Parameters
     tied: bool
     tensors: list[Planned]
+    left_out: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def plan_file(model: Path) -> PlannedFile:
@@ -290,15 +276,37 @@ def plan_file(model: Path) -> PlannedFile:
         GGUFExportError: ``FAMILY_UNSUPPORTED``, ``BASE_MODEL_INVALID``, ``GGUF_INVALID`` or ``DTYPE_UNSUPPORTED``.
         CheckpointValidationError: A file cannot be read.
     """
-    config = ModelConfig.read(model)
+    whole = ModelConfig.read(model)
+    part = text_part(whole)
+    config = part or whole
     architecture = architecture_of(config)
     if architecture is None or refusal_reason(config):
         raise GGUFExportError(
-            refusal_reason(config),
+            refusal_reason(whole),
             reason="FAMILY_UNSUPPORTED",
             remedy="use another format for this model",
-            about={"model_type": str(config.get("model_type", ""))[:100]},
+            about={"model_type": str(whole.get("model_type", ""))[:100]},
         )
-    parameters, weights = parameters_of(architecture, config), read_weights(model)
+    named = name_tensors(
+        read_weights(model), architecture, decoder_of(config, CONFIG_VALUES).layers, has_parts=part is not None
+    )
+    parameters, weights = parameters_of(architecture, config, heads=named.heads), dict(named.tensors)
     tied = is_tied(parameters, weights)
-    return PlannedFile(parameters, tied, plan_tensors(weights, parameters, tied=tied))
+    if tied and not _head_is_like_embedding(parameters):
+        weights[_MODEL_HEAD] = next(weights[name] for name in _EMBEDDINGS if name in weights)
+        tied = False
+    tensors = plan_tensors(weights, parameters, tied=tied, kinds=layer_kinds(config))
+    return PlannedFile(parameters, tied, tensors, named.left_out, named.others)
+
+
+def _head_is_like_embedding(parameters: Parameters) -> bool:
+    """Return whether a tied head has the embedding's values in the file too: the table multiplies neither, or both by the same number."""
+    pieces = [
+        [
+            piece
+            for target in parameters.architecture.tensors.get(name, ())
+            for piece in target.pieces(parameters.numbers)
+        ]
+        for name in (_MODEL_HEAD, _EMBEDDINGS[0])
+    ]
+    return pieces[0] == pieces[1]

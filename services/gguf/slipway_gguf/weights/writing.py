@@ -16,10 +16,11 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
+from slipway_gguf.architectures.entry import Change
 from slipway_gguf.metadata import Field
 from slipway_gguf.weights.ggml import library, quantize
 from slipway_gguf.weights.header import Entry, header, padding
-from slipway_gguf.weights.tensors import Planned
+from slipway_gguf.weights.planned import Part, Planned
 
 BLOCK_WEIGHTS = 1 << 20
 """Number of weights that a thread converts at once: 4 MiB in float32."""
@@ -128,21 +129,29 @@ def _pieces(tensors: Sequence[Planned], entries: Sequence[Entry], importance: Im
         weight = importance.get(planned.name)
         for part, block in planned.blocks(BLOCK_WEIGHTS):
             name = part.tensor.name if part else planned.name
-            yield _work(block, planned, entry.kind, weight, name)
+            yield _work(block, planned, part, kind=entry.kind, weight=weight, name=name)
         if entry.nbytes and padding(entry.nbytes):
             yield partial(bytes, padding(entry.nbytes))
 
 
-def _work(block: NDArray[Any], planned: Planned, kind: Kind, weight: NDArray[np.float32] | None, name: str) -> Work:
+def _work(
+    block: NDArray[Any],
+    planned: Planned,
+    part: Part | None,
+    *,
+    kind: Kind,
+    weight: NDArray[np.float32] | None,
+    name: str,
+) -> Work:
     def convert() -> memoryview:
-        values = float32_rows(block, planned)
+        values = float32_rows(block, planned, part)
         _check_values(values, planned.name, name, limited=kind not in _WIDE)
         return quantize(values, kind, weight)
 
     return convert
 
 
-def float32_rows(block: NDArray[Any], planned: Planned) -> NDArray[np.float32]:
+def float32_rows(block: NDArray[Any], planned: Planned, part: Part | None) -> NDArray[np.float32]:
     """Return a block as contiguous rows in float32. (rows, columns)."""
     if block.dtype.name == "bfloat16":
         widened = block.view(np.uint16).astype(np.uint32)
@@ -152,9 +161,12 @@ def float32_rows(block: NDArray[Any], planned: Planned) -> NDArray[np.float32]:
         values = block.astype(np.float32)
     # A copy of a transposed view keeps its order.
     rows = np.ascontiguousarray(values).reshape(-1, planned.shape[-1])
-    if planned.factor != 1.0:
+    if part is not None and part.piece.factor != 1.0:
         with np.errstate(over="ignore"):  # an overflow is infinite, which is refused
-            rows *= np.float32(planned.factor)
+            rows *= np.float32(part.piece.factor)
+    if planned.change is Change.NEGATED_EXPONENTIAL:
+        with np.errstate(over="ignore"):
+            rows = (-np.exp(rows.astype(np.float64))).astype(np.float32)
     if planned.offset:
         rows += np.float32(planned.offset)
     return rows
@@ -182,7 +194,7 @@ def _find_beyond_float16(tensors: Sequence[Planned], kinds: Mapping[str, Kind], 
         try:
             for part, block in planned.blocks(BLOCK_WEIGHTS):
                 name = part.tensor.name if part else planned.name
-                _check_values(float32_rows(block, planned), planned.name, name, limited=True)
+                _check_values(float32_rows(block, planned, part), planned.name, name, limited=True)
         except _Overflow:
             yield planned
 

@@ -20,7 +20,7 @@ from slipway_onnx_export.engines.lowering import MASKED
 from slipway_onnx_export.engines.optimizing import optimize_graph, quiet_libraries
 from slipway_onnx_export.forms.activations import add_activations
 from slipway_onnx_export.forms.components import components_of
-from slipway_onnx_export.forms.recurrence import traceable_recurrences
+from slipway_onnx_export.forms.traceable import traceable
 from slipway_onnx_export.interface import Component, EngineGraph, GraphRequest
 from slipway_onnx_export.ir_graphs import Statistics, add_constant
 from slipway_onnx_export.layered.blocks import split, stamp_layers
@@ -47,32 +47,33 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     weights = tied_weights(whole, source)
     parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
     graphs = []
-    components = add_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
-    blocks = split(whole, components) if request.layered else None
-    components = blocks.components if blocks else components
-    for component in (each.fix_axes(request.sizes) for each in components):
-        model = _trace(component, whole, source, opset=request.opset)
-        initializers = model.graph.initializers
-        for name in [name for name in initializers if name in parameters]:
-            # Remove the placeholder values before optimizing, or they would be folded into the graph.
-            initializers[name].const_value = None
-            initializers[name].name = name.removeprefix(PREFIX)
-        before = Statistics.of([model])
-        if request.optimization != "none":
-            with translate_engine_errors(source, engine="dynamo", phase=OPTIMIZATION), quiet_libraries():
-                optimize_graph(model)
-                # fuses into operators of opset 23, if the graph is written in it
-                onnxscript.rewriter.onnx_fusions.fuse(model)
-        if request.runtime == "tensorrt":
-            remove_guards(model)
-        graphs.append(EngineGraph(component, model, weights, attention, unoptimized=before))
+    with traceable(whole):
+        components = add_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+        blocks = split(whole, components) if request.layered else None
+        components = blocks.components if blocks else components
+        for component in (each.fix_axes(request.sizes) for each in components):
+            model = _trace(component, whole, source, opset=request.opset)
+            initializers = model.graph.initializers
+            for name in [name for name in initializers if name in parameters]:
+                # Remove the placeholder values before optimizing, or they would be folded into the graph.
+                initializers[name].const_value = None
+                initializers[name].name = name.removeprefix(PREFIX)
+            before = Statistics.of([model])
+            if request.optimization != "none":
+                with translate_engine_errors(source, engine="dynamo", phase=OPTIMIZATION), quiet_libraries():
+                    optimize_graph(model)
+                    # fuses into operators of opset 23, if the graph is written in it
+                    onnxscript.rewriter.onnx_fusions.fuse(model)
+            if request.runtime == "tensorrt":
+                remove_guards(model)
+            graphs.append(EngineGraph(component, model, weights, attention, unoptimized=before))
     return stamp_layers(graphs, blocks) if blocks else graphs
 
 
 def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> Any:
     """Return a graph as an onnx_ir model, before any optimization."""
     try:
-        with quiet_libraries(), torch.no_grad(), traceable_recurrences(whole):
+        with quiet_libraries(), torch.no_grad():
             program = torch.onnx.export(
                 component.module(whole),
                 component.sample(),

@@ -11,9 +11,7 @@ Each token's result is S'ᵀ q. Axes: B = batch, T = tokens, H = heads, K and V 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -62,22 +60,6 @@ def check_form(source: ModelSource, params: OnnxExportParams, *, engine: str) ->
             remedy=f"use engine {ENGINE} with opset 18 or later, and whole graphs",
             about={**about, "engine": engine},
         )
-
-
-@contextmanager
-def traceable_recurrences(model: Any) -> Iterator[None]:
-    """Replace the functions that loop over chunks, in the modules of this model's classes, while the block runs."""
-    modules = {sys.modules[type(module).__module__] for module in model.modules()}
-    found = [
-        (module, name, getattr(module, name)) for module in modules for name in _TRACEABLE if hasattr(module, name)
-    ]
-    for module, name, _ in found:
-        setattr(module, name, _TRACEABLE[name])
-    try:
-        yield
-    finally:
-        for module, name, original in found:
-            setattr(module, name, original)
 
 
 def _gated_delta_rule(
@@ -142,7 +124,7 @@ def _selective_scan(
     return (results, state.transpose(2, 3)) if return_final_states else results
 
 
-_TRACEABLE: Mapping[str, Callable[..., Any]] = {
+RECURRENCES: Mapping[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": _gated_delta_rule,
     "mamba2_chunk_scan": _selective_scan,
 }

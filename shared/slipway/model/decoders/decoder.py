@@ -69,8 +69,10 @@ def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
     kv_heads = values.whole(settings, "num_key_value_heads", default=heads, most=heads)
     if heads % kv_heads:
         raise values.invalid("num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
-    width = values.whole(settings, "head_dim", default=max(1, hidden // heads))
-    layers = values.whole(settings, "num_hidden_layers", "n_layer", most=MOST_LAYERS)
+    width = values.whole(settings, kind.width, default=max(1, hidden // heads))
+    listed = settings.get("layers_block_type") or settings.get("hybrid_override_pattern") or ()
+    default = len(listed) if isinstance(listed, list | str) and listed else None  # Nemotron-H counts its list
+    layers = values.whole(settings, "num_hidden_layers", "n_layer", default=default, most=MOST_LAYERS)
     positions = values.whole(settings, "max_position_embeddings", "n_positions")
     return Decoder(
         kind=kind,
@@ -80,7 +82,7 @@ def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
         heads=heads,
         kv_heads=kv_heads,
         width=width,
-        inner=values.whole(settings, "intermediate_size", "n_inner", default=4 * hidden),
+        inner=values.whole(_of_all_layers(settings), "intermediate_size", "n_inner", default=4 * hidden),
         vocabulary=values.whole(settings, "vocab_size"),
         positions=positions,
         tied=values.flag(settings, "tie_word_embeddings"),
@@ -89,9 +91,17 @@ def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
     )
 
 
+def _of_all_layers(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings in which ``intermediate_size`` is one number, if it lists the same one for each layer (Gemma 3n)."""
+    listed = settings.get("intermediate_size")
+    same = isinstance(listed, list) and listed and all(each == listed[0] for each in listed)
+    return {**settings, "intermediate_size": listed[0]} if isinstance(listed, list) and same else settings
+
+
 def kinds_of_layers(kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues, layers: int) -> list[str]:
     """Return the kinds of attention of the layers of a model with a window, by the rule of its class, which ``layer_types`` may replace."""
-    return [_kind(kind, settings, values, layer) for layer in range(layers)]
+    kinds = [_kind(kind, settings, values, layer) for layer in range(layers)]
+    return [*kinds[:-1], FULL] if kind.local is Local.PERIOD_AND_LAST else kinds
 
 
 def _windows(
@@ -115,7 +125,7 @@ def _kind(kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues,
     match kind.local:
         case Local.ALL:
             local = True
-        case Local.PERIOD:
+        case Local.PERIOD | Local.PERIOD_AND_LAST:
             local = (layer + 1) % kind.period != 0
         case Local.LAST:
             local = layer >= _first(settings, values)

@@ -15,6 +15,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.classes import CLASSES, Local, Windowed
 from slipway.model.decoders.decoder import kinds_of_layers
 from slipway.model.decoders.values import ConfigValues
+from slipway.model.limits import MOST_LAYERS
 
 
 class LayerState(Enum):
@@ -142,7 +143,7 @@ def layer_states(config: ModelConfig) -> tuple[LayerState, ...]:
 def layer_kinds(config: ModelConfig) -> tuple[str, ...]:
     """Return the kind of each layer as transformers 5 names it, by the list in ``config.json`` or else the rule of the type or class.
 
-    Empty if the configuration gives no number of layers.
+    Empty if the configuration gives no number of layers, or more than any model has.
     """
     return tuple(_OLDER.get(kind, kind) for kind in _named_kinds(config))
 
@@ -157,6 +158,7 @@ def _named_kinds(config: ModelConfig) -> Sequence[str]:
     if isinstance(pattern, str) and pattern:
         return [_PATTERN.get(letter, letter) for letter in pattern]
     layers = next((_whole(settings.get(key), 0) for key in ("num_hidden_layers", "n_layer") if settings.get(key)), 0)
+    layers = layers if layers <= MOST_LAYERS else 0
     rule = _RULES.get(str(settings.get("model_type", "")).removesuffix("_text"))
     return rule(settings, layers) if rule else _by_class(config, layers)
 

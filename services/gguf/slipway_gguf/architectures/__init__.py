@@ -1,0 +1,77 @@
+"""List the architectures that can be written, as llama.cpp computes them. This package is light: a client uses it before anything runs.
+
+The facts are those of llama.cpp's converter (``conversion/``) and graphs (``src/models/``). A graph assumes some settings for which the
+file has no key. A model must have these values, because llama.cpp would compute another value wrong without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slipway.model.configuration import ModelConfig
+from slipway.model.decoders.decoder import settings_of
+from slipway.texts import quoted
+from slipway_gguf.architectures.convolution import CONVOLUTION
+from slipway_gguf.architectures.delta_net import DELTA_NET
+from slipway_gguf.architectures.dense import DENSE
+from slipway_gguf.architectures.entry import Architecture
+from slipway_gguf.architectures.experts import EXPERT
+from slipway_gguf.architectures.gemma import GEMMA
+from slipway_gguf.architectures.mamba import MAMBA
+from slipway_gguf.architectures.refusals import describe_assumption
+from slipway_gguf.architectures.vision import VISION
+
+ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *DELTA_NET, *CONVOLUTION, *MAMBA, *EXPERT, *GEMMA, *VISION)
+"""In the order in which they are named to users."""
+
+KNOWN = ", ".join(dict.fromkeys(each.class_name for each in ARCHITECTURES))
+
+
+def architecture_of(config: ModelConfig) -> Architecture | None:
+    """Return the architecture for a model's ``config.json``; None if no GGUF file can be written for it."""
+    settings = settings_of(config)
+    return next(
+        (
+            each
+            for each in ARCHITECTURES
+            if each.class_name == config.class_name and (each.when is None or each.when(settings))
+        ),
+        None,
+    )
+
+
+TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Gemma3nForConditionalGeneration": {"gemma3n_text": "Gemma3nForCausalLM"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+    "Mistral3ForConditionalGeneration": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
+    **{each.class_name: {"": each.class_name} for each in VISION},
+}
+"""Classes that take more than text, with the class whose graph their text part has, by the type of that part; ``""`` is any type."""
+
+
+def text_part(config: ModelConfig) -> ModelConfig | None:
+    """Return the configuration of a model's text part, of which a file is written; None if the model takes text alone."""
+    types = TEXT_PARTS.get(config.class_name, {})
+    class_name = types.get(str(config.text.get("model_type")), types.get("", ""))
+    if not class_name:
+        return None
+    # The whole model's setting decides whether its head is tied.
+    shared = {key: config[key] for key in ("tie_word_embeddings", "vision_config") if config.get(key) is not None}
+    return ModelConfig({**config.text, **shared, "architectures": [class_name]})
+
+
+def refusal_reason(config: ModelConfig) -> str:
+    """Return why no GGUF file can be written for a model's ``config.json``; an empty text if one can."""
+    part = text_part(config) or config
+    architecture = architecture_of(part)
+    if architecture is None:
+        return f"the model is {config.description}, and GGUF files are written of {KNOWN}"
+    settings = settings_of(part)
+    for key, values in architecture.assumes.items():
+        value = settings.get(key)
+        if value is not None and value not in values:
+            return describe_assumption(architecture, key, value, " or ".join(map(quoted, values)) or "no such setting")
+    return architecture.refuses(architecture, settings) if architecture.refuses else ""

@@ -1,0 +1,95 @@
+"""Architectures with attention in all layers that need little beside names. Data, and light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slipway_gguf.architectures.entry import Architecture, Key, rope_number
+from slipway_gguf.architectures.refusals import (
+    first_of,
+    other_rotation,
+    other_scale_of_yarn,
+    other_windows,
+    without_yarn,
+)
+from slipway_gguf.architectures.settings import EVERY_LAYER, EXPERTS, SILU, SILU_WITHOUT_BIAS, Assumed
+
+_GEMMA: Assumed = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "use_bidirectional_attention": (False,),
+}
+_LLAMA_SCALINGS = ("linear", "yarn", "llama3")
+
+_MINISTRAL_KEYS: Mapping[str, Key] = {
+    "rope.scaling.yarn_log_multiplier": lambda numbers: rope_number(numbers, "mscale_all_dim"),
+    "attention.temperature_scale": lambda numbers: rope_number(numbers, "llama_4_scaling_beta"),
+}
+
+DENSE: tuple[Architecture, ...] = (
+    Architecture("llama", "LlamaForCausalLM", assumes=SILU, rope=_LLAMA_SCALINGS, paired=True),
+    Architecture("llama", "MistralForCausalLM", assumes=SILU, rope=_LLAMA_SCALINGS, paired=True),
+    Architecture(
+        "mistral3",
+        "Ministral3ForCausalLM",
+        assumes=SILU,
+        rope=("yarn",),
+        paired=True,
+        scales_yarn=True,
+        keys=_MINISTRAL_KEYS,
+        refuses=first_of(without_yarn, other_scale_of_yarn),
+    ),
+    Architecture("qwen2", "Qwen2ForCausalLM", assumes=SILU),
+    Architecture(
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        assumes={
+            **SILU,
+            **EVERY_LAYER,
+            "norm_topk_prob": (False,),
+            "tie_word_embeddings": (False,),
+            "qkv_bias": (True,),
+        },
+        experts=EXPERTS,
+    ),
+    Architecture("qwen3", "Qwen3ForCausalLM", assumes=SILU_WITHOUT_BIAS),
+    Architecture(
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        assumes={**SILU_WITHOUT_BIAS, **EVERY_LAYER, "norm_topk_prob": (True,)},
+        experts=EXPERTS,
+    ),
+    Architecture(
+        "gemma2", "Gemma2ForCausalLM", assumes=_GEMMA, rope=("linear",), has_windows=True, refuses=other_windows
+    ),
+    Architecture(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        assumes={**_GEMMA, "attn_logit_softcapping": (), "final_logit_softcapping": ()},
+        rope=("linear",),
+        has_windows=True,
+        refuses=other_windows,
+    ),
+    Architecture("phi3", "Phi3ForCausalLM", assumes=SILU, rope=("longrope",), partial=True),
+    Architecture(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        assumes={**SILU, "no_rope_layer_interval": (4,)},
+        paired=True,
+        refuses=other_rotation,
+    ),
+    Architecture("granite", "GraniteForCausalLM", assumes=SILU, paired=True),
+    Architecture(
+        "gpt2",
+        "GPT2LMHeadModel",
+        assumes={
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+        },
+        rope=(),
+        transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"),
+    ),
+)
+"""In the order in which they are named to users."""

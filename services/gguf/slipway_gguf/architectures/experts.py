@@ -1,0 +1,160 @@
+"""Architectures with attention in all layers and experts in most. Data, and light.
+
+Sources: llama.cpp's ``conversion/glm.py``, ``gpt_oss.py`` and ``deepseek.py``, and ``src/models/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slipway_gguf.architectures.entry import Architecture, Heads, Key, Numbers, Piece, Pieces, Target, rope_number
+from slipway_gguf.architectures.refusals import (
+    first_of,
+    grouped_heads,
+    other_period,
+    other_scale_of_yarn,
+    without_latent_queries,
+)
+from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU, SILU_WITHOUT_BIAS
+from slipway_gguf.architectures.views import every_second, of_heads, transposed_experts
+
+_ROUTED_KEYS: Mapping[str, Key] = {
+    "leading_dense_block_count": lambda numbers: numbers.count("first_k_dense_replace"),
+    "expert_shared_count": lambda numbers: numbers.count("n_shared_experts"),
+    "expert_gating_func": lambda _: SIGMOID,
+    "expert_weights_scale": lambda numbers: numbers.number("routed_scaling_factor"),
+    "expert_weights_norm": lambda numbers: numbers.flag("norm_topk_prob"),
+}
+_ROUTED: Mapping[str, tuple[Target, ...]] = {"mlp.gate.e_score_correction_bias": (Target("exp_probs_b.bias"),)}
+_NEXT_LAYER = ("model.layers.{layer}.",)
+
+
+def _transposed(_: Numbers) -> tuple[Piece, ...]:
+    return (Piece(form=transposed_experts),)
+
+
+def _alternate(first: int, *, transposed: bool) -> Pieces:
+    """Return every second row of each expert: gates have even numbers and the others odd ones."""
+    columns = every_second(first)
+    if not transposed:
+        return lambda _: (Piece(form=columns),)
+    return lambda _: (Piece(form=lambda whole: transposed_experts(columns(whole))),)
+
+
+_GPT_OSS: Mapping[str, tuple[Target, ...]] = {
+    "mlp.experts.gate_up_proj": (
+        Target("ffn_gate_exps.weight", _alternate(0, transposed=True)),
+        Target("ffn_up_exps.weight", _alternate(1, transposed=True)),
+    ),
+    "mlp.experts.gate_up_proj_bias": (
+        Target("ffn_gate_exps.bias", _alternate(0, transposed=False)),
+        Target("ffn_up_exps.bias", _alternate(1, transposed=False)),
+    ),
+    "mlp.experts.down_proj": (Target("ffn_down_exps.weight", _transposed),),
+    "mlp.experts.down_proj_bias": (Target("ffn_down_exps.bias"),),
+    "self_attn.sinks": (Target("attn_sinks.weight"),),
+}
+
+
+def _absorbed(first: str, end: tuple[str, ...], *, turned: bool) -> Pieces:
+    """Return the part of ``kv_b_proj`` that gives the keys, or the values, of each head from the latent vector."""
+
+    def pieces(numbers: Numbers) -> tuple[Piece, ...]:
+        start = numbers.whole(first) if first else 0
+        view = of_heads(numbers.decoder.heads, start, sum(map(numbers.whole, end)))
+        return (Piece(form=(lambda whole: transposed_experts(view(whole))) if turned else view),)
+
+    return pieces
+
+
+_LATENT: Mapping[str, tuple[Target, ...]] = {
+    **_ROUTED,
+    "self_attn.kv_b_proj.weight": (
+        # llama.cpp multiplies queries by the keys' part, so that its cache has the latent vectors alone.
+        Target("attn_k_b.weight", _absorbed("", ("qk_nope_head_dim",), turned=True)),
+        Target("attn_v_b.weight", _absorbed("qk_nope_head_dim", ("qk_nope_head_dim", "v_head_dim"), turned=False)),
+    ),
+}
+
+
+def _log_multiplier(numbers: Numbers) -> float | None:
+    """Return by how much attention grows with the logarithm of the context's factor; None without scaling."""
+    scale = rope_number(numbers, "mscale_all_dim")
+    return None if scale is None else 0.1 * scale
+
+
+_LATENT_KEYS: Mapping[str, Key] = {
+    **_ROUTED_KEYS,
+    "attention.head_count_kv": lambda _: 1,
+    "attention.q_lora_rank": lambda numbers: numbers.count("q_lora_rank") or None,
+    "attention.kv_lora_rank": lambda numbers: numbers.whole("kv_lora_rank"),
+    "attention.key_length": lambda numbers: numbers.whole("kv_lora_rank") + numbers.whole("qk_rope_head_dim"),
+    "attention.value_length": lambda numbers: numbers.whole("kv_lora_rank"),
+    "attention.key_length_mla": lambda numbers: numbers.whole("qk_nope_head_dim") + numbers.whole("qk_rope_head_dim"),
+    "attention.value_length_mla": lambda numbers: numbers.whole("v_head_dim"),
+    "expert_group_count": lambda numbers: numbers.whole("n_group"),
+    "expert_group_used_count": lambda numbers: numbers.whole("topk_group"),
+    "rope.scaling.yarn_log_multiplier": _log_multiplier,
+}
+
+
+_MIXTRAL: Mapping[str, tuple[Target, ...]] = {
+    "block_sparse_moe.experts.w1.weight": (Target("ffn_gate_exps.weight"),),
+    "block_sparse_moe.experts.w2.weight": (Target("ffn_down_exps.weight"),),
+    "block_sparse_moe.experts.w3.weight": (Target("ffn_up_exps.weight"),),
+}
+
+EXPERT: tuple[Architecture, ...] = (
+    Architecture(
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        assumes={**SILU, "n_group": (1,), "topk_group": (1,)},
+        partial=True,
+        experts=ROUTED_EXPERTS,
+        dense="first_k_dense_replace",
+        tensors=_ROUTED,
+        keys=_ROUTED_KEYS,
+        heads=Heads(_NEXT_LAYER, {each: each for each in _NEXT_LAYER}),
+    ),
+    Architecture(
+        "llama",
+        "MixtralForCausalLM",
+        assumes=SILU,
+        paired=True,
+        experts=EXPERTS,
+        tensors=_MIXTRAL,
+    ),
+    Architecture(
+        "olmoe",
+        "OlmoeForCausalLM",
+        assumes={**SILU_WITHOUT_BIAS, "norm_topk_prob": (False,), "clip_qkv": ()},
+        experts=EXPERTS,
+        refuses=grouped_heads,
+    ),
+    Architecture(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        assumes={**SILU, "attention_bias": (True,), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
+        rope=("yarn",),
+        rounds_yarn=True,
+        has_windows=True,
+        experts=EXPERTS,
+        tensors=_GPT_OSS,
+        keys={"expert_feed_forward_length": lambda numbers: numbers.whole("intermediate_size")},
+        refuses=other_period,
+    ),
+    Architecture(
+        "deepseek2",
+        "DeepseekV3ForCausalLM",
+        assumes={**SILU_WITHOUT_BIAS, "rope_interleave": (True,)},
+        rope=("yarn",),
+        experts=ROUTED_EXPERTS,
+        dense="first_k_dense_replace",
+        tensors=_LATENT,
+        keys=_LATENT_KEYS,
+        scales_yarn=True,
+        unadapted=(".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight"),
+        refuses=first_of(other_scale_of_yarn, without_latent_queries),
+        heads=Heads(_NEXT_LAYER),
+    ),
+)

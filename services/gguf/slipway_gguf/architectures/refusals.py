@@ -1,0 +1,229 @@
+"""Say why a model's settings are not computed by a graph of llama.cpp, from its ``config.json`` alone. Light."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from slipway.model.decoders.decoder import FULL, LOCAL
+from slipway.texts import quoted
+from slipway_gguf.architectures.entry import Architecture, Refusal
+
+_GREATER = {"gemma2": 46, "gemma3": 62}
+"""Number of layers of the largest model, in which llama.cpp scales attention by a head's share of the hidden size."""
+_LINEAR = "linear_attention"
+_SHORT_STEP = 0.001
+"""Least time step that transformers takes for Nemotron-H by default, and llama.cpp does not know."""
+
+
+def describe_assumption(architecture: Architecture, key: str, value: object, expected: str) -> str:
+    """Return the sentence for a setting that has another value than the graph assumes."""
+    return f"{key} is {quoted(value)} in config.json, and llama.cpp computes {architecture.class_name} with {expected}"
+
+
+def first_of(*refusals: Refusal) -> Refusal:
+    """Return a function that returns the first reason of several."""
+
+    def refuse(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+        return next(filter(None, (each(architecture, settings) for each in refusals)), "")
+
+    return refuse
+
+
+def other_windows(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse another pattern of windows than one layer without in each period, soft-capping, and another scale of attention (Gemma)."""
+    reason = other_period(architecture, settings)
+    if reason:
+        return reason
+    for key in (key for key in architecture.kind.defaults if key.endswith("_softcapping")):
+        if settings.get(key) is None:
+            return describe_assumption(architecture, key, None, "a number")
+    width = settings.get("head_dim")
+    if settings.get("num_hidden_layers") == _GREATER[architecture.name]:
+        for key in ("hidden_size", "num_attention_heads"):
+            if not isinstance(settings.get(key), int) or not settings[key]:
+                return describe_assumption(architecture, key, settings.get(key), "a whole number from 1")
+        width = settings["hidden_size"] // settings["num_attention_heads"]
+    scalar = settings.get("query_pre_attn_scalar")
+    return "" if scalar == width else describe_assumption(architecture, "query_pre_attn_scalar", scalar, str(width))
+
+
+def other_period(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse another pattern of windows than full attention in each layer of a period."""
+    period, kinds = architecture.kind.period, settings.get("layer_types")
+    if isinstance(kinds, list) and kinds != [LOCAL if (layer + 1) % period else FULL for layer in range(len(kinds))]:
+        return describe_assumption(architecture, "layer_types", kinds, f"full attention in every layer number {period}")
+    if settings.get("sliding_window") is None:
+        return describe_assumption(architecture, "sliding_window", None, "a number")
+    pattern = settings.get("sliding_window_pattern", period)
+    if pattern != period:
+        return describe_assumption(architecture, "sliding_window_pattern", pattern, str(period))
+    return ""
+
+
+def other_rotation(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse rotation in other layers than three of four (SmolLM3)."""
+    rotated = settings.get("no_rope_layers")
+    expected = [int((layer + 1) % 4 != 0) for layer in range(len(rotated))] if isinstance(rotated, list) else None
+    if rotated == expected:
+        return ""
+    return describe_assumption(architecture, "no_rope_layers", rotated, "no rotation in every fourth layer")
+
+
+def other_linear_attention(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse heads of values that are not as wide as those of keys, and full attention in other layers than the last of each interval."""
+    keys, values = settings.get("linear_key_head_dim"), settings.get("linear_value_head_dim")
+    if keys != values:
+        return describe_assumption(architecture, "linear_value_head_dim", values, f"linear_key_head_dim, {keys}")
+    groups, heads = settings.get("linear_num_key_heads"), settings.get("linear_num_value_heads")
+    if isinstance(groups, int) and isinstance(heads, int) and groups > 0 and heads % groups:
+        return describe_assumption(
+            architecture, "linear_num_value_heads", heads, f"a multiple of linear_num_key_heads, {groups}"
+        )
+    kinds = settings.get("layer_types")
+    if not isinstance(kinds, list) or kinds == _in_intervals(interval_of(kinds), len(kinds)):
+        return ""
+    return describe_assumption(
+        architecture, "layer_types", kinds, "full attention in the last layer of each interval, and in no other"
+    )
+
+
+def interval_of(kinds: Any) -> int:
+    """Return the number of layers from one with full attention to the next; more than there are if none has."""
+    return next((number for number, kind in enumerate(kinds, 1) if kind != _LINEAR), len(kinds) + 1)
+
+
+def _in_intervals(interval: int, layers: int) -> list[str]:
+    return [_LINEAR if (layer + 1) % interval else FULL for layer in range(layers)]
+
+
+def limited_steps(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse limits for the time steps of Mamba-2."""
+    limits = settings.get("time_step_limit")
+    if limits is None:
+        return ""
+    # transformers 5 writes infinity as an object.
+    listed = limits if isinstance(limits, list | tuple) else ()
+    ends = [math.inf if isinstance(each, Mapping) and "Infinity" in each.values() else each for each in listed]
+    return "" if ends == [0.0, math.inf] else describe_assumption(architecture, "time_step_limit", limits, "no limit")
+
+
+def lengthened_steps(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse time steps that transformers makes longer by more than rounding; those below 0.001 differ by up to 1e-4 in log probability."""
+    least = settings.get("time_step_min")
+    if least is None or (isinstance(least, int | float) and least <= _SHORT_STEP):
+        return ""
+    return describe_assumption(
+        architecture, "time_step_min", least, f"steps of any length, which {_SHORT_STEP} comes near"
+    )
+
+
+def gate_behind_norm(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse a norm of a recurrent layer that does not see the gate (Falcon-H1)."""
+    if settings.get("mamba_rms_norm") and settings.get("mamba_norm_before_gate"):
+        return describe_assumption(architecture, "mamba_norm_before_gate", True, "false, if mamba_rms_norm is true")
+    return ""
+
+
+def other_scale_of_yarn(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse YaRN that scales the rotary embedding and attention by different numbers (DeepSeek)."""
+    scaling = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping) or "yarn" not in (scaling.get("rope_type"), scaling.get("type")):
+        return ""
+    scale, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if scale and scale == of_all:
+        return ""
+    return describe_assumption(architecture, "mscale", scale, f"mscale_all_dim, {quoted(of_all)}, and not without it")
+
+
+def dense_layers_beside_experts(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse a Nemotron-H with layers of both kinds: one setting of the file says how wide they are."""
+    kinds = settings.get("layers_block_type") or settings.get("layer_types") or settings.get("hybrid_override_pattern")
+    both = isinstance(kinds, list | str) and ("mlp" in kinds or "-" in kinds)
+    return describe_assumption(architecture, "layers_block_type", kinds, "experts alone") if both else ""
+
+
+def without_latent_queries(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse queries that come from the states directly (DeepSeek)."""
+    rank = settings.get("q_lora_rank")
+    return "" if rank else describe_assumption(architecture, "q_lora_rank", rank, "a number")
+
+
+def grouped_heads(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse heads of keys that several heads of queries share (OLMoE)."""
+    heads, shared = settings.get("num_attention_heads"), settings.get("num_key_value_heads")
+    if shared in (None, heads):
+        return ""
+    return describe_assumption(architecture, "num_key_value_heads", shared, f"num_attention_heads, {heads}")
+
+
+def without_yarn(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse another rotary embedding than YaRN's, whose settings say how attention grows with the position (Ministral 3)."""
+    scaling = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    kinds = (scaling.get("rope_type"), scaling.get("type")) if isinstance(scaling, Mapping) else ()
+    return "" if "yarn" in kinds else describe_assumption(architecture, "rope_parameters", scaling, "yarn")
+
+
+_SIZES_OF_LAYERS = {"head_dim", "num_key_value_heads"}
+_KEEPING, _SPARSE, _SPARSITY = 20, 10, 0.95
+"""Gemma 3n as llama.cpp knows it: the first layers keep keys and values, and the first of these are sparse."""
+
+
+def other_gemma_3n(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse other windows, other layers that keep keys and values, and other sparse layers than those of the released models."""
+    reason = other_period(architecture, settings)
+    layers, shared = settings.get("num_hidden_layers"), settings.get("num_kv_shared_layers")
+    if reason or not isinstance(layers, int):
+        return reason
+    if shared != layers - _KEEPING:
+        return describe_assumption(architecture, "num_kv_shared_layers", shared, f"all but {_KEEPING} layers")
+    sparse = settings.get("activation_sparsity_pattern")
+    expected = [_SPARSITY] * _SPARSE + [0.0] * (layers - _SPARSE)
+    if sparse != expected:
+        what = f"{_SPARSITY} in the first {_SPARSE} layers, and 0 in the others"
+        return describe_assumption(architecture, "activation_sparsity_pattern", sparse, what)
+    return ""
+
+
+def other_gemma_4(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse another rotary embedding than a share of each head in layers with full attention, and whole heads in those with a window."""
+    given = settings.get("rope_parameters") or {}
+    full, local = (given.get(each) or {} for each in (FULL, LOCAL)) if isinstance(given, Mapping) else ({}, {})
+    kinds = (full.get("rope_type", "proportional"), local.get("rope_type", "default"))
+    whole = local.get("partial_rotary_factor") in (None, 1.0)
+    if kinds != ("proportional", "default") or not whole:
+        expected = "proportional rotation in full attention and the default in windows"
+        return describe_assumption(architecture, "rope_parameters", given, expected)
+    return other_sizes_of_layers(architecture, settings) or other_shared_layers(architecture, settings)
+
+
+def other_sizes_of_layers(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse sizes of single layers, unless all layers with full attention have the same, and no other layers have any."""
+    given, kinds = settings.get("per_layer_config"), settings.get("layer_types")
+    if not given or not isinstance(kinds, list):
+        return ""
+    full = {str(layer) for layer, kind in enumerate(kinds) if kind == FULL}
+    layers = list(given.values()) if isinstance(given, Mapping) else []
+    known = all(isinstance(each, Mapping) and each.keys() <= _SIZES_OF_LAYERS and each == layers[0] for each in layers)
+    if layers and known and {*map(str, given)} == full:
+        return ""
+    expected = f"the same {' and '.join(sorted(_SIZES_OF_LAYERS))} in all layers with full attention"
+    return describe_assumption(architecture, "per_layer_config", given, expected)
+
+
+def other_shared_layers(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse layers that share keys and values, unless they share those of the two layers before them: one with a window, one without."""
+    shared, listed = settings.get("num_kv_shared_layers"), settings.get("layer_types")
+    if not isinstance(shared, int) or not shared or not isinstance(listed, list):
+        return ""
+    if listed[: len(listed) - shared][-2:] == [LOCAL, FULL]:
+        return ""
+    expected = "a window in the last but one of the layers that share nothing, and none in the last"
+    return describe_assumption(architecture, "num_kv_shared_layers", shared, expected)
+
+
+def without_rotation(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse a model without a rotary embedding (Granite 4 with experts and attention in all layers)."""
+    kind = settings.get("position_embedding_type")
+    return "" if kind == "rope" else describe_assumption(architecture, "position_embedding_type", kind, "rope")

@@ -1,0 +1,33 @@
+"""Values that graphs assume for settings, which several entries of the table share. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipway_gguf.architectures.entry import CONFIG_VALUES, Numbers
+
+Assumed = Mapping[str, tuple[Any, ...]]
+
+SILU: Assumed = {"hidden_act": ("silu", "swish")}
+SILU_WITHOUT_BIAS: Assumed = {**SILU, "attention_bias": (False,)}
+EXPERTS = ("num_local_experts", "num_experts")
+ROUTED_EXPERTS = ("n_routed_experts",)
+EVERY_LAYER: Assumed = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+"""All layers have experts."""
+SIGMOID = 2
+"""llama.cpp's number of the function of a router's scores (``llama_expert_gating_func_type``)."""
+
+
+def sections(numbers: Numbers) -> tuple[int, ...]:
+    """Return how many frequencies of the rotary embedding each axis of positions has; llama.cpp has four axes.
+
+    In text all axes are equal, so any shares compute the same; llama.cpp stops if they are more than there are frequencies.
+    """
+    pairs, listed = numbers.decoder.rotary.rotated // 2, numbers.decoder.rotary.parameters.get("mrope_section")
+    if listed is None:
+        return (pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0)
+    whole = isinstance(listed, list) and all(isinstance(each, int) and each >= 0 for each in listed)
+    if not whole or len(listed) != 3 or sum(listed) != pairs:
+        raise CONFIG_VALUES.invalid("mrope_section", listed, f"three whole numbers that are {pairs} together")
+    return (*listed, 0)

@@ -1,0 +1,54 @@
+"""What is said of a class of decoders: the defaults of its code, and which layers have a sliding window. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Windowed(Enum):
+    """When layers of a class look back no further than ``sliding_window``."""
+
+    NEVER = "never, whatever a configuration says"
+    ASKED = "if use_sliding_window is true"
+    ALWAYS = "if sliding_window is set"
+
+
+class Local(Enum):
+    """Which layers have the window, if a model has one and no ``layer_types`` says it."""
+
+    ALL = "all, whatever layer_types says"
+    PERIOD = "all but every layer of a period"
+    PERIOD_AND_LAST = "all but every layer of a period and the last layer"
+    LAST = "those from max_window_layers on"
+    FIRST_ODD = "the first, third and so on, below max_window_layers"
+    UNROTATED = "those without a rotary embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderClass:
+    """A class of transformers.
+
+    Attributes:
+        name: Its name.
+        defaults: Values that it has for settings that ``config.json`` may leave out.
+        windowed: When its layers have a sliding window.
+        local: Which of them have it.
+        period: Period of the layers with full attention, where that is the rule; otherwise 0.
+        norm_offset: Number that it adds to the weights of its norms.
+        transposed: Whether its matrices are stored as (in, out).
+        width: Setting with the width of a head, as far as the rotary embedding sees it.
+        by_layer: Whether ``layer_types`` says more than which layers have a window, such as which of them are recurrent.
+    """
+
+    name: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    windowed: Windowed = Windowed.NEVER
+    local: Local = Local.ALL
+    period: int = 0
+    norm_offset: float = 0.0
+    transposed: bool = False
+    width: str = "head_dim"
+    by_layer: bool = False
