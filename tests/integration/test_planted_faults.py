@@ -35,10 +35,10 @@ from support.faults.branching import long_texts_differ_uncompiled
 Qwen3MLP.forward = long_texts_differ_uncompiled
 """
 NAMED = {
-    "gguf-bf16": ("mean_kl", "the rows of queries and keys are not in llama.cpp's order but in transformers'"),
+    "gguf-bf16": ("kept", "the rows of queries and keys are not in llama.cpp's order but in transformers'"),
     "gguf-q8_0": ("tokens", "get other tokens than by transformers"),
     "gguf-q6_k": ("chat_template", "no chat template"),
-    "gguf-q4_0": ("mean_kl", "its head is lost"),
+    "gguf-q4_0": ("kept", "its head is lost"),
 }
 """What fails, and what is said, by output."""
 

@@ -24,6 +24,7 @@ from slipway_prepare.compressed_format import read_compressed
 from slipway_prepare.faults import invalid_error, unsupported_error
 from slipway_prepare.fp8_format import read_fp8
 from slipway_prepare.gptq_format import read_awq, read_gptq
+from slipway_prepare.mxfp4_format import read_mxfp4
 from slipway_prepare.params import PrepareParams
 from slipway_prepare.pickles.loading import check_tensors, load_pickle
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, account, write_weights
@@ -36,6 +37,7 @@ READERS: Mapping[str, Callable[[Base], Dequantized]] = {
     "fbgemm_fp8": read_fp8,
     "fp8": read_fp8,
     "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
 }
 """Readers by ``quant_method``."""
 

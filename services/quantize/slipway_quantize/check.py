@@ -20,6 +20,7 @@ from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway.texts import counted, quoted
+from slipway_quantize.experts import unread_experts
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
@@ -83,11 +84,14 @@ def run_checkpoint(target: Path) -> Any:
     family = config.family
     if family is None:
         raise NotRunnableError(f"the inputs and outputs of a {config.description} are unknown")
+    if why := unread_experts(config):
+        raise NotRunnableError(why)
     try:
         # Loading prints progress bars, which do not belong in the output of a stage.
         with contextlib.redirect_stderr(io.StringIO()):
-            check_loadable(target, auto_model(family))
-            model, loading = auto_model(family).from_pretrained(
+            loader = auto_model(family, config)
+            check_loadable(target, loader)
+            model, loading = loader.from_pretrained(
                 target, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )
             # A copied tensor may be unused, as before; a tensor that was made for a layer must be used.

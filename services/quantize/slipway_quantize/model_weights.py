@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,16 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights import reading
 from slipway.model.weights.reading import Weights
 from slipway.texts import counted
+from slipway_quantize.experts import EXPERT
 from slipway_quantize.grid import rounding
 from slipway_quantize.params import unknown_family_reason
+from slipway_quantize.sensitive import sensitive_reason
 
 DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+_MATRIX, _STACK = 2, 3
+"""Axes of a matrix, and of a stack of them."""
 _WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
 """Families whose result comes from a head of a few rows: quantizing it saves almost nothing and costs accuracy."""
 
@@ -133,6 +138,10 @@ class Structure:
             run and supports only ``Linear``; T5 reads the type of a weight before that; generating runs an encoder by itself; and
             sentence-transformers calls ``forward``, which is no run that compressed-tensors sees.
         dtype: Data type in which the model is loaded.
+        experts: The matrices of a mixture's experts that are tensors of their own; transformers stacks them while it loads.
+        routers: Modules of the checkpoint that choose experts and are no ``Linear`` in transformers, though they are in vLLM.
+        stacked: Whether experts are stored as stacks, which no level here reads.
+        renamed: Stored names of tensors that transformers gives other names, by these.
     """
 
     linear: tuple[LinearWeight, ...]
@@ -140,6 +149,10 @@ class Structure:
     head: str
     unpacked: bool
     dtype: torch.dtype | None
+    experts: tuple[LinearWeight, ...] = ()
+    routers: tuple[str, ...] = ()
+    stacked: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_config(folder: Path) -> Any:
@@ -178,15 +191,24 @@ def require_family(folder: Path) -> Family:
     return config.family
 
 
-def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Structure:
+def find_linear_layers(
+    config: Any, family: Family, tensors: Mapping[str, TensorInfo], *, stacks: Mapping[str, TensorInfo] | None = None
+) -> Structure:
     """Find the linear layers of ``config``'s model whose weights are in ``tensors``, directly or through a tie.
 
+    Args:
+        config: transformers' configuration.
+        family: The model's family.
+        tensors: The tensors of the checkpoint, in which the experts of stacks may be tensors of their own.
+        stacks: The stacks that these are parts of, by name.
+
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if transformers rearranges the checkpoint's weights when it loads them.
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if transformers rearranges the weights of linear layers when it loads them.
     """
     model = _meta_model(config, family)
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    _require_same_names(config, model, tensors, ties)
+    converted = _converted_names(model, {**tensors, **(stacks or {})}, ties)
+    _require_same_names(config, model, tensors, ties, converted=converted, split=bool(stacks))
     linear, kept = [], []
     layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D)]
     transposed = any(isinstance(layer, Conv1D) for _, layer in layers)
@@ -202,20 +224,73 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
     dtype = getattr(config, "dtype", None)
     in_float32 = {*(model._keep_in_fp32_modules or ())}
     mixed = any(in_float32 & {*weight.module.split(".")} for weight in linear)
+    known = {weight.module for weight in linear} | {*kept}
+    state = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    loaded = {name for name, target in converted.items() if target in state}
     return Structure(
         linear=tuple(linear),
         kept=tuple(kept),
         head=next((path for path, layer in layers if layer is model.get_output_embeddings()), ""),
         unpacked=transposed or mixed or family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS),
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
+        experts=_find_experts(tensors, loaded, split=bool(stacks)),
+        routers=tuple(
+            module
+            for module in (name.removesuffix(".weight") for name in tensors if name.endswith(".weight"))
+            if module not in known and sensitive_reason(module)
+        ),
+        stacked=any(
+            len(parameter.shape) == _STACK and "experts" in name.split(".") and name in tensors
+            for name, parameter in model.named_parameters()
+        ),
+        renamed={
+            target: name
+            for name, target in converted.items()
+            if target not in tensors and name in tensors and tensors[name].shape == state.get(target)
+        },
     )
+
+
+def _find_experts(
+    tensors: Mapping[str, TensorInfo], loaded: Collection[str], *, split: bool
+) -> tuple[LinearWeight, ...]:
+    """Return the matrices of experts that transformers stacks while it loads, or that were cut out of stacks.
+
+    Those of multi-token prediction count layers of their own, and transformers does not load them.
+    """
+    return tuple(
+        LinearWeight(module=name.removesuffix(".weight"), source=name)
+        for name, info in tensors.items()
+        if len(info.shape) == _MATRIX
+        and EXPERT.fullmatch(name.removesuffix(".weight"))
+        and name.endswith(".weight")
+        and "mtp" not in name.split(".")
+        and (name in loaded or split)
+    )
+
+
+def _converted_names(model: Any, tensors: Mapping[str, TensorInfo], ties: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that transformers gives to stored tensors while loading, by their own; empty if the model has all of its own names."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    state = model.state_dict()
+    if all(name in tensors or ties.get(name, name) in tensors for name in state):
+        return {}
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    renamed = {
+        name: rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0] for name in tensors
+    }
+    return {name: target for name, target in renamed.items() if target != name}
 
 
 def _meta_model(config: Any, family: Family) -> Any:
     """Build the model of ``config`` without storage: names, types and shapes only."""
     try:
         with torch.device("meta"):
-            return auto_model(family).from_config(config, trust_remote_code=False)
+            return auto_model(family, config.to_dict()).from_config(config, trust_remote_code=False)
     except Exception as error:  # as above
         raise QuantizationError(
             f"transformers cannot build the {family.name} of model type {config.model_type!r} ({_first_line(error)})",
@@ -240,24 +315,43 @@ def _is_kept(module: str, family: Family, model: Any, *, tied: bool, transposed:
     return tied and (family is not DECODER or transposed)
 
 
-def _require_same_names(config: Any, model: Any, tensors: dict[str, TensorInfo], ties: dict[str, str]) -> None:
-    """Refuse models whose weights transformers renames or fuses while loading: it would not find the quantized ones.
+def _require_same_names(
+    config: Any,
+    model: Any,
+    tensors: Mapping[str, TensorInfo],
+    ties: Mapping[str, str],
+    *,
+    converted: Mapping[str, str],
+    split: bool,
+) -> None:
+    """Refuse models whose linear layers transformers renames or fuses while loading: it would not find the quantized ones.
 
-    Additional tensors are accepted if no weight is missing: transformers ignores them.
+    Additional tensors are accepted if no weight is missing: transformers ignores them. What it renames may be stored as it is, and the
+    experts that it stacks may be quantized one by one, because its converters unpack them first.
     """
     known = set(model.state_dict())
+    layers = {f"{path}.weight" for path, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D)}
+    made = {target for target in converted.values() if target not in layers}
     optional = [*(model._keys_to_ignore_on_load_missing or ()), *(model._keys_to_ignore_on_save or ())]
     missing = [
         name
-        for name in known
+        for name in known - made
         if name not in tensors and ties.get(name, name) not in tensors and not any(re.search(k, name) for k in optional)
     ]
-    other = sorted(name for name, info in tensors.items() if len(info.shape) > 1 and name not in known)
-    if other and missing:
+    if split:  # the experts of a class that transformers replaces for quantized weights
+        missing = [name for name in missing if "experts" not in name.split(".")]
+    other = sorted(
+        name
+        for name, info in tensors.items()
+        if len(info.shape) > 1 and name not in known and converted.get(name) not in made
+    )
+    renamed = sorted(name for name, target in converted.items() if target in layers and target in missing)
+    if (other or renamed) and missing:
+        first = (other or renamed)[0]
         raise QuantizationError(
-            f"transformers renames or fuses {counted(len(other), 'weight')} of this {config.model_type} model while loading "
-            f"(fused experts, or names of an earlier version), first {other[0]!r}; this version cannot quantize them",
+            f"transformers renames or fuses {counted(len(other or renamed), 'weight')} of this {config.model_type} model while loading "
+            f"(fused layers, or names of an earlier version), first {first!r}; this version cannot quantize them",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="use level bf16 or fp16",
-            about={"tensor": other[0], "model_type": config.model_type},
+            about={"tensor": first, "model_type": config.model_type},
         )

@@ -37,8 +37,10 @@ class _Checkpoints:
                     outcome.details["overflow"] = overflow
             else:
                 from slipway_quantize.checkpoints.compressed import write_compressed
+                from slipway_quantize.checkpoints.openai import is_openai_mxfp4, write_openai_mxfp4
 
-                outcome = write_compressed(request, weights)
+                write = write_openai_mxfp4 if is_openai_mxfp4(request) else write_compressed
+                outcome = write(request, weights)
             if not has_weights(request.source):
                 outcome.left_out_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
         return outcome

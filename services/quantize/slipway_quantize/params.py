@@ -16,6 +16,7 @@ from slipway.model.families import SPEECH, Comparison
 from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import LARGEST_SEED
 from slipway.stage import StageParams
+from slipway_quantize.experts import experts_refusal, mixture_of
 from slipway_quantize.levels import CASTS, GroupSize, IntLevel, SizeBudget
 
 WITHOUT_BUDGET = "leave the size budget out, or use the ONNX format"
@@ -36,7 +37,8 @@ class QuantizeParams(StageParams):
     keep: tuple[str, ...] = Field(
         default=(),
         max_length=4096,
-        description="names of linear layers (int8, int4), such as model.layers.0.mlp.down_proj, that keep their type: mixed precision",
+        description="names of linear layers (int8, int4), such as model.layers.0.mlp.down_proj, that keep their type: mixed precision; "
+        "with ! in front, such as !linear_attn.in_proj_a, a layer is rounded that keeps its type by default",
     )
     accuracy_level: Literal[0, 1, 4] = Field(
         default=4,
@@ -129,6 +131,8 @@ def _checkpoint_refusal(level: QuantizationLevel, params: QuantizeParams, config
     family = config.family
     if family is None:
         return unknown_family_reason(config)
+    if params.packed and (refused := experts_refusal(level, params.keep, config)):
+        return refused
     early = (
         family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS)
         or config.get("model_type") in _CONV1D_MODELS
@@ -168,7 +172,12 @@ def calibration_refusal_reason(config: ModelConfig) -> str:
     family = config.family
     if family is None:
         return unknown_family_reason(config)
-    return f"a model of family {family.name} is not calibrated: its inputs are sound" if family is SPEECH else ""
+    if family is SPEECH:
+        return f"a model of family {family.name} is not calibrated: its inputs are sound"
+    mixture = mixture_of(config) if config.mixes_experts else None
+    if mixture is not None and mixture.transposed:
+        return f"a {config.description} is not calibrated: the matrices of its experts are stored as (in, out)"
+    return ""
 
 
 def unknown_family_reason(config: ModelConfig) -> str:

@@ -25,7 +25,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=10,
+    version=11,
     inputs=("model",),
     optional_inputs=("calibration", "data", "pytorch", "base", "adapter"),
     outputs=("model",),

@@ -29,7 +29,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=11,
+    version=12,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipway.errors import ValidationError
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import Family
+from slipway.model.families import DECODER, Family
 from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway.validation.findings import (
@@ -61,6 +61,10 @@ from slipway_validate.reference.running import (
 from slipway_validate.speed import NO_REFERENCE, QUICK, Stopwatch, note_slower, this_machine
 from slipway_validate.stored_weights import StoredWeights, survival_spec
 
+_ON_TEXT_ALONE = (
+    "the model takes images or sound too, and its outputs were compared on text alone: of the parts for images and sound, only the stored "
+    "weights that the adapter changes were"
+)
 REFERENCE = "reference"
 TIMING = "timing"
 """Folder of the process that times the reference."""
@@ -130,6 +134,8 @@ def _run_validation(
     family = trained.family
     if family is None:
         return _skip_all(inputs, outputs, params, why=unknown_family(trained.config))
+    if family is DECODER and trained.config.takes_more_than_text:
+        ctx.warn(_ON_TEXT_ALONE)
     with ExitStack() as running:
         folders = {name: inputs[input_of(name)] for name in outputs}
         try:

@@ -10,7 +10,7 @@ from slipway.model.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.model.safetensors_file import read_weights
 from slipway.model.sentences import pickled_modules
 
-METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
+METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "mxfp4")
 """Values of ``quant_method`` that the prepare stage undoes."""
 
 NAME_ITS_KIND = "name its kind, for example base_model.model_type: bert (--set base_model.model_type=bert)"

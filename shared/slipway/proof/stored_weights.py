@@ -283,6 +283,15 @@ def _ends(name: str) -> list[str]:
     return [".".join(parts[start:]) for start in range(max(1, min(numbered, len(parts) - 1)) + 1)]
 
 
+def is_mask(values: Tensor) -> bool:
+    """Return whether a constant only tells places apart: infinity hides a token or an expert, and all other places hold one value."""
+    infinite = torch.isinf(values)
+    if not infinite.any():
+        return False
+    left = values[~infinite]
+    return left.numel() == 0 or bool((left == left[0]).all())
+
+
 def count_non_finite(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the tensors that hold NaN or infinity, with how many. Reads all of each, a piece at a time."""
     counts: dict[str, int] = {}

@@ -21,7 +21,7 @@ from slipway.model.configuration import ModelConfig, token_of
 from slipway.model.families import DECODER, Comparison, Family, auto_model
 from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
 from slipway.model.pytorch.wide_layers import widen_while_computing
-from slipway.model.sentences import Pooling, UnknownPoolingError, pool, read_pooling
+from slipway.model.sentences import Pooling, UnknownPoolingError, load_pooling, pool
 from slipway.model.trained import TrainedModel
 from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
@@ -32,6 +32,9 @@ LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
 """Settings with the largest number of tokens; the decoder's, if the encoder has its own."""
 _COMPUTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Types that are computed with."""
+
+_CACHES = ("past_key_values", "cache_params")
+"""Names of a decoder's cache; the second is that of models with states alone (Mamba)."""
 
 Call = Callable[[Any, Step], tuple[torch.Tensor, Past]]
 """Function from the module and one step to the results and the cache for the next step."""
@@ -56,7 +59,8 @@ class TransformersModel:
         self.embeds: bool | None = pooling is not None
         self.architecture = type(plain).__name__
         self.native_dtype = str(plain.dtype).removeprefix("torch.")
-        limits = (getattr(plain.config, name, None) for name in LIMITS_OF_LENGTH)
+        parts = (plain.config, plain.config.get_text_config())
+        limits = (getattr(part, name, None) for part in parts for name in LIMITS_OF_LENGTH)
         limit = next((length for length in limits if length), 1 << 30)
         # A decoder with a classifier finds the last token by its padding token, and refuses a batch without one.
         alone = family.comparison is Comparison.CLASSES and token_of(plain.config, "pad_token_id") is None
@@ -130,7 +134,7 @@ def load(folder: Path, *, threads: int) -> TransformersModel:
 def known_pooling(*folders: Path | None) -> Pooling | None:
     """Return how a sentence encoder makes one vector of a text, by the first folder that says; None if that is not known."""
     try:
-        return read_pooling(*folders)
+        return load_pooling(*folders)
     except UnknownPoolingError:
         return None
 
@@ -146,9 +150,10 @@ def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = 
     try:
         config = trained.config if trained else ModelConfig.read(folder)  # transformers would read it without a limit
         family = known_family(config, folder)
-        check_loadable(folder, auto_model(family), config=config if trained else None)
+        loader = auto_model(family, config)
+        check_loadable(folder, loader, config=config if trained else None)
         headed = {"config": configuration_of(config), "ignore_mismatched_sizes": True} if trained else {}
-        module = auto_model(family).from_pretrained(
+        module = loader.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False, **headed
         )
     except (
@@ -159,18 +164,20 @@ def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = 
 
 
 def choose_call(comparison: Comparison, module: Any) -> Call:
-    """Choose the call for a kind of comparison; a decoder gets positions if its forward accepts them."""
+    """Choose the call for a kind of comparison; a decoder gets positions if its forward accepts them, and its cache by the name it has for it."""
     if comparison is Comparison.NEXT_TOKEN:
-        return partial(_next_tokens, positions="position_ids" in inspect.signature(module.forward).parameters)
+        accepted = inspect.signature(module.forward).parameters
+        cache = next((name for name in _CACHES if name in accepted), _CACHES[0])
+        return partial(_next_tokens, cache=cache, positions="position_ids" in accepted)
     return _CALLS[comparison]
 
 
-def _next_tokens(module: Any, step: Step, *, positions: bool) -> tuple[torch.Tensor, Past]:
+def _next_tokens(module: Any, step: Step, *, cache: str, positions: bool) -> tuple[torch.Tensor, Past]:
     inputs = _text(step)
     if positions:
         inputs["position_ids"] = _tensor(step.position_ids)
-    output = module(**inputs, past_key_values=step.past, use_cache=True)
-    return output.logits, output.past_key_values
+    output = module(**inputs, **{cache: step.past}, use_cache=True)
+    return output.logits, getattr(output, cache)
 
 
 def _teacher_forced(module: Any, step: Step) -> tuple[torch.Tensor, Past]:

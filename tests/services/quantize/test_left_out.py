@@ -24,6 +24,7 @@ from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
 from support.models.merge_cases import CONFIGS, make_case, save_case
 from support.models.merge_models import make_family
+from support.models.quantize_mixtures import MODELS
 
 LINES = ("quantization.json", "onnx_export.json")
 """Files that say how the result was made."""
@@ -148,6 +149,17 @@ def test_the_result_is_the_same_for_other_models(tmp_path: Path, kind: str, dtyp
 def test_stacked_experts_need_the_merged_weights_within_the_export(tmp_path: Path) -> None:
     steps = chain(tmp_path, "qwen3-moe", torch.float32, ["q_proj", "v_proj"])
     check_same(steps, ("onnx",), {"int4": 16})
+
+
+@pytest.mark.parametrize("kind", ["granite4-moe", "mixtral"])
+def test_experts_of_a_checkpoint_without_weights(tmp_path: Path, kind: str) -> None:
+    """In stacks, of which one expert is made at a time, and one by one."""
+    (tmp_path / "runs").mkdir()
+    model = MODELS[kind].build().to(torch.bfloat16)
+    made = save_case(tmp_path, model, task_type=None, target_modules=["q_proj", "v_proj"])
+    check_same(
+        Chain(tmp_path / "runs", {"base": made.base, "adapter": made.adapter}), ("pytorch",), {"int4": 32, "fp8": 32}
+    )
 
 
 def test_a_half_precision_level_of_weights_that_were_left_out(tied: Chain) -> None:

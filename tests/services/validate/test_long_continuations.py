@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import Bounds, LanguageModel, Past, Step
 from slipway.proof.transformers_runtime import load
 from slipway.stage import Context
@@ -119,10 +120,10 @@ def test_they_stay_within_the_disk_space_for_logits(tiny: Models, held_out: Path
     params = SampleParams(
         sequence_length=16, test_samples=16, continuation_tokens=100, continuation_prompts=16, max_logit_bytes=1 << 20
     )
-    family = ModelConfig.read(tiny.base).family
-    assert family is not None
+    model = ModelFolder.open(tiny.base)
+    assert model.family is not None
     prepared = prepare(
-        {"base": tiny.base, "heldout": held_out}, family, params, Context(workdir=tmp_path), work=tmp_path
+        {"base": tiny.base, "heldout": held_out}, model, model.family, params, Context(workdir=tmp_path), work=tmp_path
     )
     vocabulary = ModelConfig.read(tiny.base)["vocab_size"]
     most = long_spec(prepared, tiny.base, params)

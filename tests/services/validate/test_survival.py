@@ -25,6 +25,7 @@ from slipway_validate.judging import survival
 from slipway_validate.judging.distances import LIMITS, level_of
 from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.runner.survival.adapted import _build_without_values
+from slipway_validate.runner.survival.graphs import Graphs
 from support.models.compiler_variables import compiler_kept
 from support.models.judged_families import make
 from support.models.merge_forms import FORMS, save_form
@@ -183,6 +184,31 @@ def test_weights_in_an_odd_form_leave_the_other_outputs_as_they_are(tiny: Models
         assert len(found[name].modules) == 13, name
         assert "model.layers.0.self_attn.q_proj" in found[name].left_out
     assert found["cut"].not_run
+
+
+def test_infinity_counts_in_weights_and_not_in_the_masks_of_a_graph(tmp_path: Path) -> None:
+    """GLM-4's graph has a constant that takes experts out of the choice."""
+    infinite, nan = np.float32("-inf"), np.float32("nan")
+    constants = {
+        "mask_of_experts": np.array(infinite),
+        "mask_of_tokens": np.array([[0, infinite], [0, 0]], np.float32),
+        "joined": np.array([[1, 2], [infinite, 4]], np.float32),
+        "half_a_mask": np.array([0, infinite, nan], np.float32),
+        "model.layers.0.norm.weight": np.array([infinite, infinite], np.float32),
+    }
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    assert Graphs(tmp_path, lambda _: 0).non_finite() == {
+        "joined": 1,
+        "half_a_mask": 2,
+        "model.layers.0.norm.weight": 2,
+    }
 
 
 def test_a_base_has_values_only_where_the_adapter_brings_them(tmp_path: Path) -> None:

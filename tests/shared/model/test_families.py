@@ -22,6 +22,12 @@ KNOWN = [
     ("GPT2LMHeadModel", "GPT2Config", "decoder"),
     ("Gemma3ForCausalLM", "Gemma3TextConfig", "decoder"),
     ("Gemma3ForConditionalGeneration", "Gemma3Config", "decoder"),
+    ("Qwen2VLForConditionalGeneration", "Qwen2VLConfig", "decoder"),
+    ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", "decoder"),
+    ("Qwen3_5ForCausalLM", "Qwen3_5Config", "decoder"),
+    ("Llama4ForConditionalGeneration", "Llama4Config", "decoder"),
+    ("LlavaForConditionalGeneration", "LlavaConfig", "decoder"),
+    ("Mistral3ForConditionalGeneration", "Mistral3Config", "decoder"),
     ("BartForCausalLM", "BartConfig", "decoder"),
     ("MarianMTModel", "MarianConfig", "encoder-decoder"),
     ("T5ForConditionalGeneration", "T5Config", "encoder-decoder"),
@@ -51,13 +57,13 @@ UNKNOWN = [
     ("CLIPModel", "CLIPConfig"),
     ("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config"),
     ("Wav2Vec2Model", "Wav2Vec2Config"),
-    ("Qwen2VLForConditionalGeneration", "Qwen2VLConfig"),
+    ("PaliGemmaForConditionalGeneration", "PaliGemmaConfig"),
+    ("Blip2ForConditionalGeneration", "Blip2Config"),
     ("LayoutLMForTokenClassification", "LayoutLMConfig"),
     ("GPT2DoubleHeadsModel", "GPT2Config"),
     ("T5EncoderModel", "T5Config"),
     ("T5Model", "T5Config"),
     ("BartModel", "BartConfig"),
-    ("LlavaForConditionalGeneration", "LlavaConfig"),
     ("VisionEncoderDecoderModel", "ViTConfig"),
     ("BertForPreTraining", "BertConfig"),
     ("BertForMultipleChoice", "BertConfig"),
@@ -85,10 +91,10 @@ def write(folder: Path, config_class: str, architecture: str | None) -> Path:
 
 @pytest.mark.parametrize(("architecture", "config", "name"), KNOWN, ids=[case[0] for case in KNOWN])
 def test_the_class_decides(tmp_path: Path, architecture: str, config: str, name: str) -> None:
-    family = ModelConfig.read(write(tmp_path, config, architecture)).family
-    assert family is not None
-    assert family.name == name
-    assert auto_model(family)._model_mapping[type_of(config)].__name__ == architecture
+    known = ModelConfig.read(write(tmp_path, config, architecture))
+    assert known.family is not None
+    assert known.family.name == name
+    assert auto_model(known.family, known)._model_mapping[type_of(config)].__name__ == architecture
 
 
 def type_of(config_class: str) -> Any:
@@ -192,7 +198,7 @@ def test_every_model_of_transformers_is_loaded_as_its_own_class_or_not_known(tmp
         family = family_of(document)
         if family is None:
             continue
-        loaded = auto_model(family)._model_mapping[type(config)]
+        loaded = auto_model(family, document)._model_mapping[type(config)]
         candidates = loaded if isinstance(loaded, tuple) else (loaded,)
         assert named in [one.__name__ for one in candidates], (model_type, named, family.name)
         assert getattr(transformers, named).main_input_name == family.inputs[0], (model_type, named, family.name)

@@ -19,6 +19,7 @@ from slipway.model.model_files import has_chat_template
 from slipway.results.report import write_report
 from support.commands.report_parts import result
 from support.commands.usage_examples import usage_examples
+from support.models.current_kinds import make_kind
 from support.models.family_models import make_family_model
 from support.models.merge_models import make_family
 from support.models.tiny_models import save_tokenizer
@@ -190,6 +191,22 @@ def test_the_example_of_a_family_runs(
     shown = capsys.readouterr().out.strip()
     assert shown
     assert says in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "loader"), [("qwen3-vl", "AutoModelForImageTextToText"), ("gemma3-vision", "AutoModelForCausalLM")]
+)
+def test_the_example_of_a_model_that_takes_images_too_loads_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, loader: str
+) -> None:
+    make_kind(kind, tmp_path).base.rename(tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    code = usage_examples((tmp_path / "README.md").read_text())["pytorch"]
+    assert f"from transformers import {loader}, AutoTokenizer" in code
+    monkeypatch.chdir(tmp_path)
+    values: dict[str, Any] = {}
+    exec(code, values)
+    assert type(values["model"]).__name__.endswith("ForConditionalGeneration")
 
 
 def test_a_classifier_shows_the_probability_of_each_label(

@@ -22,13 +22,18 @@ from slipway_merge.adapter.adapter import Adapter
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from slipway_merge.adapter.conversions import Conversions
+    from slipway.model.pytorch.conversions import Conversions
 
 
 _MOST_PREFIXES = 64
 """Most prefixes to try; models have a handful."""
 _TEXT_PARTS = frozenset({"language_model", "text_model"})
 """Names of the text model within a model that takes more than text."""
+
+
+def name_in_text_model(name: str) -> str:
+    """Return the name that a part of a model has in its text model alone."""
+    return ".".join(part for part in name.split(".") if part not in _TEXT_PARTS)
 
 
 class Naming:

@@ -160,9 +160,9 @@ def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> t
     return tensor
 
 
-def read_widened(info: TensorInfo, dtype: np.dtype[np.floating]) -> torch.Tensor:
-    """Return a copy of a base weight in the type of a computation (float32 or float64); raise as :func:`read_finite`."""
-    return read_finite(info, "the base model").to(TORCH_TYPES[np.dtype(dtype)], copy=True)
+def read_widened(info: TensorInfo, dtype: np.dtype[np.floating], part: tuple[slice, ...] = ()) -> torch.Tensor:
+    """Return a copy of a base weight, or of a part, in the type of a computation (float32 or float64); raise as :func:`read_finite`."""
+    return read_finite(info, "the base model", part).to(TORCH_TYPES[np.dtype(dtype)], copy=True)
 
 
 def fill_layer(layer: nn.Module, fill: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:

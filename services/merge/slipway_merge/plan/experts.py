@@ -8,16 +8,17 @@ Source: ``ParamWrapper`` in ``peft/tuners/lora/layer.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipway.model.adapters.adapter_config import AdapterConfig, incomplete, misfit, unsupported
 from slipway.model.module_patterns import check_patterns
+from slipway.model.pytorch.conversions import Stack
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import ExpertPair
-from slipway_merge.adapter.conversions import Stack
+from slipway_merge.adapter.naming import name_in_text_model
 from slipway_merge.tensors.outputs import Computed, Value
 from slipway_merge.tensors.tensor_io import Array, TensorReader, read_rows, sampled_rows, share_of_rounding
 
@@ -57,24 +58,29 @@ class StackedPair:
 def stacked_pairs(
     pairs: Mapping[tuple[str, int], ExpertPair], config: AdapterConfig, model: PreTrainedModel
 ) -> dict[str, StackedPair]:
-    """Return the factors by the name of their parameter.
+    """Return the factors by the name of their parameter in the model; the adapter may name it as the text model alone does.
 
     Raises:
         ModelMergeError: ``CHECKPOINT_INCOMPLETE``, ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_BASE_MISMATCH``.
     """
     left = dict(pairs)
+    modules = {module for module, _ in pairs}
     stacked: dict[str, StackedPair] = {}
     check_patterns(config.raw, (name for name, _ in model.named_parameters()))
     for module, layer in model.named_modules():
-        names = [f"{module}.{name}" for name, _ in layer.named_parameters(recurse=False)]
-        targeted = [name for name in names if any(f".{name}".endswith(f".{target}") for target in config.parameters)]
-        for place, name in enumerate(targeted):
-            pair = left.pop((module, len(targeted) - 1 - place), None)
+        own = module if module in modules else name_in_text_model(module)
+        parameters = [name for name, _ in layer.named_parameters(recurse=False)]
+        targeted = [
+            name for name in parameters if any(f".{own}.{name}".endswith(f".{target}") for target in config.parameters)
+        ]
+        for place, parameter in enumerate(targeted):
+            name = f"{own}.{parameter}"
+            pair = left.pop((own, len(targeted) - 1 - place), None)
             if pair is None:
                 what = f"adapter_config.json names parameter {name!r}, but the checkpoint holds no tensor for it"
                 raise incomplete(what, tensor=name)
-            shape = tuple(model.get_parameter(name).shape)
-            stacked[name] = _stack_pair(
+            shape = tuple(layer.get_parameter(parameter).shape)
+            stacked[f"{module}.{parameter}"] = _stack_pair(
                 name, pair, shape, config, transposed=bool(getattr(layer, "is_transposed", False))
             )
     if left:
@@ -103,17 +109,28 @@ def _stack_pair(
 
 
 def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
-    """Return the change of a parameter that is stored as one tensor."""
+    """Return the change of a parameter that is stored as one tensor; a few experts are computed at a time."""
     if len(source.shape) == 2 and pair.shape[0] == 1:
         return one_expert(pair, 0, slice(0, pair.shape[1]), source)
 
-    def compute(weight: torch.Tensor) -> None:
-        for expert in range(pair.shape[0]):
-            product = pair.product(expert, slice(None), weight.dtype)
-            weight[expert] += product.T if pair.transposed else product
+    def add(weight: torch.Tensor, first: int) -> None:
+        for place in range(len(weight)):
+            product = pair.product(first + place, slice(None), weight.dtype)
+            weight[place] += product.T if pair.transposed else product
 
     rows = pair.shape[1]
-    return _value(pair, source, pair.shape, compute, lambda number: divmod(number, rows))
+    value = _value(pair, source, pair.shape, lambda weight: add(weight, 0), lambda number: divmod(number, rows))
+    assert value.computed is not None
+
+    def part(dtype: np.dtype[np.floating], experts: slice) -> np.ndarray:
+        from slipway_merge.peft.modules import read_widened
+
+        weight = read_widened(source, dtype, (experts,))
+        add(weight, experts.start)
+        values: np.ndarray = weight.numpy()
+        return values
+
+    return replace(value, computed=replace(value.computed, part=part))
 
 
 def one_expert(pair: StackedPair, expert: int, rows: slice, source: TensorInfo) -> Value:

@@ -37,7 +37,7 @@ from slipway_merge.tensors.tensor_io import TensorReader
 
 if TYPE_CHECKING:
     from slipway.model.model_facts import ModelFacts
-    from slipway_merge.adapter.conversions import Conversions
+    from slipway.model.pytorch.conversions import Conversions
     from slipway_merge.plan.peft_forms import PeftForms
 
 
@@ -116,7 +116,7 @@ class Planner:
 
     @cached_property
     def _conversions(self) -> Conversions:
-        from slipway_merge.adapter.conversions import conversions
+        from slipway.model.pytorch.conversions import conversions
 
         return conversions(self.facts("which stored tensors its modules are made of").model, self.base)
 

@@ -75,7 +75,7 @@ def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Seque
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` for a model whose layers differ by place.
     """
-    from slipway_merge.adapter.conversions import conversions
+    from slipway.model.pytorch.conversions import conversions
 
     loaded = conversions(model, written)
     known = {name for name, _ in model.named_parameters() if _LAYER.fullmatch(name)}

@@ -47,7 +47,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A weight that is computed as a whole, not as a sum by rows; one output tensor at a time.
+    """A weight that is computed by other means than a sum by rows; one output tensor at a time.
 
     Attributes:
         module: The adapter's module.
@@ -55,12 +55,14 @@ class Computed:
         compute: Returns all values in the shape of the output tensor, computed in the given type (float32 or float64).
         error: Returns the written tensor's error against an independent computation, in units of rounding; None if there is no
             independent computation.
+        part: As ``compute``, for some of the first dimension, such as a few experts of a stack; None if only all can be computed.
     """
 
     module: str
     form: str
     compute: Callable[[np.dtype[np.floating]], np.ndarray]
     error: Callable[[TensorInfo], float] | None = None
+    part: Callable[[np.dtype[np.floating], slice], np.ndarray] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ import torch
 import transformers
 from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from slipway.errors import ModelMergeError
 from slipway.model.adapters.saved import is_plain_lora
@@ -76,7 +78,7 @@ def reload_check(
     family = config.family
     if family is not None:
         info["missing_keys"] = [key for key in info["missing_keys"] if not key.startswith(family.unused)]
-    info["unexpected_keys"] = set(info["unexpected_keys"]) - read_weights(base).keys()  # which had no use before
+    info["unexpected_keys"] = set(info["unexpected_keys"]) - _names_at_loading(merged, read_weights(base))
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     for kind, keys in wrong.items():
         if keys:
@@ -105,6 +107,15 @@ def reload_check(
     with _rename_for_peft(adapter, names(), ctx) as renamed:
         model = _load(cls, base, config=trained.config if trained else None)
         return {"loaded": True, **_compare(model, base, renamed, ours, run=run, noise=noise, size=size, ctx=ctx)}
+
+
+def _names_at_loading(model: Any, stored: Collection[str]) -> set[str]:
+    """Return the base's names and what transformers makes of them, because it reports both: those without a use had none before, either."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    prefix, state = model.base_model_prefix, model.state_dict()
+    return {*stored, *(rename_source_key(name, renamings, converters, prefix, state)[0] for name in stored)}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from slipway.errors import ModelMergeError
 from slipway.model.safetensors_file import corrupt_error
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
 from slipway_merge.tensors.kernel import Block
-from slipway_merge.tensors.outputs import OutputTensor, Shard
+from slipway_merge.tensors.outputs import Computed, OutputTensor, Shard
 from slipway_merge.tensors.tensor_io import Array, TensorReader, float_type, row_blocks
 from slipway_merge.writing.output_file import OutputFile
 
@@ -172,7 +172,7 @@ class Rows(Portion):
 
 @dataclass(frozen=True, kw_only=True)
 class Whole(Portion):
-    """A weight that is computed as a whole, then rounded and written block by block."""
+    """A weight that is computed, as a whole or block by block, then rounded and written block by block."""
 
     tensor: OutputTensor
     reader: TensorReader
@@ -182,15 +182,19 @@ class Whole(Portion):
         """Bytes for the values, their computation, and a block."""
         source = self.tensor.value.source
         wide = compute_type(self.tensor.dtype, source.dtype)
-        return 4 * source.numel * wide.itemsize + _block_bytes(self.tensor)
+        count = source.numel
+        if self._computed.part is not None:
+            count = min(count, max(BLOCK_ELEMENTS, matrix_shape(self.tensor)[1]))
+        return 4 * count * wide.itemsize + _block_bytes(self.tensor)
 
     def fill(self, file: OutputFile, block: Block, part: Change, /) -> None:
         """Compute the weight, then round and write it."""
-        values = self._values().reshape(matrix_shape(self.tensor))
+        shape = matrix_shape(self.tensor)
+        values = self._values().reshape(shape) if self._computed.part is None else None
         source, output = self.tensor.value.source.dtype, self.tensor.dtype
         position = self.start
-        for first, count in row_blocks(values.shape, BLOCK_ELEMENTS):
-            new = values[first : first + count]
+        for first, count in row_blocks(shape, BLOCK_ELEMENTS):
+            new = self._part(first, count) if values is None else values[first : first + count]
 
             def take(base: Array, spare: Array, new: Array = new) -> Array:
                 difference = np.subtract(new, base, out=spare).reshape(-1)
@@ -202,9 +206,20 @@ class Whole(Portion):
             file.write(rounded.reshape(-1).view(np.uint8).data, position)
             position += rounded.nbytes
 
-    def _values(self) -> Array:
+    @property
+    def _computed(self) -> Computed:
         computed = self.tensor.value.computed
         assert computed is not None
+        return computed
+
+    def _part(self, first: int, count: int) -> Array:
+        part, wide = self._computed.part, compute_type(self.tensor.dtype, self.tensor.value.source.dtype)
+        assert part is not None
+        values: Array = part(wide, slice(first, first + count)).reshape(count, -1)
+        return values
+
+    def _values(self) -> Array:
+        computed = self._computed
         values = computed.compute(compute_type(self.tensor.dtype, self.tensor.value.source.dtype))
         if values.shape != self.tensor.shape:
             raise ModelMergeError(

@@ -29,9 +29,10 @@ from slipway_quantize.graphs.folder import (
     save_graph,
 )
 from slipway_quantize.graphs.left_out import LeftOutSource
-from slipway_quantize.graphs.weights import Weight, find_weights, is_kept, linear_layers_of
+from slipway_quantize.graphs.weights import Weight, find_weights, kept_reason, linear_layers_of
 from slipway_quantize.pieces import Pieces
 from slipway_quantize.report import KEPT, Outcome, warn_unknown
+from slipway_quantize.sensitive import kept_names
 
 _PARTS = re.compile(r"(?P<path>(?:.+\.)?)(?P<module>[^.]+)(?P<end>\.weight(?:\.T)?)")
 _LOOKED_UP = "tokens are looked up in it, which TensorRT does not do in codes"
@@ -112,7 +113,7 @@ def write_products(
         save_graph(model, target, name)
     ctx.progress("quantize", done=done, total=total, unit="weights")
     asked = [module for name, why in outcome.kept.items() if why == KEPT for module in linear_layers_of(name)]
-    warn_unknown(keep, asked, ctx)
+    warn_unknown(kept_names(keep), asked, ctx)
     if ranges is not None:
         outcome.details |= ranges.facts
     return outcome
@@ -145,8 +146,8 @@ def joined_name(weights: Sequence[Weight]) -> str:
 
 
 def _kept_reason(weight: Weight, keep: Sequence[str], ranges: Ranges | None) -> str:
-    if is_kept(weight.name, keep):
-        return KEPT
+    if why := kept_reason(weight.name, keep):
+        return why
     if ranges is None:
         return ""
     return next((ranges.kept[name] for name in inputs_of(weight) if name in ranges.kept), "")

@@ -29,6 +29,7 @@ from slipway_quantize.calibration.rounding.grid import Fixed, Grid
 from slipway_quantize.calibration.rounding.methods import BY_INPUTS, NEAREST, Rounded, best_method, read_rounded
 from slipway_quantize.calibration.rounding.rounds import Rounds
 from slipway_quantize.calibration.streaming.crew import Crew
+from slipway_quantize.calibration.streaming.experts import report_unreached, require_mixture_known
 from slipway_quantize.calibration.streaming.layers import Rounding
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.walk import BlockWalk
@@ -126,8 +127,10 @@ class Calibration:
     def __init__(self, source: Path, data: Path, *, params: CalibrateParams, ctx: Context) -> None:
         self._params = params
         self._ctx = ctx
-        load = partial(StreamedModel, source, group_size=params.group_size, head=params.head)
+        load = partial(StreamedModel, source, group_size=params.group_size, head=params.head, sensitive=False)
         self.model = load()
+        if self.model.experts:
+            require_mixture_known(params.method, symmetric=params.symmetric)
         if not self.model.layers:
             raise QuantizationError(
                 f"no linear layer has an input width that is a multiple of the group size {params.group_size}",
@@ -231,7 +234,11 @@ class Calibration:
             known = torch.tensor([costs.get(name, 0.0) for name in names], dtype=torch.float64)
             self._finished.put(_COSTS, {_COSTS: known})
         costs = dict(zip(names, self._finished.get(_COSTS)[_COSTS].tolist(), strict=True))
-        weights = {name: layer.stored.numel() for name, layer in self.model.layers.items()}
+        # All experts of a layer have the same bits, because vLLM has one scheme for them.
+        weights = {
+            name: layer.stored.numel() for name, layer in self.model.layers.items() if name not in self.model.experts
+        }
+        costs = {name: cost for name, cost in costs.items() if name in weights}
         wide = wide_layers(costs, weights, bits=self._params.bits, share=self._params.wide_share)
         # At so many bits, a zero point gains nothing.
         self.wide = dict.fromkeys(wide, replace(self.grid, bits=WIDE, symmetric=True))
@@ -356,6 +363,7 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
         "divergence": {method: float(value) for method, value in result.divergences.items()},
         "windows": {"fit": len(calibration.windows.fit), "held_out": len(calibration.windows.held_out)},
         "steps": calibration.effort.steps,
+        **report_unreached(calibration.model.experts, result.methods, "these are rounded to the nearest", ctx),
     }
     write_calibration(target, calibration.model, result, params=params, facts=facts)
     # Facts of the attempt alone: the artifact has the same digest in every run.

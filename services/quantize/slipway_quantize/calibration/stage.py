@@ -35,7 +35,7 @@ def output_bytes(params: CalibrateParams, size: ModelSize) -> int:
 
 STAGE = Stage(
     name="calibrate",
-    version=5,
+    version=6,
     inputs=("model", "data"),
     outputs=("calibration",),
     params=CalibrateParams,

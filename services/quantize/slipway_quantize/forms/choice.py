@@ -51,6 +51,7 @@ class Layers:
         calibrated: Integers that a calibration has chosen, by module.
         asymmetric: Whether integers have zero points.
         least: Fewest bits of weights that must have more than the level, by module.
+        experts: Layers that have the level's bits whatever the budget is.
     """
 
     sources: Mapping[str, TensorInfo]
@@ -60,6 +61,7 @@ class Layers:
     calibrated: Mapping[str, CalibratedWeight]
     asymmetric: bool
     least: Mapping[str, int]
+    experts: frozenset[str] = frozenset()
 
 
 def least_width(request: QuantizeRequest) -> int:
@@ -230,8 +232,9 @@ def choose_mixed(
     Raises:
         QuantizationError: ``SIZE_BUDGET_UNMET``, with the smallest possible size; ``NON_FINITE_WEIGHTS``.
     """
-    by_bits = {bits: form.with_bits(dict.fromkeys(layers.sources, bits)) for bits in widths_of(request.params.level)}
-    candidates = [_candidate(module, tensor, layers, by_bits) for module, tensor in layers.sources.items()]
+    sources = {module: tensor for module, tensor in layers.sources.items() if module not in layers.experts}
+    by_bits = {bits: form.with_bits(dict.fromkeys(sources, bits)) for bits in widths_of(request.params.level)}
+    candidates = [_candidate(module, tensor, layers, by_bits) for module, tensor in sources.items()]
     widest = max(by_bits)
     files = plan_files(planned(by_bits[widest]), max_shard_bytes=request.params.max_shard_bytes)
     fixed = sum(file.nbytes for file in files) - sum(each.sizes[widest] for each in candidates)
@@ -243,7 +246,7 @@ def choose_mixed(
         group_size=form.level.group_size,
         ctx=request.ctx,
     )
-    return choice, form.with_bits({module: choice.bits[f"{module}.weight"] for module in layers.sources})
+    return choice, form.with_bits({module: choice.bits[f"{module}.weight"] for module in sources})
 
 
 def _candidate(module: str, tensor: TensorInfo, layers: Layers, by_bits: Mapping[int, PackedIntegers]) -> Candidate:

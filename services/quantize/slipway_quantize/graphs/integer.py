@@ -40,14 +40,15 @@ from slipway_quantize.graphs.weights import (
     Weight,
     add_inline_constant,
     find_weights,
-    is_kept,
+    kept_reason,
     linear_layers_of,
     remove_unused,
     replace_node,
 )
 from slipway_quantize.levels import IntLevel, SizeBudget
 from slipway_quantize.pieces import Pieces, Squares
-from slipway_quantize.report import KEPT, Outcome, read_json, warn_unaligned, warn_unknown
+from slipway_quantize.report import Outcome, read_json, warn_unaligned, warn_unknown
+from slipway_quantize.sensitive import kept_names
 
 _CONTRIB = "com.microsoft"
 _LINE = 16
@@ -79,7 +80,8 @@ def write_int(
     graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
     left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
     matrices = {name: find_weights(model.graph) for name, model in graphs}
-    asked = {weight.name for weights in matrices.values() for weight in weights if is_kept(weight.name, level.keep)}
+    reasons = {weight.name: kept_reason(weight.name, level.keep) for weights in matrices.values() for weight in weights}
+    asked = {name: why for name, why in reasons.items() if why}
     fits = {
         name: [one for one in weights if one.features[1] % level.group_size == 0 and one.name not in asked]
         for name, weights in matrices.items()
@@ -145,9 +147,9 @@ def write_int(
         save_graph(model, target, name)
     ctx.progress("quantize", done=done, total=total, unit="weights")
     warn_unaligned(unaligned, level.group_size, ctx)
-    warn_unknown(level.keep, [module for name in asked for module in linear_layers_of(name)], ctx)
+    warn_unknown(kept_names(level.keep), [module for name in asked for module in linear_layers_of(name)], ctx)
     outcome.kept = dict.fromkeys(unaligned, "input width is not a multiple of the group size")
-    outcome.kept |= dict.fromkeys(sorted(asked), KEPT)
+    outcome.kept |= dict(sorted(asked.items()))
     return outcome
 
 

@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from slipway_quantize.graphs.folder import add_initializer
 from slipway_quantize.levels import is_named
+from slipway_quantize.report import KEPT
+from slipway_quantize.sensitive import kept_names, sensitive_reason
 
 _PASS_THROUGH = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -129,8 +131,16 @@ def _has_no_other_use(weight: Weight) -> bool:
 
 
 def is_kept(weight: str, keep: Collection[str]) -> bool:
-    """Return whether a weight belongs to a linear layer of ``keep``."""
-    return any(is_named(module, keep) for module in linear_layers_of(weight))
+    """Return whether a weight belongs to a linear layer of ``keep``, or to one that keeps its type by default."""
+    return bool(kept_reason(weight, keep))
+
+
+def kept_reason(weight: str, keep: Collection[str]) -> str:
+    """Return why a weight keeps its type; empty if it does not."""
+    modules = linear_layers_of(weight)
+    if any(is_named(module, kept_names(keep)) for module in modules):
+        return KEPT
+    return next((why for module in modules if (why := sensitive_reason(module, keep))), "")
 
 
 def linear_layers_of(weight: str) -> list[str]:

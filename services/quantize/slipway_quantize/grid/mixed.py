@@ -31,8 +31,14 @@ _LAYER = re.compile(r"\.(\d+)\.")
 _DIRECT, _PREFERRED = ("v_proj", "down_proj"), 3.0
 _OUTERMOST, _OUTER = 2, 2.0
 
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that are joined, by the last part of their names."""
+_FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+"""Layers that are joined, by the last part of their names: attention, gates (LFM2's are numbered), linear attention, latent attention."""
 _JOINED = "+"
 """Stands between the parts of a weight that is joined already."""
 

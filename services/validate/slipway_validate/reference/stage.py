@@ -34,7 +34,7 @@ def output_bytes(params: SampleParams, size: ModelSize) -> int:
 
 STAGE = Stage(
     name="reference",
-    version=1,
+    version=2,
     inputs=("base",),
     optional_inputs=("adapter", "heldout", "own_text", "test_inputs"),
     outputs=("reference",),

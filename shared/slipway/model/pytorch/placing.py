@@ -5,14 +5,15 @@ loads a base. peft converts such adapters too, but by the ends of names: of a mi
 one kind of layers and drops the others without an error. So these updates are kept apart from peft: they are converted by transformers' own
 conversion of the weights they belong to, and added to the joined weight while its module computes.
 
-Names of the text model alone, on a model that takes more than text, and other tools' names of the head are translated for peft.
+Names of the text model alone, on a model that takes more than text, and other tools' names of the head are translated for peft. Parameters
+that a LoRA targets by themselves (``target_parameters``: stacks of experts, routers) are peft's to place, like layers.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,8 @@ from slipway.model.safetensors_file import read_safetensors, read_weights
 
 _LAYERS = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd, Conv1D, nn.MultiheadAttention)
 """Layers whose updates are peft's to place."""
+_WRAPPED = ".base_layer"
+"""What peft adds to a module's name for each further parameter of it that has factors of its own."""
 _TEXT_PARTS = frozenset({"language_model", "text_model"})
 """Names of the text model within a model that takes more than text."""
 
@@ -98,6 +101,38 @@ class JoinedUpdates:
         return _join_weights(model, values)[parameter]
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where an adapter's factors belong in a model.
+
+    Attributes:
+        kinds: Classes of the model's modules.
+        renamed: The module for each name in the adapter that is not the model's own.
+        targeted: Parameters of the model that have factors of their own.
+    """
+
+    kinds: Mapping[str, type]
+    renamed: Mapping[str, str]
+    targeted: tuple[str, ...]
+
+    def module(self, owner: str) -> str:
+        """Return the module of an adapter's name; empty if there is none."""
+        return _find_module(_unwrap(self.renamed.get(owner, owner)), self.kinds)
+
+    def holds_targeted(self, module: str) -> bool:
+        """Return whether a module holds a parameter that has factors of its own."""
+        return any(name.rpartition(".")[0] == module for name in self.targeted)
+
+    def are_in_text(self, owners: Collection[str]) -> bool:
+        """Return whether all names belong to the text model within a larger one: the adapter's settings may be for that alone."""
+        return bool(owners) and all(_TEXT_PARTS & set(self.module(owner).split(".")) for owner in owners)
+
+    def can_be_placed(self, owner: str) -> bool:
+        """Return whether peft can place the factors of an adapter's name."""
+        module = self.module(owner)
+        return bool(module) and (issubclass(self.kinds[module], _LAYERS) or self.holds_targeted(module))
+
+
 @contextmanager
 def make_placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, JoinedUpdates | None]]:
     """Yield a folder with the part of the adapter that peft can place, and the other updates; the adapter's own folder if peft can place all.
@@ -113,14 +148,18 @@ def make_placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path
     settings, owners = read_adapter_config(adapter), _owners(adapter)
     kinds = {name: type(module) for name, module in model.named_modules()}
     renamed = _find_renamed(owners, kinds)
-    other = [owner for owner in owners if owner not in renamed and not _is_layer(_find_module(owner, kinds), kinds)]
+    targeted = _find_targeted(model, settings)
+    places = _Places(kinds, renamed, targeted)
+    other = [owner for owner in owners if owner not in renamed and not places.can_be_placed(owner)]
     joined = _find_joined(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
-    if joined is None and not renamed:
-        yield adapter, None
-        return
-    with TemporaryDirectory() as place, _without_conversion() if joined else nullcontext():
-        _write_rest(Path(place), adapter, settings, joined, kinds=kinds, renamed=renamed)
-        yield Path(place), joined
+    # Where every factor has a module of today's model, there is nothing to convert.
+    with _without_conversion() if joined or (owners and not other) else nullcontext():
+        if joined is None and not renamed and not places.are_in_text(owners):
+            yield adapter, None
+            return
+        with TemporaryDirectory() as place:
+            _write_rest(Path(place), adapter, settings, joined, places)
+            yield Path(place), joined
 
 
 def find_unplaced(tuned: nn.Module, adapter: Path) -> list[str]:
@@ -163,8 +202,25 @@ def _find_module(owner: str, kinds: Mapping[str, type]) -> str:
     return next((end for end in ends if end in kinds), "")
 
 
-def _is_layer(module: str, kinds: Mapping[str, type]) -> bool:
-    return bool(module) and issubclass(kinds[module], _LAYERS)
+def _unwrap(owner: str) -> str:
+    """Return a module's name without what peft adds for each parameter of it that has factors."""
+    while owner.endswith(_WRAPPED):
+        owner = owner.removesuffix(_WRAPPED)
+    return owner
+
+
+def _find_targeted(model: Any, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parameters that ``target_parameters`` names; it may name those of the text model alone."""
+    wanted = tuple(settings.get("target_parameters") or ())
+    names = [name for name, _ in model.named_parameters()] if wanted else []
+    return tuple(name for name in names if any(_is_named(name, target) for target in wanted))
+
+
+def _is_named(name: str, target: str) -> bool:
+    if f".{name}".endswith(f".{target}"):
+        return True
+    in_text, in_layer = _TEXT_PARTS & set(name.split(".")), any(part.isdigit() for part in target.split("."))
+    return bool(in_text) and in_layer and _from_layer(name) == _from_layer(target)
 
 
 def _find_renamed(owners: Mapping[str, list[str]], kinds: Mapping[str, type]) -> dict[str, str]:
@@ -175,11 +231,13 @@ def _find_renamed(owners: Mapping[str, list[str]], kinds: Mapping[str, type]) ->
             by_end.setdefault(_from_layer(name), []).append(name)
     modules = {}
     for owner, names in owners.items():
-        if _find_module(owner, kinds):
+        plain = _unwrap(owner)
+        wrapped = owner.removeprefix(plain)
+        if module := _find_module(plain, kinds):
             if any(owner not in name for name in names):
-                modules[owner] = _find_module(owner, kinds)
-        elif len(within := by_end.get(_from_layer(owner), [])) == 1:
-            modules[owner] = within[0]
+                modules[owner] = module + wrapped
+        elif len(within := by_end.get(_from_layer(plain), [])) == 1:
+            modules[owner] = within[0] + wrapped
     return modules
 
 
@@ -292,9 +350,7 @@ def _write_rest(
     adapter: Path,
     settings: Mapping[str, Any],
     joined: JoinedUpdates | None,
-    *,
-    kinds: Mapping[str, type],
-    renamed: Mapping[str, str],
+    places: _Places,
 ) -> None:
     """Write the adapter under the model's names and without some of its updates.
 
@@ -306,16 +362,17 @@ def _write_rest(
         if key in left_out:
             continue
         owner, lora, rest = unwrap_name(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")
-        tensors[f"{ADAPTER_PREFIX}{renamed.get(owner, owner)}{lora}{rest}"] = value
-        if lora:
-            modules.add(renamed.get(owner) or _find_module(owner, kinds))
+        tensors[f"{ADAPTER_PREFIX}{places.renamed.get(owner, owner)}{lora}{rest}"] = value
+        if lora and not places.holds_targeted(places.module(owner)):
+            modules.add(places.module(owner))
     if not tensors:
-        modules = {next(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))}
+        modules = {next(name for name, kind in places.kinds.items() if issubclass(kind, nn.Linear))}
     if all(modules):
         settings = {
             **settings,
             "target_modules": sorted(modules),
-            **dict.fromkeys(("target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern")),
+            "target_parameters": list(places.targeted) or None,
+            **dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern")),
         }
     (place / ADAPTER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
     save_file(tensors, place / ADAPTER_WEIGHTS, metadata={"format": "pt"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Format, Usage
 from slipway.formats.registry import formats, is_adapter_alone, split_output, translate_format_errors
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family
+from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family, loader_of
 from slipway.model.model_files import has_chat_template
 from slipway.model.sentences import UnknownPoolingError, is_sentence_encoder, read_pooling
 from slipway.results.report.document import Report
@@ -133,7 +133,8 @@ def _family(folder: Path) -> Family | None:
     """Return the family of the model that the example loads: None if unknown, a decoder without a ``config.json`` of transformers."""
     try:
         config = ModelConfig.read(folder)
-        return config.family if config.get("architectures") or config.get("model_type") else DECODER
+        family = config.family if config.get("architectures") or config.get("model_type") else DECODER
+        return replace(family, auto_class=loader_of(family, config)) if family else None
     except CheckpointValidationError:
         return DECODER
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.calibration.params import ImportanceParams
+from slipway_quantize.calibration.streaming.experts import report_unreached
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.moments import Observer, Reached
@@ -87,5 +88,6 @@ def measure_importance(source: Path, data: Path, target: Path, *, params: Import
     save_file(means, target / FILE)
     (target / FILE).chmod(0o644)
     facts = {"weights": len(means), "windows": len(chosen), "text": windows.digest, "seed": params.seed}
+    facts |= report_unreached(model.experts, means, "the importance of their inputs is unknown", ctx)
     (target / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     ctx.record(**facts)

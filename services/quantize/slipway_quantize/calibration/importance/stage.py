@@ -28,7 +28,7 @@ def run(inputs: Mapping[str, Path], params: ImportanceParams, ctx: Context) -> d
 
 STAGE = Stage(
     name="importance",
-    version=1,
+    version=2,
     inputs=("model", "data"),
     outputs=("importance",),
     params=ImportanceParams,

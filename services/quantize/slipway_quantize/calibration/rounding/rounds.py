@@ -28,8 +28,11 @@ from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.moments import Inputs, Moments, merge_moments, relative_errors
 from slipway_quantize.calibration.streaming.walk import BlockWalk
+from slipway_quantize.experts import EXPERT
 
 _T = TypeVar("_T")
+_MOMENTS_BYTES = 1 << 30
+"""Most bytes of the moments of the experts that are rounded together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +292,22 @@ def _passes(layers: Sequence[Layer], *, corrects: bool) -> list[frozenset[str]]:
     """
     width = layers[0].stored.shape[1] if layers else 0
     late = frozenset(layer.name for layer in layers if corrects and layer.stored.shape[1] > width)
-    early = frozenset(layer.name for layer in layers) - late
-    return [names for names in (early, late) if names]
+    experts = [layer for layer in layers if EXPERT.match(layer.name)]
+    early = frozenset(layer.name for layer in layers) - late - {layer.name for layer in experts}
+    return [names for names in (early, late - {layer.name for layer in experts}) if names] + _expert_passes(experts)
+
+
+def _expert_passes(experts: Sequence[Layer]) -> list[frozenset[str]]:
+    """Divide a block's experts into passes: each expert has moments of its own, and those of all of them may not fit into memory."""
+    passes: list[set[str]] = []
+    room = 0
+    for layer in experts:
+        room -= 2 * 4 * layer.stored.shape[1] ** 2  # of held-out windows and of those to fit to
+        if room < 0:
+            passes.append(set())
+            room = _MOMENTS_BYTES
+        passes[-1].add(layer.name)
+    return [frozenset(names) for names in passes]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,13 @@ from slipway.errors import QuantizationError
 from slipway.model.configuration import NO_FIRST_TOKEN, ModelConfig, first_token, generation_settings
 from slipway.model.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family, auto_model
 from slipway.model.safetensors_file import TensorInfo
-from slipway.model.weights.reading import open_weights, row_pieces
+from slipway.model.weights.reading import Weights, open_weights, row_pieces
+from slipway_quantize.calibration.streaming.experts import put_experts
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
+from slipway_quantize.experts import mixture_of
 from slipway_quantize.model_weights import (
+    LinearWeight,
     find_linear_layers,
     map_tensor,
     model_config,
@@ -31,6 +34,8 @@ from slipway_quantize.model_weights import (
     require_family,
     require_finite,
 )
+from slipway_quantize.sensitive import sensitive_reason
+from slipway_quantize.split_experts import SplitExperts
 
 
 class StreamedModel:
@@ -41,10 +46,12 @@ class StreamedModel:
         group_size: Weights per scale; layers whose input width is not a multiple of it are not rounded.
         head: Whether a decoder's lm_head is rounded too.
         finite: Whether its weights are known to be finite, as those of a model that is loaded again are.
+        sensitive: Whether layers are rounded that keep their type by default.
 
     Attributes:
         family: Its family.
-        layers: Layers to round, by the name of their weight, in the model's order.
+        layers: Layers to round, by the name of their weight, in the model's order, experts last.
+        experts: Names of those that are matrices of experts.
         dtype: Type of its weights.
         vocabulary: Number of tokens that it knows.
         tied: Name of the embedding's weight, if the head shares it and is rounded; otherwise empty.
@@ -55,16 +62,20 @@ class StreamedModel:
         QuantizationError: ``CALIBRATION_UNSUPPORTED`` and the reasons of reading a model.
     """
 
-    def __init__(self, folder: Path, *, group_size: int, head: bool, finite: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, group_size: int, head: bool, finite: bool = False, sensitive: bool = True
+    ) -> None:
         self.family = require_family(folder)
         config = model_config(folder)
         _require_supported(self.family, config)
-        with closing(open_weights(folder, {})) as weights:
+        with closing(open_weights(folder, {})) as stored:
+            weights, stacks = _split_experts(folder, stored, config.model_type)
             tensors = read_tensors(weights)
             for info in tensors.values() if not finite else ():
                 for first, count in row_pieces(info):
                     require_finite(read_rows(weights, info, first, count), info.name)
-        structure = find_linear_layers(config, self.family, tensors)
+        structure = find_linear_layers(config, self.family, tensors, stacks=stacks)
+        tensors |= {name: tensors[stored_name] for name, stored_name in structure.renamed.items()}
         self.model = _build(config, self.family)
         self._ties: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
         self.layers: dict[str, Layer] = {}
@@ -72,9 +83,12 @@ class StreamedModel:
         rounded = {
             f"{weight.module}.weight": weight.source
             for weight in structure.linear
-            if tensors[weight.source].shape[1] % group_size == 0 and (head or not self._is_head(weight.module))
+            if tensors[weight.source].shape[1] % group_size == 0
+            and (head or not self._is_head(weight.module))
+            and (sensitive or not sensitive_reason(weight.module))
         }
         self._put_layers(tensors, rounded)
+        self.experts = self._put_experts(structure.experts, tensors, group_size)
         self.tied = ""
         self._tables = self._put_tables(tensors, rounded)
         self._put_others(tensors)
@@ -98,6 +112,17 @@ class StreamedModel:
                 self.layers[name] = layer
             else:
                 self._others.append(layer)
+
+    def _put_experts(
+        self, experts: Sequence[LinearWeight], tensors: Mapping[str, TensorInfo], group_size: int
+    ) -> frozenset[str]:
+        try:
+            made = put_experts(self.model, experts, tensors) if experts else {}
+        except ValueError as error:
+            raise unsupported_error(str(error), self.model.config.model_type) from error
+        rounded = {name: layer for name, layer in made.items() if layer.stored.shape[1] % group_size == 0}
+        self.layers |= rounded
+        return frozenset(rounded)
 
     def _put_tables(self, tensors: Mapping[str, TensorInfo], rounded: Mapping[str, str]) -> list[Table]:
         tables = []
@@ -129,7 +154,11 @@ class StreamedModel:
             for kind in (module._parameters, module._buffers):
                 for attribute, value in list(kind.items()):
                     name = f"{path}.{attribute}".lstrip(".")
-                    if value is None or (done and attribute == "weight" and self._has(name, tensors)):
+                    if (
+                        value is None
+                        or not value.numel()
+                        or (done and attribute == "weight" and self._has(name, tensors))
+                    ):
                         continue
                     if self._has(name, tensors):
                         loaded = map_tensor(tensors.get(name) or tensors[self._ties[name]])
@@ -244,6 +273,17 @@ def _require_supported(family: Family, config: Any) -> None:
         )
 
 
+def _split_experts(folder: Path, weights: Weights, kind: str) -> tuple[Weights, Mapping[str, TensorInfo]]:
+    """Return weights in which each matrix of an expert is a tensor, and the stacks that they were."""
+    mixture = mixture_of(ModelConfig.read(folder))
+    if mixture is None:
+        return weights, {}
+    split = SplitExperts(weights, mixture)
+    if split.stacks and mixture.transposed:
+        raise unsupported_error("the matrices of its experts are stored as (in, out)", kind)
+    return split, split.stacks
+
+
 def _start(folder: Path, config: Any) -> tuple[int, int]:
     """Return a decoder's first token and how many tokens it knows."""
     written = ModelConfig.read(folder)
@@ -259,7 +299,8 @@ def _build(config: Any, family: Family) -> Any:
     config.use_cache = False
     try:
         with no_init_weights():
-            model = auto_model(family).from_config(config, dtype=torch.float32, trust_remote_code=False)
+            loader = auto_model(family, config.to_dict())
+            model = loader.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # the model's own code may raise anything
         raise unsupported_error(
             f"transformers cannot build it ({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",

@@ -22,12 +22,14 @@ from slipway.model.families import auto_model
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import configuration_of
 from slipway.model.model_files import ADAPTER_WEIGHTS
+from slipway.model.pytorch.conversions import conversions
 from slipway.model.runs.checkpoints import read_adapter_config
-from slipway.model.safetensors_file import read_safetensors
+from slipway.model.safetensors_file import read_safetensors, read_weights
 from slipway.model.trained import trained_model
 from slipway.proof.stored_weights import Dense, Names, NotUnderstoodError
 from slipway_validate.runner.runtime_reference import add_adapter
 from slipway_validate.runner.survival.checkpoints import Checkpoint
+from slipway_validate.runner.survival.experts import AdaptedMatrix, adapted_parameter, joined_matrices
 from slipway_validate.runner.survival.sums import Both
 
 _PREFIX = re.compile(r"^base_model\.model\.")
@@ -42,6 +44,8 @@ _COMPARED = frozenset(
 )  # fmt: skip
 """Methods of peft whose update of a weight follows from the weight and the adapter's own values (``tests/support/models/merge_forms.py``).
 Others (OSF, PSOFT, FROD) take a part of the base when their layers are made, before it has its values here."""
+_TOKENS = ".token_adapter"
+"""What peft adds to an embedding's name for its trained tokens."""
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 """Ways to begin an adapter that move a part of the base's weights into it."""
 
@@ -53,11 +57,13 @@ class AdaptedModule:
     Attributes:
         name: Its name in the model.
         tied: Name of the weight with which it shares its own; empty if there is none.
+        stored: Name of its weight in the base's files, if that is another; otherwise empty.
         turned: Whether its weight is stored (in, out).
     """
 
     name: str
     tied: str
+    stored: str
     turned: bool
     layer: Any
 
@@ -91,7 +97,17 @@ class AdaptedModule:
         return merged
 
 
-def adapted_modules(base: Path, adapter: Path) -> tuple[list[AdaptedModule], dict[str, str]]:
+Adapted = AdaptedModule | AdaptedMatrix
+"""What an adapter updates, and is compared."""
+
+
+def find_name(names: Names, module: Adapted) -> str | None:
+    """Return the name of a module's weight among others: the model's, the base's files', or that of a weight it is tied to."""
+    candidates = (module.weight, module.stored, module.tied)
+    return next((name for one in candidates if one and (name := names.find(one))), None)
+
+
+def adapted_modules(base: Path, adapter: Path) -> tuple[list[Adapted], dict[str, str]]:
     """Return the modules that the adapter updates, in the model's order, and those that are not compared, with the reason.
 
     Raises:
@@ -111,30 +127,41 @@ def adapted_modules(base: Path, adapter: Path) -> tuple[list[AdaptedModule], dic
         raise NotUnderstoodError(
             f"the training began with a change of the base's weights (init_lora_weights is {began})"
         )
-    model, joined = add_adapter(_build_without_values(base, adapter), base, adapter)
+    plain = _build_without_values(base, adapter)
+    shapes = {name: info.shape for name, info in read_weights(base).items()}
+    loaded = conversions(plain, shapes)
+    model, joined = add_adapter(plain, base, adapter)
     ties = dict(getattr(model.get_base_model(), "all_tied_weights_keys", None) or {})
-    modules = []
-    left_out = dict.fromkeys(
-        joined.updated if joined else (), "transformers joins its weight with those of other modules"
-    )
+    modules: list[Adapted] = [*(joined_matrices(joined) if joined else ())]
+    left_out: dict[str, str] = {}
     for path, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
             continue
         name = _PREFIX.sub("", path)
-        inner = layer.get_base_layer()
-        if hasattr(layer, "parameter_name") or not isinstance(getattr(inner, "weight", None), Tensor):
-            left_out[name] = "the update is not of the weight of one layer"
-        elif name.endswith(".token_adapter"):
-            left_out[name.removesuffix(".token_adapter")] = "new tokens replace rows of it"
-        elif inner.weight.dim() != 2:
-            left_out[name] = "its weight is no matrix"
-        else:
-            modules.append(AdaptedModule(name, ties.get(f"{name}.weight", ""), isinstance(inner, Conv1D), layer))
+        if hasattr(layer, "parameter_name"):
+            matrices = list(adapted_parameter(name, layer, loaded, shapes))
+            modules += matrices
+            why = "" if matrices else "the base stores the parameter in another form"
+        elif not (why := _not_compared(name, layer)):
+            tied, stored = ties.get(f"{name}.weight", ""), loaded.renamed.get(f"{name}.weight", "")
+            modules.append(AdaptedModule(name, tied, stored, isinstance(layer.get_base_layer(), Conv1D), layer))
+        if why:
+            left_out[name.removesuffix(_TOKENS)] = why
     shared = {each.tied for each in modules if each.tied} & {each.weight for each in modules}
     for each in [each for each in modules if each.weight in shared or each.tied in shared]:
         left_out[each.name] = "it shares its weight with another adapted module"
         modules.remove(each)
     return modules, left_out
+
+
+def _not_compared(name: str, layer: Any) -> str:
+    """Return why the update of a layer is not compared; empty if it is."""
+    weight = getattr(layer.get_base_layer(), "weight", None)
+    if not isinstance(weight, Tensor):
+        return "the update is not of the weight of one layer"
+    if name.endswith(_TOKENS):
+        return "new tokens replace rows of it"
+    return "" if weight.dim() == 2 else "its weight is no matrix"
 
 
 def _build_without_values(base: Path, adapter: Path) -> Any:
@@ -150,7 +177,7 @@ def _build_without_values(base: Path, adapter: Path) -> Any:
         raise NotUnderstoodError("the model's family is unknown")
     known = configuration_of(config) if trained else AutoConfig.from_pretrained(base, trust_remote_code=False)
     with torch.device("meta"):
-        model = auto_model(family).from_config(known, dtype=torch.float32, trust_remote_code=False)
+        model = auto_model(family, config).from_config(known, dtype=torch.float32, trust_remote_code=False)
     tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
     brought = frozenset(_WITHIN.sub("", _PREFIX.sub("", name)) for name in tensors)
     made: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
@@ -202,19 +229,19 @@ class BaseWeights:
         self._stored = Checkpoint(folder)
         self._names = Names(self._stored.names)
 
-    def weight(self, module: AdaptedModule) -> Tensor:
+    def weight(self, module: Adapted) -> Tensor:
         """Return W as (N, K), in its stored type.
 
         Raises:
             NotUnderstoodError: The base stores it under another name or in another form.
         """
-        name = self._names.find(module.weight) or (self._names.find(module.tied) if module.tied else None)
+        name = find_name(self._names, module)
         if name is None:
             raise NotUnderstoodError("the base has no weight of this name")
         weight = self._stored.weight(name, turned=module.turned)
         return weight.values if isinstance(weight, Dense) else weight.take(slice(None)).stored
 
-    def original(self, module: AdaptedModule) -> Original:
+    def original(self, module: Adapted) -> Original:
         """Return a module's weight without and with its update.
 
         Raises:
@@ -223,6 +250,10 @@ class BaseWeights:
         before = self.weight(module)
         merged = module.merge(before.T if module.turned else before)
         return Original(before, merged.T if module.turned else merged)
+
+    def non_finite(self) -> dict[str, int]:
+        """Return the base's tensors that hold NaN or infinity, with how many."""
+        return self._stored.non_finite()
 
     def rows(self, weight: str) -> int:
         """Return the number of output features of a linear layer's weight; 0 if the base has none of this name."""

@@ -35,10 +35,20 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self._tensors = read_weights(folder)
-        self.names = frozenset(match["weight"] for name in self._tensors if (match := _STORED.fullmatch(name)))
+        matrices = {match["weight"] for name in self._tensors if (match := _STORED.fullmatch(name))}
+        self._stacks = {
+            f"{name}.{number}": (name, number)
+            for name, info in self._tensors.items()
+            if info.dtype in FLOATS and len(info.shape) == 3 and min(info.shape) > 1  # not a convolution by channel
+            for number in range(info.shape[0])
+        }
+        self.names = frozenset((*matrices, *self._stacks))
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:
-        """As :meth:`slipway.proof.stored_weights.StoredModel.weight`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.weight`; a matrix of a stack has the stack's name and its number."""
+        if name in self._stacks:
+            stack, number = self._stacks[name]
+            return Dense(view_of(self._tensors[stack])[number])
         weight = self._read(name)
         if len(weight.shape) != 2:
             raise NotUnderstoodError(f"its shape is {weight.shape}")

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from slipway.files.paths import file_in
 from slipway.proof.constants import Constant, NamedConstants
-from slipway.proof.stored_weights import Coded, Dense, NotUnderstoodError, Smoothed, StoredWeight, count_non_finite
+from slipway.proof.stored_weights import (
+    Coded,
+    Dense,
+    NotUnderstoodError,
+    Smoothed,
+    StoredWeight,
+    count_non_finite,
+    is_mask,
+)
 
 _FLOATS = {
     ir.DataType.FLOAT: torch.float32,
@@ -64,9 +72,11 @@ class Graphs:
         return self._constants.part(name, whole)
 
     def non_finite(self) -> dict[str, int]:
-        """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`; constants that the model's code made may hold infinity."""
+        floats = {name: self._values(name) for name, tensor in self._tensors.items() if tensor.dtype in _FLOATS}
+        weights = {self._constants[name].name for name in self.names}
         return count_non_finite(
-            {name: self._values(name) for name, tensor in self._tensors.items() if tensor.dtype in _FLOATS}
+            {name: values for name, values in floats.items() if name in weights or not is_mask(values)}
         )
 
     def _read(self, path: Path) -> None:

@@ -19,7 +19,7 @@ from slipway.proof.runtime import Unusable
 from slipway.proof.stored_weights import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.protocol.messages import SurvivalSpec
-from slipway_validate.runner.survival.adapted import AdaptedModule, BaseWeights, Original, adapted_modules
+from slipway_validate.runner.survival.adapted import Adapted, BaseWeights, Original, adapted_modules, find_name
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.sums import Both, Sums
 
@@ -103,7 +103,7 @@ def _measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[
 
 
 def _survival(
-    output: _Output, modules: list[AdaptedModule], weights: BaseWeights, left_out: Mapping[str, str]
+    output: _Output, modules: list[Adapted], weights: BaseWeights, left_out: Mapping[str, str]
 ) -> AdapterSurvival:
     """Return what an output holds, after all modules were compared.
 
@@ -116,9 +116,16 @@ def _survival(
     return AdapterSurvival(
         modules=kept,
         left_out=without,
-        non_finite=output.stored.non_finite(),
+        non_finite=_new_non_finite(output, weights),
         not_run="" if kept else next(iter(without.values()), "no module is adapted"),
     )
+
+
+def _new_non_finite(output: _Output, weights: BaseWeights) -> dict[str, int]:
+    """Return the output's tensors with NaN or infinity; not those that the base has like that, such as a stored mask."""
+    counts = output.stored.non_finite()
+    known = weights.non_finite() if counts else {}
+    return {name: count for name, count in counts.items() if known.get(name) != count}
 
 
 def _describe_error(error: Exception) -> str:
@@ -157,9 +164,7 @@ def open_stored(folder: Path, model: Path, rows: Callable[[str], int], runtime: 
     raise NotUnderstoodError("its weights lie neither in safetensors nor in an ONNX graph, and others are not read")
 
 
-def _compare(
-    module: AdaptedModule, weights: BaseWeights, outputs: Mapping[str, _Output], left_out: dict[str, str]
-) -> None:
+def _compare(module: Adapted, weights: BaseWeights, outputs: Mapping[str, _Output], left_out: dict[str, str]) -> None:
     """Compare one module in every output, a piece at a time."""
     try:
         own = weights.original(module)
@@ -237,8 +242,8 @@ class _Reading:
         self.changed += stored.changed_from(both.before)
 
 
-def _find_stored(output: _Output, module: AdaptedModule, shape: tuple[int, ...]) -> StoredWeight:
-    name = output.names.find(module.weight) or (output.names.find(module.tied) if module.tied else None)
+def _find_stored(output: _Output, module: Adapted, shape: tuple[int, ...]) -> StoredWeight:
+    name = find_name(output.names, module)
     if name is None:
         raise NotUnderstoodError("the output has no weight of this name")
     weight = output.stored.weight(name, turned=module.turned)
@@ -265,10 +270,10 @@ def _layer(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: BaseWeights) -> None:
+def _name_strangers(output: _Output, modules: list[Adapted], weights: BaseWeights) -> None:
     """Find the modules whose weight or update lies in the place of another's."""
     strange = {each.module for each in output.modules.values() if _is_strange(each)}
-    kinds: dict[tuple[object, ...], list[AdaptedModule]] = {}
+    kinds: dict[tuple[object, ...], list[Adapted]] = {}
     for module in modules:
         kinds.setdefault(_kind(module.name), []).append(module)
     for alike in kinds.values():
@@ -290,9 +295,7 @@ def _kind(name: str) -> tuple[object, ...]:
     return tuple("#" if part.isdigit() else part for part in name.split("."))
 
 
-def _compare_with_others(
-    output: _Output, suspects: list[AdaptedModule], alike: list[AdaptedModule], weights: BaseWeights
-) -> None:
+def _compare_with_others(output: _Output, suspects: list[Adapted], alike: list[Adapted], weights: BaseWeights) -> None:
     own: dict[str, tuple[Both, Tensor]] = {}
     for module in suspects:
         both, rows, shape = _sample_rows(module, weights)
@@ -309,7 +312,7 @@ def _compare_with_others(
                     output.modules[name] = output.modules[name].model_copy(update={key: other.name})
 
 
-def _sample_rows(module: AdaptedModule, weights: BaseWeights) -> tuple[Both, slice, tuple[int, ...]]:
+def _sample_rows(module: Adapted, weights: BaseWeights) -> tuple[Both, slice, tuple[int, ...]]:
     """Return the rows of a module that are compared with other modules', their slice, and the shape of the whole weight."""
     whole = weights.original(module)
     rows = slice(None, None, _step(whole.shape, MOST_COMPARED))
