@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway.model.configuration import ModelConfig
 from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import Bounds, LanguageModel, Past, Step
 from slipway.proof.transformers_runtime import load
@@ -125,11 +124,11 @@ def test_they_stay_within_the_disk_space_for_logits(tiny: Models, held_out: Path
     prepared = prepare(
         {"base": tiny.base, "heldout": held_out}, model, model.family, params, Context(workdir=tmp_path), work=tmp_path
     )
-    vocabulary = ModelConfig.read(tiny.base)["vocab_size"]
-    most = long_spec(prepared, tiny.base, params)
+    vocabulary = model.config["vocab_size"]
+    most = long_spec(prepared, model.config, params)
     assert most is not None
     assert most.new_tokens == (1 << 20) // (2 * 4 * vocabulary * 16) == 51
-    assert long_spec(prepared, tiny.base, params.model_copy(update={"max_logit_bytes": 64 << 20})).new_tokens == 100  # type: ignore[union-attr]
+    assert long_spec(prepared, model.config, params.model_copy(update={"max_logit_bytes": 64 << 20})).new_tokens == 100  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
