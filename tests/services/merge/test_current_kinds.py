@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
-from safetensors.torch import load_file
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from slipway.base_match.evidence import misfit
 from slipway.model.folder import ModelFolder
@@ -31,9 +32,12 @@ from support.models.current_kinds import (
     text_adapter,
     without_conversion,
 )
+from support.models.saved_adapters import edit
+from support.models.text_of_many import make_model
 
 WEIGHTS = "model.safetensors"
 SCALING = 2.5
+PATTERNED, PATTERNED_STACK = "model.layers.3.self_attn.q_proj", "model.layers.3.mlp.experts"
 IN_TEXT = (
     "gemma3-vision",
     "gemma4-vision",
@@ -123,6 +127,57 @@ def test_an_adapter_of_the_text_model_alone_finds_its_place(tmp_path, name):
     factors = load_file(kind.adapter / "adapter_model.safetensors")
     assert 2 * len(ctx.facts["modules"]) >= sum(TEXT_PART in factor for factor in factors)
     assert "logits_difference" in ctx.facts["verified"]
+
+
+def test_ranks_and_scalings_by_name_in_the_text_model_are_those_of_the_training(tmp_path):
+    """The whole check compares with peft, which gets the patterns under the names of the whole model."""
+    kind = made("qwen3.5-moe-vision", tmp_path)
+    adapter = text_adapter(kind, tmp_path / "text")
+    lora = f"base_model.model.{PATTERNED}.lora_"
+
+    def widen(tensors):
+        return tensors | {
+            f"{lora}{side}.weight": torch.cat([tensors[f"{lora}{side}.weight"]] * 2, dim=dim)
+            for side, dim in (("A", 0), ("B", 1))
+        }
+
+    alphas = {PATTERNED: 50, f"{PATTERNED_STACK}.down_proj": 30}
+    edit(adapter, tensors=widen, rank_pattern={PATTERNED: 8}, alpha_pattern=alphas)
+    output, ctx = merged(kind, adapter, tmp_path / "work")
+    assert "logits_difference" in ctx.facts["verified"]
+    name = f"{PATTERNED.replace('model.', f'model.{TEXT_PART}')}.weight"
+    factors = load_file(adapter / "adapter_model.safetensors")
+    update = 50 / 8 * (factors[f"{lora}B.weight"] @ factors[f"{lora}A.weight"])
+    expected = load_file(kind.base / WEIGHTS)[name].float() + update
+    assert torch.allclose(load_file(output / WEIGHTS)[name].float(), expected, rtol=2**-7)
+
+
+def test_stacks_that_a_base_stores_transposed_are_merged_as_they_are_stored(tmp_path):
+    """Qwen3-VL's experts are published so, and saved by transformers otherwise."""
+    model = make_model("qwen3_vl_moe").eval()
+    model.save_pretrained(tmp_path / "saved")
+    tensors = load_file(tmp_path / "saved" / WEIGHTS)
+    stacks = {name for name in tensors if name.endswith(".experts.down_proj")}  # the other is square, and never turned
+    shutil.copytree(tmp_path / "saved", tmp_path / "published")
+    published = {name: turn(value) if name in stacks else value for name, value in tensors.items()}
+    save_file(published, tmp_path / "published" / WEIGHTS, metadata={"format": "pt"})
+    parameters = ["experts.gate_up_proj", "experts.down_proj"]
+    config = LoraConfig(r=2, target_modules=[], target_parameters=parameters, init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    results = {}
+    for name in ("saved", "published"):
+        kind = Kind(name, tmp_path / name, tmp_path / "adapter")
+        folder, ctx = merged(kind, kind.adapter, tmp_path / f"{name}-work")
+        assert "logits_difference" in ctx.facts["verified"]
+        results[name] = load_file(folder / WEIGHTS)
+    for name, value in results["saved"].items():
+        assert torch.equal(results["published"][name], turn(value) if name in stacks else value), name
+        assert torch.equal(value, tensors[name]) != (".experts." in name)
+
+
+def turn(value):
+    """Exchange the two axes of each matrix of a stack."""
+    return value.transpose(1, 2).contiguous()
 
 
 @pytest.mark.parametrize("name", BY_EXPERT)

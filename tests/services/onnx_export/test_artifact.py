@@ -113,7 +113,7 @@ def test_external_data_is_aligned(tied: Exported) -> None:
         assert int(place["offset"]) % (4096 if length >= 4096 else 64) == 0
 
 
-@pytest.mark.parametrize("params", [{}, {"engine": "legacy"}], ids=str)
+@pytest.mark.parametrize("params", [{}, pytest.param({"engine": "legacy"}, marks=pytest.mark.slow)], ids=str)
 def test_standard_operators_only_when_asked(
     family: Callable[[str], Path], export: Callable[..., Exported], params: dict[str, object]
 ) -> None:
@@ -142,7 +142,7 @@ def test_example_generates_what_transformers_generates(tied: Exported, family: C
     assert done.stdout.rstrip("\n") == prompt + tokenizer.decode(expected, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("params", [{}, {"engine": "legacy"}], ids=str)
+@pytest.mark.parametrize("params", [{}, pytest.param({"engine": "legacy"}, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", ["qwen3-tied", "gpt2"])
 def test_tensorrt_parses_its_graph(
     family: Callable[[str], Path], export: Callable[..., Exported], name: str, params: dict[str, object]

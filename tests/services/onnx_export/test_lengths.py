@@ -105,7 +105,7 @@ def test_a_trace_that_loses_the_growth_is_found(
     assert str(caught.value.about["case"]).startswith(f"past {trained} tokens")
 
 
-@pytest.mark.parametrize("original", [16, 600])
+@pytest.mark.parametrize("original", [16, pytest.param(600, marks=pytest.mark.slow)])
 def test_a_graph_with_one_of_two_sets_of_frequencies_is_found(
     export: Callable[..., Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, original: int
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_coordinator.model.recovery import recover
 from slipway_coordinator.model.rules import Profile
+from slipway_onnx_export.forms.cache import Kept, cache_of
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.source import open_source
@@ -24,7 +26,7 @@ from slipway_onnx_export.stage import STAGE
 from slipway_openvino.params import refusal_reason as why_no_ir
 from slipway_tensorrt_build.stage import refusal_reason as why_no_engine
 from support.commands.transformers_js import run_pipeline
-from support.models.current_kinds import make_kind
+from support.models.current_kinds import KINDS, make_kind
 from support.models.genai_runs import genai_continuations
 from support.models.onnx_calls import assert_same
 from support.models.onnx_models import Exported
@@ -46,7 +48,7 @@ KEPT: dict[str, dict[int, set[str]]] = {
     "lfm2-moe": {0: CONVOLUTION, 1: ATTENTION, 2: CONVOLUTION},
 }
 """What each layer of a kind keeps."""
-QUICK = ("lfm2", "granite4")
+QUICK = ("granite4",)
 
 
 def kinds(*names: str) -> list[Any]:
@@ -109,6 +111,28 @@ def test_each_layer_has_inputs_and_outputs_for_what_it_keeps(name: str, exported
     assert not operators & {"Loop", "Scan", "If"}
 
 
+@pytest.mark.parametrize("states", [(), (Kept(0, "conv_state", (8, 3)),)])
+def test_layers_that_keep_nothing_do_not_hide_the_past(states: tuple[Kept, ...]) -> None:
+    """Nemotron-H has networks and experts before its first layer with attention."""
+    layout = (*states, Kept(2, "key", (2, 4)), Kept(2, "value", (2, 4)))
+    cache = cache_of(layout, [*(torch.zeros(1, 8, 3) for _ in states), *[torch.zeros(1, 2, 5, 4)] * 2], layers=4)
+    assert cache.get_seq_length() == 5
+    assert cache.get_mask_sizes(3, layer_idx=0) == (8, 0)
+    keys, _ = cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 2)
+    assert keys.shape == (1, 2, 8, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("types", [["mamba", "mlp", "attention", "moe"], ["mlp", "attention", "mlp", "attention"]])
+def test_attention_behind_layers_that_keep_nothing(types: list[str], tmp_path: Path, export: Export) -> None:
+    recipe = KINDS["nemotron-h"]
+    model = replace(recipe, settings={**recipe.settings, "layers_block_type": types}).build().eval()
+    model.save_pretrained(tmp_path / "base")
+    exported = export(tmp_path / "base")
+    assert exported.facts["parity"] == "passed"
+    assert_same(exported.folder, model)
+
+
 @pytest.mark.parametrize("state", ["conv_state", "recurrent_state"])
 def test_a_state_that_is_not_carried_on_is_found(
     state: str, base: Base, exported: Callable[[str], Exported], tmp_path: Path
@@ -148,13 +172,13 @@ def test_forms_that_would_compute_something_else_are_refused(
     params: dict[str, Any], reason: str, said: str, base: Base, export: Export
 ) -> None:
     with pytest.raises(ModelExportError, match=said) as caught:
-        export(base("lfm2"), **params)
+        export(base("granite4"), **params)
     assert caught.value.reason == reason
 
 
 def test_an_old_opset_is_raised(base: Base, export: Export) -> None:
     with pytest.raises(ModelExportError) as caught:
-        export(base("lfm2"), opset=14)
+        export(base("granite4"), opset=14)
     params = OnnxExportParams(opset=14).model_dump(mode="json")
     found = recover(
         caught.value.failure(),
@@ -199,7 +223,7 @@ def test_genai_continues_as_transformers_does(name: str, base: Base, exported: C
     [
         pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow)
         for case in (
-            ("lfm2", "optimum", "optimum's classes have keys and values in their cache, and no states"),
+            ("granite4", "optimum", "optimum's classes have keys and values in their cache, and no states"),
             (
                 "qwen3.5",
                 "transformers_js",

@@ -24,7 +24,7 @@ _LEGACY = {"engine": "legacy", "opset": 17}
     ("row", "params", "measured"),
     [
         ("Qwen3", {}, ["prefill_ms", "decode_ms"]),
-        ("Marian, two vocabularies", _LEGACY, ["prefill_ms", "decode_ms"]),
+        pytest.param("Marian, two vocabularies", _LEGACY, ["prefill_ms", "decode_ms"], marks=pytest.mark.slow),
         ("BERT, classes", _LEGACY, ["prefill_ms"]),
         pytest.param("Whisper", _LEGACY, ["prefill_ms", "decode_ms"], marks=pytest.mark.slow),
         pytest.param(

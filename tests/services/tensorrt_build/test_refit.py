@@ -70,7 +70,7 @@ def test_a_small_constant_is_part_of_the_graph(merges: dict[str, Path], tmp_path
     assert skeleton_of(tmp_path / "model.onnx").digest != skeleton_of(merges["one"] / "model.onnx").digest
 
 
-@pytest.mark.parametrize("level", ["", "fp16", "bf16"])
+@pytest.mark.parametrize("level", ["", pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
 @pytest.mark.parametrize("name", ["decoder", "classifier"])
 def test_a_network_knows_every_weight_by_the_graph_s_name(
     graphs: dict[str, Path], quantize: Quantize, name: str, level: str

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 
 from slipway.stage import Context
@@ -20,8 +21,10 @@ from slipway_prepare.stage import STAGE as PREPARE
 from slipway_validate.judging.distances import LIMITS
 from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.params import ValidateParams
+from slipway_validate.runner.runtime_reference import load
 from slipway_validate.stage import STAGE
 from support.models.current_kinds import KINDS, Kind, expert_adapter, make_kind, text_adapter
+from support.models.saved_adapters import edit
 from support.models.stored_survival import survival_of
 from support.models.validated_here import PARAMS, Validated
 
@@ -87,6 +90,43 @@ def test_a_right_merge_passes_and_every_matrix_is_compared(tmp_path: Path, name:
 def test_an_adapter_of_the_text_model_alone_is_compared_on_the_whole_model(tmp_path: Path, name: str) -> None:
     kind, output = merged(name, tmp_path, dtype=torch.bfloat16, adapter=text_adapter)
     check_right(kind, output, tmp_path / "work")
+
+
+def test_scalings_by_name_in_the_text_model_are_those_of_the_training(tmp_path: Path) -> None:
+    kind = make_kind("qwen3.5-moe-vision", tmp_path)
+    adapter = text_adapter(kind, tmp_path / "text")
+    modules = [f"model.layers.3.{name}" for name in ("self_attn.q_proj", "mlp.experts.down_proj")]
+    edit(adapter, alpha_pattern={modules[0]: 40, modules[1]: 30})
+    tuned = load(kind.base, adapter, threads=1).module
+    layers = {name: module for name, module in tuned.named_modules() if isinstance(module, BaseTunerLayer)}
+    scalings = {name: layer.scaling["default"] for name, layer in layers.items()}
+    prefix = "base_model.model.model.language_model.layers.3"
+    assert {name: scaling for name, scaling in scalings.items() if scaling != 2.5} == {
+        f"{prefix}.self_attn.q_proj": 10,
+        f"{prefix}.mlp.experts": 7.5,
+    }
+
+
+def test_a_stack_is_compared_as_the_base_stores_it_or_left_out_by_name(tmp_path: Path) -> None:
+    """Qwen3-VL's experts are published transposed; any other shape could only be guessed at."""
+    kind, right = merged("gpt-oss", tmp_path, dtype=torch.float32)
+    name = f"{OSS}.gate_up_proj"
+
+    def store(change: Change) -> AdapterSurvival:
+        for folder in (kind.base, right):
+            tensors = load_file(folder / WEIGHTS)
+            change(tensors, tensors)
+            save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        return survival_of(kind.base, kind.adapter, {"pytorch": right})["pytorch"]
+
+    turned = store(turn(name))
+    assert not turned.left_out
+    strengths = [module.strength for module in turned.modules if module.module.startswith(name)]
+    assert len(strengths) == 4
+    assert strengths == pytest.approx([1] * 4, abs=1e-3)
+    odd = store(lambda tensors, _: tensors.update({name: tensors[name].flatten(1).unsqueeze(2)}))
+    assert odd.left_out == {name: "the base stores the parameter in another form"}
+    assert len(odd.modules) == len(turned.modules) - 4
 
 
 @pytest.mark.parametrize("name", some(("deepseek-v3", "nemotron-h", "lfm2-moe", "qwen3.5-moe")))

@@ -30,9 +30,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rank_pattern", {r"(.*)*x": 4}),
         ("layer_replication", [[0, 1_000_000_000]]),
         ("r", 10**9),
+        ("target_parameters", [1]),
+        ("target_parameters", "experts.down_proj"),
     ],
 )
-def test_work_without_end_is_refused(models: Path, tmp_path: Path, option: str, value: Any) -> None:
+def test_work_without_end_and_values_of_another_type_are_refused(
+    models: Path, tmp_path: Path, option: str, value: Any
+) -> None:
     adapter = shutil.copytree(models / "run" / "checkpoint-10", tmp_path / "adapter")
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, option: value}))

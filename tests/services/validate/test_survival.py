@@ -15,8 +15,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
+from slipway.model.limits import MOST_EXPERTS
 from slipway.proof.precision import stored_dtype
-from slipway.proof.stored_weights import Names
+from slipway.proof.stored_weights import Names, NotUnderstoodError
 from slipway.registry import load_stage
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus
@@ -25,6 +26,7 @@ from slipway_validate.judging import survival
 from slipway_validate.judging.distances import LIMITS, level_of
 from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.runner.survival.adapted import _build_without_values
+from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.graphs import Graphs
 from support.models.compiler_variables import compiler_kept
 from support.models.judged_families import make
@@ -195,6 +197,7 @@ def test_infinity_counts_in_weights_and_not_in_the_masks_of_a_graph(tmp_path: Pa
         "joined": np.array([[1, 2], [infinite, 4]], np.float32),
         "half_a_mask": np.array([0, infinite, nan], np.float32),
         "model.layers.0.norm.weight": np.array([infinite, infinite], np.float32),
+        "model.layers.0.q_proj.bias": np.array([0, infinite], np.float32),
     }
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
@@ -208,7 +211,14 @@ def test_infinity_counts_in_weights_and_not_in_the_masks_of_a_graph(tmp_path: Pa
         "joined": 1,
         "half_a_mask": 2,
         "model.layers.0.norm.weight": 2,
+        "model.layers.0.q_proj.bias": 1,
     }
+
+
+def test_more_matrices_than_any_mixture_has_are_not_listed(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(MOST_EXPERTS + 1, 2, 2, dtype=torch.float16)}, tmp_path / "model.safetensors")
+    with pytest.raises(NotUnderstoodError, match=f"hold {MOST_EXPERTS + 1} matrices"):
+        Checkpoint(tmp_path)
 
 
 def test_a_base_has_values_only_where_the_adapter_brings_them(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_every_parameter_of_every_stage_has_type_default_and_meaning(name: str) 
     assert all(word in text for word in (*stage.inputs, *stage.outputs))
 
 
-@pytest.mark.parametrize("width", ["60", "100"])
+@pytest.mark.parametrize("width", ["60", pytest.param("100", marks=pytest.mark.slow)])
 def test_the_help_of_a_stage_lists_what_it_takes(tmp_path: Path, width: str) -> None:
     for words in (("stage", "onnx_export", "--help"), ("stage", "-h", "onnx_export")):
         done = slipway(*words, home=tmp_path, COLUMNS=width)

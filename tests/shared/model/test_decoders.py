@@ -219,9 +219,10 @@ def test_what_layers_keep_is_what_transformers_says(config: str, settings: dict[
         ),
         ({"layer_types": ["compressed_sparse_attention"]}, ()),
         ({"model_type": "llama"}, ()),
+        ({"model_type": "gemma4_text"}, ()),
         ({"num_hidden_layers": "x"}, ()),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_what_layers_keep_by_settings(settings: dict[str, Any], states: tuple[LayerState, ...]) -> None:
     assert layer_states(ModelConfig(settings)) == states

@@ -130,6 +130,8 @@ def test_linear_layers_behind_the_pooling_are_computed(tmp_path: Path) -> None:
         ({}, "shape", "does not have the weights of a linear layer"),
         ({}, "bytes", "the weights of 2_Dense cannot be read"),
         ({"module_input_name": "token_embeddings"}, "", "something else than the sentence embedding"),
+        ({"module_output_name": "projected"}, "", "something else than the sentence embedding"),
+        ({"use_residual": True}, "", "2_Dense adds its inputs to its results"),
     ],
 )
 def test_a_linear_layer_that_is_not_understood_is_refused(
@@ -142,6 +144,14 @@ def test_a_linear_layer_that_is_not_understood_is_refused(
     if spoil == "bytes":
         (tmp_path / "2_Dense" / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(UnknownPoolingError, match=says):
+        read_pooling(tmp_path)
+
+
+def test_linear_layers_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
+    write_modules(tmp_path, modules=["Transformer", "Pooling", "Dense", "Dense"], dense={"module_output_name": None})
+    for place, sizes in (("2_Dense", (4, 6)), ("3_Dense", (4, 3))):
+        write_dense(tmp_path / place, sizes, bias=False, seed=1)
+    with pytest.raises(UnknownPoolingError, match="a Dense gives 6 values, and the next takes 4"):
         read_pooling(tmp_path)
 
 

@@ -109,6 +109,12 @@ def _add_tensors(folder: Path, recipe: Recipe, dtype: torch.dtype) -> None:
     tensors = load_file(file)
     for name, shape in (recipe.beside or {}).items():
         tensors[name] = (torch.randn(shape, generator=generator) * 0.1).to(dtype)
+    if recipe.head_layer:
+        layer, beginning = recipe.head_layer
+        for name in [name for name in tensors if layer in name and not name.startswith(beginning)]:
+            like = tensors[name]
+            noise = torch.randn(like.shape, generator=generator) * 0.1
+            tensors[beginning + name.partition(layer)[2]] = (like.float() + noise).to(like.dtype)
     if recipe.packed:
         for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
             experts, columns, rows = tensors.pop(name).shape
@@ -169,9 +175,14 @@ def text_adapter(kind: Kind, folder: Path) -> Path:
 def expert_adapter(kind: Kind, folder: Path) -> Path:
     """Save an adapter with a pair for each projection of each expert, as trainings with transformers 4 did, where experts are stored so."""
     generator, factors = torch.Generator().manual_seed(13), {}
-    beside = KINDS[kind.name].beside or {}
+    recipe = KINDS[kind.name]
+    beside, head = recipe.beside or {}, recipe.head_layer[1] if recipe.head_layer else "\0"
     weights = load_file(kind.base / "model.safetensors").items()
-    matrices = {name: value.shape for name, value in sorted(weights) if value.dim() == 2 and name not in beside}
+    matrices = {
+        name: value.shape
+        for name, value in sorted(weights)
+        if value.dim() == 2 and name not in beside and not name.startswith(head)
+    }
     # Layers without experts have projections of the same names, which such a training changes too.
     targets = sorted({name.split(".")[-2] for name in matrices if ".experts." in name})
     for name, (rows, columns) in matrices.items():

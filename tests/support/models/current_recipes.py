@@ -102,6 +102,7 @@ class Recipe:
         model: Its class.
         settings: Settings of the configuration.
         beside: Tensors in the checkpoint that transformers does not load, by name, with their shapes.
+        head_layer: The layer whose tensors a multi-token head has too, by a part of their names, and the beginning of their names in the head.
         task: The task of its adapter.
         packed: Whether the experts are stored as MXFP4.
     """
@@ -110,6 +111,7 @@ class Recipe:
     model: str
     settings: Mapping[str, Any]
     beside: Mapping[str, tuple[int, ...]] | None = None
+    head_layer: tuple[str, str] | None = None
     task: str = "CAUSAL_LM"
     packed: bool = False
 
@@ -122,25 +124,17 @@ _MTP = {
     "mtp.norm.weight": (64,),
     "mtp.pre_fc_norm_embedding.weight": (64,),
     "mtp.pre_fc_norm_hidden.weight": (64,),
-    "mtp.layers.0.self_attn.q_proj.weight": (256, 64),
-    "mtp.layers.0.input_layernorm.weight": (64,),
 }
-
-
-def _next_layer(number: int, *, projection: str, rows: int) -> dict[str, tuple[int, ...]]:
-    """Return some of the tensors of the layer behind the last, which predicts a second token."""
-    layer = f"model.layers.{number}"
-    return {
-        f"{layer}.eh_proj.weight": (64, 128),
-        f"{layer}.enorm.weight": (64,),
-        f"{layer}.hnorm.weight": (64,),
-        f"{layer}.embed_tokens.weight": (VOCABULARY, 64),
-        f"{layer}.shared_head.norm.weight": (64,),
-        f"{layer}.shared_head.head.weight": (VOCABULARY, 64),
-        f"{layer}.self_attn.{projection}.weight": (rows, 64),
-        f"{layer}.mlp.gate.weight": (4, 64),
-        f"{layer}.mlp.experts.0.gate_proj.weight": (32, 64),
-    }
+_MTP_LAYER = ("layers.3.", "mtp.layers.0.")
+_NEXT_LAYER = {
+    "model.layers.3.eh_proj.weight": (64, 128),
+    "model.layers.3.enorm.weight": (64,),
+    "model.layers.3.hnorm.weight": (64,),
+    "model.layers.3.embed_tokens.weight": (VOCABULARY, 64),
+    "model.layers.3.shared_head.norm.weight": (64,),
+    "model.layers.3.shared_head.head.weight": (VOCABULARY, 64),
+}
+_NEXT = ("layers.2.", "model.layers.3.")
 
 
 _QWEN35 = {**SIZES, **_DELTA, "rope_parameters": {**_PARTIAL, **_SECTIONS}}
@@ -188,21 +182,23 @@ _GEMMA3N = {
 }
 
 KINDS: dict[str, Recipe] = {
-    "qwen3.5": Recipe("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN35, _MTP),
+    "qwen3.5": Recipe("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN35, _MTP, _MTP_LAYER),
     "qwen3.5-vision": Recipe(
         "Qwen3_5Config",
         "Qwen3_5ForConditionalGeneration",
         {"text_config": _QWEN35, "vision_config": QWEN_EYE, **IMAGE_TOKENS},
         _MTP,
+        _MTP_LAYER,
     ),
-    "qwen3.5-moe": Recipe("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**_QWEN35, **_EXPERTS}, _MTP),
+    "qwen3.5-moe": Recipe("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**_QWEN35, **_EXPERTS}, _MTP, _MTP_LAYER),
     "qwen3.5-moe-vision": Recipe(
         "Qwen3_5MoeConfig",
         "Qwen3_5MoeForConditionalGeneration",
         {"text_config": {**_QWEN35, **_EXPERTS}, "vision_config": QWEN_EYE, **IMAGE_TOKENS},
         _MTP,
+        _MTP_LAYER,
     ),
-    "qwen3-next": Recipe("Qwen3NextConfig", "Qwen3NextForCausalLM", _QWEN_NEXT, _MTP),
+    "qwen3-next": Recipe("Qwen3NextConfig", "Qwen3NextForCausalLM", _QWEN_NEXT, _MTP, _MTP_LAYER),
     "qwen3-vl": Recipe(
         "Qwen3VLConfig",
         "Qwen3VLForConditionalGeneration",
@@ -303,13 +299,15 @@ KINDS: dict[str, Recipe] = {
         "DeepseekV3Config",
         "DeepseekV3ForCausalLM",
         {**SIZES, **_GROUPED, **_LATENT},
-        _next_layer(3, projection="q_a_proj", rows=16),
+        _NEXT_LAYER,
+        _NEXT,
     ),
     "glm4-moe": Recipe(
         "Glm4MoeConfig",
         "Glm4MoeForCausalLM",
         {**SIZES, **_GROUPED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True},
-        _next_layer(3, projection="q_proj", rows=64),
+        _NEXT_LAYER,
+        _NEXT,
     ),
     "nemotron-h": Recipe(
         "NemotronHConfig",

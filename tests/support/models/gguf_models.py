@@ -15,6 +15,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipway.stage import Context
+from slipway_gguf.files import text_files
 from slipway_gguf.lora.stage import STAGE as ADAPTER_STAGE
 from slipway_gguf.params import AdapterParams, GGUFParams
 from slipway_gguf.stage import STAGE
@@ -30,7 +31,7 @@ def save_family(family: str, folder: Path, *, dtype: torch.dtype = torch.float32
         for parameter in (*model.parameters(), *_stored_buffers(model)):
             parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.dim() == 1 else 0.08))
     model.to(dtype).save_pretrained(folder)
-    _save_tokenizer(folder)
+    save_tokenizer(folder)
     return model
 
 
@@ -42,7 +43,7 @@ def _stored_buffers(model: Any) -> list[torch.Tensor]:
     ]
 
 
-def _save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path) -> None:
     """Save a byte-level tokenizer of some 300 tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -64,7 +65,7 @@ def write_gguf(
     ctx = Context(workdir=workdir, **context)
     inputs = {"pytorch": model} | ({"importance": importance} if importance else {})
     folder = STAGE.run(inputs, GGUFParams(type=level, name="tiny"), ctx)["gguf"]
-    [file] = folder.glob("*.gguf")
+    [file] = text_files(folder)
     return file, ctx
 
 

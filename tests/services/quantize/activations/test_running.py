@@ -5,13 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from slipway.errors import QuantizationError
 from slipway.model.families import DECODER
+from slipway_quantize.activations.running import feeds
 from slipway_quantize.activations.trial import measure_divergence
 
 WIDTH, LAYERS = 1024, 40
@@ -99,3 +102,35 @@ def test_the_divergence_is_the_mean_over_all_positions() -> None:
     found = measure_divergence({"logits": one}, {"logits": other}, DECODER)
     assert found == pytest.approx(expected, rel=1e-9)
     assert measure_divergence({"logits": one}, {"logits": one}, DECODER) == 0
+
+
+def asked(name: str, *shape: int | str, dtype: str = "tensor(float)") -> SimpleNamespace:
+    """An input as ONNX Runtime describes it."""
+    return SimpleNamespace(name=name, shape=list(shape), type=dtype)
+
+
+def test_states_are_zeros_before_the_first_token() -> None:
+    inputs = [
+        asked("input_ids", "batch", "sequence"),
+        asked("past_key_values.0.conv_state", "batch", 8, 3, dtype="tensor(float16)"),
+        asked("past_key_values.0.recurrent_state", "batch", 2, 4, 5),
+        asked("past_key_values.1.key", "batch", 2, "past_sequence", 4),
+    ]
+    made = feeds(inputs, np.arange(6))
+    assert [made[each.name].shape for each in inputs] == [(1, 6), (1, 8, 3), (1, 2, 4, 5), (1, 2, 0, 4)]
+    assert made["past_key_values.0.conv_state"].dtype == np.float16
+    assert not made["past_key_values.0.recurrent_state"].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("past_key_values.0.key", ("batch", 2, 16, 4)),  # of a fixed length
+        ("past_key_values.0.recurrent_state", ("batch", 1 << 20, 1 << 20, 1 << 20)),
+        ("past_key_values.0.table", ("batch", 2, 3)),
+    ],
+)
+def test_a_cache_of_another_kind_is_refused(name: str, shape: tuple[int | str, ...]) -> None:
+    with pytest.raises(QuantizationError, match="is unknown or fixed") as caught:
+        feeds([asked(name, *shape)], np.arange(6))
+    assert caught.value.reason == "CALIBRATION_UNSUPPORTED"

@@ -119,6 +119,24 @@ def test_an_expert_that_no_text_reaches_is_named_and_rounded_plainly(
                 assert methods[f"{module}.weight"] == ("rtn" if expert == UNREACHED else "gptq")
 
 
+def test_experts_that_stay_in_their_stacks_leave_the_calibration_to_the_others(
+    source: Path, data: Path, tmp_path: Path
+) -> None:
+    load(source).save_pretrained(source, save_original_format=False)
+    params = CalibrateParams(method="gptq", **SMALL)
+    calibration, _ = runs(tmp_path / "calibrate", CALIBRATE, {"model": source, "data": data}, params)
+    given = {"model": source, "calibration": calibration}
+    asked = QuantizeParams(format="pytorch", level="int4", keep=("experts",))
+    made, ctx = runs(tmp_path / "made", QUANTIZE, given, asked)
+    assert ctx.facts["check"] == "passed"
+    methods = json.loads((made / "quantization.json").read_text())["tensors"]["methods"]
+    assert set(methods.values()) == {"gptq"}
+    before, after = load_file(source / "model.safetensors"), load_file(made / "model.safetensors")
+    stacks = [name for name in before if name.endswith("experts.gate_up_proj")]
+    assert stacks
+    assert all(torch.equal(before[name], after[name]) for name in stacks)
+
+
 def test_importance_is_that_of_each_expert_s_own_inputs(source: Path, data: Path, tmp_path: Path) -> None:
     params = ImportanceParams(windows=8, window_tokens=32, threads=1)
     folder, ctx = runs(tmp_path / "importance", IMPORTANCE, {"model": source, "data": data}, params)
@@ -137,6 +155,14 @@ def test_what_is_not_calibrated_of_a_mixture_is_said(
 ) -> None:
     with pytest.raises(QuantizationError, match="mixture of experts") as caught:
         runs(tmp_path / "work", CALIBRATE, {"model": source, "data": data}, CalibrateParams(**changes, **SMALL))
+    assert caught.value.reason == "CALIBRATION_UNSUPPORTED"
+
+
+@pytest.mark.parametrize("kind", ["gemma3n", "gemma4", "gemma4-moe"])
+def test_blocks_that_read_keys_and_values_of_others_are_refused(data: Path, tmp_path: Path, kind: str) -> None:
+    folder = make_kind(kind, tmp_path / "kind").base
+    with pytest.raises(QuantizationError, match="do not simply follow each other") as caught:
+        runs(tmp_path / "work", CALIBRATE, {"model": folder, "data": data}, CalibrateParams(method="gptq", **SMALL))
     assert caught.value.reason == "CALIBRATION_UNSUPPORTED"
 
 

@@ -86,6 +86,15 @@ def test_experts_that_are_stored_as_stacks_are_cut_apart(quantize: Quantize, tmp
     check_experts(source, output, kind)
 
 
+def test_an_expert_that_is_stored_twice_is_refused(quantize: Quantize, tmp_path: Path) -> None:
+    source, name = save_model("qwen3.5-moe", tmp_path / "source", fused=True), "mlp.experts.0.gate_proj.weight"
+    tensors = load_file(source / "model.safetensors") | {f"model.layers.0.{name}": torch.ones(32, 64).bfloat16()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(QuantizationError, match="is stored by itself and in the stack") as caught:
+        quantize(source, format="pytorch", level="int4")
+    assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+
+
 @pytest.mark.parametrize("kind", sorted(set(PLACES) - set(FOR_VLLM)))
 def test_transformers_computes_with_the_same_weights(quantize: Quantize, tmp_path: Path, kind: str) -> None:
     source = save_model(kind, tmp_path / "source")
@@ -231,6 +240,24 @@ def test_gpt_oss_is_written_in_mxfp4_as_openai_does(quantize: Quantize, tmp_path
             assert torch.equal(model.get_parameter(place).float(), (values * scale).flatten(-2).transpose(1, 2))
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items() if not name.endswith("_proj"))
     assert not torch.equal(logits(model), logits(load(source)))
+
+
+@pytest.mark.parametrize("shape", [(64,), (4, 64), (4, 48, 64)])
+def test_a_stack_of_gpt_oss_of_another_shape_is_refused_by_name(
+    quantize: Quantize, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    source, name = save_model("gpt-oss", tmp_path / "source"), "model.layers.0.mlp.experts.down_proj"
+    tensors = load_file(source / "model.safetensors") | {name: torch.zeros(shape).bfloat16()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(QuantizationError, match=name) as caught:
+        quantize(source, format="pytorch", level="mxfp4")
+    assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+
+
+def test_experts_behind_an_exclamation_mark_are_not_kept(quantize: Quantize, tmp_path: Path) -> None:
+    source = save_model("qwen3.5-moe", tmp_path / "source", fused=True)
+    output, _ = quantize(source, format="pytorch", level="int4", keep=("!mlp.experts",), check=False)
+    check_experts(source, output, "qwen3.5-moe")
 
 
 def test_gpt_oss_keeps_its_experts_where_keep_names_them(quantize: Quantize, tmp_path: Path) -> None:
