@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
 from slipway_gguf.architectures import architecture_of, text_part
+from slipway_gguf.files import text_files
 from slipway_gguf.weights.ggml import StoredTensor, row_bytes, stored_tensors
 from slipway_gguf.weights.planned import Planned
 from slipway_gguf.weights.tensors import EMBEDDING, HEAD, plan_file
@@ -143,7 +144,7 @@ def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
     config = ModelConfig.read(model)
     if architecture_of(text_part(config) or config) is None:
         return ""
-    [file] = folder.glob("*.gguf")
+    [file] = text_files(folder)
     stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
     planned = plan_file(model).tensors
     faults = [*_describe_missing(planned, stored), *_describe_other_head(planned, stored)]

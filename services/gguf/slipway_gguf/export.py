@@ -20,6 +20,7 @@ from slipway_gguf import modelfile, vocabulary
 from slipway_gguf.diagnosis import check_file
 from slipway_gguf.metadata import Parameters
 from slipway_gguf.params import LEVELS, GGUFParams, Level
+from slipway_gguf.vision.export import Projector, plan_images, write_images
 from slipway_gguf.weights.header import general_fields
 from slipway_gguf.weights.mixture import read_importance, sizes_of, stored_kind
 from slipway_gguf.weights.naming import names_in
@@ -53,7 +54,8 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
         )
     if parameters.differs:
         ctx.warn(f"llama.cpp computes {architecture.class_name} a little otherwise: {parameters.differs}")
-    _warn_of_lost_tensors(planned, ctx)
+    projector = plan_images(model, planned)
+    _warn_of_lost_tensors(planned, projector, ctx)
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
     sizes = sizes_of(parameters, tensors, tied=tied)
     weighed = "importance" in inputs and level.weighs
@@ -81,12 +83,14 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     checks = check_file(written, tensors)
     _warn_of_wide_tensors(written, ctx)
     copy_companions(model, folder)
-    modelfile.write(folder, written.path.name, model)
+    images = write_images(folder, projector, params, lineage, ctx)
+    modelfile.write(folder, written.path.name, model, projector=images.get("file", ""))
     facts = _facts(written, level, parameters, lineage) | {"weighed_tensors": len(importance)} | checks
     facts |= {"left_out": list(planned.left_out)} if planned.left_out else {}
-    facts |= {"parts": ["text"], "tensors_of_other_parts": len(planned.others)} if planned.others else {}
+    facts |= _part_facts(planned, projector, images)
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    ctx.record(**facts, size_after_bytes=written.size, seconds=round(time.monotonic() - started, 3))
+    size = written.size + images.get("size", 0)
+    ctx.record(**facts, size_after_bytes=size, seconds=round(time.monotonic() - started, 3))
     return folder
 
 
@@ -115,11 +119,28 @@ def _require_rounded(tensors: Sequence[Planned], kinds: Mapping[str, Kind], leve
         )
 
 
-def _warn_of_lost_tensors(planned: PlannedFile, ctx: Context) -> None:
-    if planned.others:
+def _part_facts(planned: PlannedFile, projector: Projector, images: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the files have of a model of several parts; nothing for a model of text alone."""
+    if not planned.others:
+        return {}
+    facts: dict[str, Any] = {"parts": ["text", *(["images"] if images else [])]}
+    facts |= {"images": dict(images)} if images else {}
+    return facts | ({"tensors_of_other_parts": len(projector.others)} if projector.others else {})
+
+
+def _warn_of_lost_tensors(planned: PlannedFile, projector: Projector, ctx: Context) -> None:
+    if projector.differs:
+        ctx.warn(f"llama.cpp computes images otherwise than the model: {projector.differs}")
+    if projector.others and projector.planned:
+        ctx.warn(
+            f"the files have the model's parts for text and images: {len(projector.others)} tensors of its other parts are left out "
+            f"({names_in(projector.others)})"
+        )
+    elif projector.others:
+        why = f": {projector.why_not}" if projector.why_not else ""
         ctx.warn(
             f"the file has the model's text part alone: {len(planned.others)} tensors of its other parts are left out ({names_in(planned.others)}), "
-            "and no file for images or sound (mmproj) is made"
+            f"and no file for images or sound (mmproj) is made{why}"
         )
     if planned.left_out:
         ctx.warn(

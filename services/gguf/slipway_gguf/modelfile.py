@@ -20,6 +20,7 @@ from slipway_gguf.vocabulary.tokens import adds_begin_and_end, end_token_ids, sp
 NAME = "Modelfile"
 BASE = "base.gguf"
 """Name of the base's file in the ``Modelfile`` of an adapter."""
+_IMAGES = "# For images, remove the # from the next line; not every version of Ollama runs every model with it."
 _MANY = 1 << 30
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 _OLLAMA = {"repetition_penalty": "repeat_penalty"}
@@ -44,18 +45,21 @@ _TOOL = {
 """Tools for a comparison: a template that describes them to the model equals none that is known here."""
 
 
-def write(folder: Path, file_name: str, model: Path) -> None:
+def write(folder: Path, file_name: str, model: Path, *, projector: str = "") -> None:
     """Write the ``Modelfile`` for a GGUF file in the same folder.
 
     Args:
         folder: Folder of the file.
         file_name: The file's name.
         model: The model's folder.
+        projector: Name of the ``mmproj`` file beside it; empty if there is none.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: the tokenizer's files cannot be read.
     """
-    _write(folder, [f"FROM ./{file_name}"], read_files(model))
+    # Ollama takes a second FROM as the part for images, but some versions then fail to load models that they run on text alone.
+    images = [_IMAGES, f"# FROM ./{projector}"] if projector else []
+    _write(folder, [f"FROM ./{file_name}", *images], read_files(model))
 
 
 def write_for_adapter(folder: Path, file_name: str, files: TokenizerFiles) -> None:

@@ -1,4 +1,4 @@
-"""The gguf stage: write a merged model as one GGUF file, at one level."""
+"""The gguf stage: write a merged model as one GGUF file, at one level; a model that takes images has a second file for them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def output_bytes(params: GGUFParams, size: ModelSize) -> int:
 
 STAGE = Stage(
     name="gguf",
-    version=2,
+    version=3,
     inputs=("pytorch",),
     optional_inputs=("importance",),
     outputs=("gguf",),
     params=GGUFParams,
     run=run,
     libraries=("gguf", "jinja2", "numpy", "xllamacpp"),
-    effort=Effort(seconds=2.0, seconds_per_gb=6.0, phases={"weights": (0.05, 0.95)}),
+    effort=Effort(seconds=2.0, seconds_per_gb=6.0, phases={"weights": (0.05, 0.95), "images": (0.95, 0.99)}),
     forecast=Forecast(output_bytes=output_bytes, refuses=lambda _, config: refusal_reason(config)),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -31,7 +31,8 @@ def read_mxfp4(base: Base) -> Dequantized:
     kind = base.config.get("model_type")
     if kind != _MODEL_TYPE:  # others may store their weights in another order, which shapes need not show
         raise unsupported_error(f"is a {kind!r} in MXFP4; {_MODEL_TYPE} is read", model_type=kind)
-    stacks = sorted(name.removesuffix(_BLOCKS) for name in base.source.tensors if name.endswith(_BLOCKS))
+    parts = [(name, end) for name in base.source.tensors for end in (_BLOCKS, _SCALES) if name.endswith(end)]
+    stacks = sorted({name.removesuffix(end) for name, end in parts})
     made = tuple(_recipe(base, name) for name in stacks)
     suffixes = {name.rpartition(".")[2] + ending for name in stacks for ending in (_BLOCKS, _SCALES)}
     return Dequantized("mxfp4", made, details={"group_size": _GROUP}, suffixes=tuple(sorted(suffixes)))

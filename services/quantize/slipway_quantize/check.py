@@ -20,7 +20,6 @@ from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway.texts import counted, quoted
-from slipway_quantize.experts import unread_experts
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
@@ -84,8 +83,6 @@ def run_checkpoint(target: Path) -> Any:
     family = config.family
     if family is None:
         raise NotRunnableError(f"the inputs and outputs of a {config.description} are unknown")
-    if why := unread_experts(config):
-        raise NotRunnableError(why)
     try:
         # Loading prints progress bars, which do not belong in the output of a stage.
         with contextlib.redirect_stderr(io.StringIO()):

@@ -12,6 +12,7 @@ from typing import Any
 
 from slipway.levels import QuantizationLevel
 from slipway.model.configuration import ModelConfig
+from slipway_quantize.sensitive import kept_names
 
 EXPERT = re.compile(r"(?P<experts>.*\bexperts)\.(?P<number>\d+)\.(?P<projection>[^.]+)")
 """Name of the module that an expert's projection would be."""
@@ -87,7 +88,7 @@ def model_type(config: Mapping[str, Any]) -> str:
 
 def keeps_experts(keep: Collection[str]) -> bool:
     """Return whether ``keep`` names all experts of a model."""
-    return any(name == "experts" or name.endswith(".experts") for name in keep)
+    return any(f".{name}".endswith(".experts") for name in kept_names(keep))
 
 
 def experts_refusal(level: QuantizationLevel, keep: Collection[str], config: ModelConfig) -> str:
@@ -118,18 +119,3 @@ def experts_refusal(level: QuantizationLevel, keep: Collection[str], config: Mod
 
 
 _ONE_BY_ONE = "transformers reads the experts of this type as stacks alone, though vLLM reads them one by one"
-
-
-def unread_experts(config: ModelConfig) -> str:
-    """Return why transformers cannot compute with the experts of a quantized folder; empty if it can."""
-    packed = config.get("quantization_config")
-    if (
-        not config.mixes_experts
-        or not isinstance(packed, Mapping)
-        or packed.get("quant_method") != "compressed-tensors"
-    ):
-        return ""
-    if STACKS in (packed.get("ignore") or ()):
-        return ""
-    mixture = mixture_of(config)
-    return _UNREAD.get(str(packed.get("format")), _ONE_BY_ONE if mixture is not None and not mixture.reloads else "")

@@ -8,11 +8,13 @@ from typing import Any
 
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
+from slipway.levels import LEVELS
 from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration, mismatch_error
 from slipway_quantize.check import check_result
-from slipway_quantize.levels import size_budget_error
+from slipway_quantize.experts import experts_refusal
+from slipway_quantize.levels import CASTS, size_budget_error
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import QuantizeRequest, load_packager, load_quantizer
 from slipway_quantize.report import Outcome, copy_companions, read_json, weight_bytes, write_json, write_report
@@ -29,6 +31,7 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     source = inputs["model"]
     _refuse_level(params)
     _refuse_quantized(source)
+    _refuse_unread_experts(source, params)
     copy_companions(source, target)
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
@@ -53,6 +56,20 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     if params.check:
         before = weight_bytes(source) + outcome.left_out_bytes
         check_result(before, target, run=quantizer.run, ctx=ctx)
+
+
+def _refuse_unread_experts(source: Path, params: QuantizeParams) -> None:
+    """Refuse a level whose experts nothing here reads right, unless nobody asks whether they are."""
+    level = LEVELS[params.level]
+    if params.format != "pytorch" or not params.packed or not params.check or level.name in CASTS:
+        return
+    if why := experts_refusal(level, params.keep, ModelConfig.read(source)):
+        raise QuantizationError(
+            why,
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="leave this level out for this model; slipway stage quantize --param check=false writes it for vLLM, unproven",
+            about={"level": level.name},
+        )
 
 
 def _load_calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibration:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from slipway_quantize.levels import is_named
+
 ALLOWED = "!"
 """Before a name in ``keep``: the layer is rounded, although this table keeps it."""
 
@@ -74,8 +76,7 @@ def sensitive_reason(module: str, keep: Collection[str] = ()) -> str:
     named = f".{module}"
     why = next((each.why for each in SENSITIVE if any(named.endswith(f".{end}") for end in each.ends)), "")
     why = why or (_NO_TEXT if _OTHER_PARTS & set(module.split(".")) else "")
-    allowed = any(named.endswith(f".{name}") or f".{name}".endswith(named) for name in allowed_names(keep))
-    return "" if allowed else why
+    return "" if is_named(module, allowed_names(keep)) else why
 
 
 def kept_names(keep: Iterable[str]) -> tuple[str, ...]:

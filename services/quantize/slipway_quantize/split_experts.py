@@ -42,6 +42,9 @@ class SplitExperts:
     Attributes:
         tensors: As :class:`~slipway.model.weights.reading.Weights`. The place of a matrix in its file is right unless it is stored transposed.
         stacks: The stacks that are split, by name.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED``: a matrix is stored by itself and in a stack.
     """
 
     def __init__(self, weights: Weights, mixture: Mixture) -> None:
@@ -55,6 +58,12 @@ class SplitExperts:
                 continue
             self.stacks[name] = info
             for part_name, part in _parts_of(info, mixture):
+                if part_name in weights.tensors:
+                    raise _experts_error(
+                        f"{part_name!r} is stored by itself and in the stack {name!r}",
+                        remedy="save the checkpoint again, with one of the two",
+                        module=part_name.removesuffix(".weight"),
+                    )
                 tensors[part_name] = _place(info, part_name, part)
                 self._parts[part_name] = part
         self.tensors: Mapping[str, TensorInfo] = tensors

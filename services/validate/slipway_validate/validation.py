@@ -56,7 +56,7 @@ from slipway_validate.reference.running import (
     reference_spec,
     run_reference,
     start_timing,
-    warn_of_weak_effect,
+    warn_of_reference,
 )
 from slipway_validate.speed import NO_REFERENCE, QUICK, Stopwatch, note_slower, this_machine
 from slipway_validate.stored_weights import StoredWeights, survival_spec
@@ -162,6 +162,7 @@ def _run_validation(
             measured=lambda: stored.measured,
             scorer=_scorer(inputs, trained.config, prepared, params, ctx),
             threads=ctx.threads,
+            base=inputs["base"],
         )
         model_bytes = float32_bytes(inputs["base"])
         stopwatch = Stopwatch(basis.waiting, params, ctx, model_bytes=model_bytes, why=basis.alone)
@@ -263,7 +264,7 @@ def _prepare_basis(
         prepared = prepare(inputs, trained, family, params, ctx, work=work)
         run = run_reference(inputs, prepared, params, ctx, folder=work / "reference", benchmark=timed)
         reference, waiting = running.enter_context(run)
-        warn_of_weak_effect(reference, ctx)
+        warn_of_reference(reference, ctx)
         measured = _plan_yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
         return _Basis(prepared, params, reference, waiting if timed else None, alone=QUICK, yardsticks=measured)
     reference, prepared, file = read_reference(

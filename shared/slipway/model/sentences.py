@@ -6,7 +6,7 @@ Axes: B = batch, S = tokens, H = width of a token's vector.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -107,7 +107,8 @@ def read_pooling(*folders: Path | None) -> Pooling | None:
     Raises:
         UnknownPoolingError: The files are not readable, or name something else than a pooling of token vectors, scaled or not.
     """
-    folder = next((each for each in folders if each is not None and (each / MODULES).is_file()), None)
+    there = [each for each in folders if each is not None]
+    folder = next((each for each in there if (each / MODULES).is_file()), None)
     if folder is None:
         return None
     modules = _modules(folder)
@@ -120,11 +121,39 @@ def read_pooling(*folders: Path | None) -> Pooling | None:
         known = ("Pooling", "Dense", "Normalize")
         odd = next((kind for kind in kinds[1:] if kind not in known), "another order of modules")
         raise UnknownPoolingError(f"{MODULES} has {odd}, and only Pooling, then Dense, and then Normalize are known")
+    homes = {place: _home_of(place, [folder, *there]) for _, place in modules}
     for kind, place in modules[2:]:
-        if _settings(folder, place).get("module_input_name", SENTENCE_EMBEDDING) != SENTENCE_EMBEDDING:
+        settings = _settings(homes[place], place)
+        names = (settings.get(key) for key in ("module_input_name", "module_output_name"))
+        if any(name not in (None, SENTENCE_EMBEDDING) for name in names):
             raise UnknownPoolingError(f"{kind} is applied to something else than the sentence embedding")
-    layers = tuple(_read_dense(folder, place) for kind, place in modules if kind == "Dense")
-    return Pooling(_modes(_settings(folder, modules[1][1])), normalized, layers)
+    modes = _modes(_settings(homes[modules[1][1]], modules[1][1]))
+    layers = tuple(_read_dense(homes[place], place) for kind, place in modules if kind == "Dense")
+    given = _hidden_size(there) * len(modes)
+    for number, layer in enumerate(layers):
+        given = layers[number - 1].outputs if number else given
+        if given and given != layer.inputs:
+            raise UnknownPoolingError(f"a Dense takes {layer.inputs} values, and gets {given}")
+    return Pooling(modes, normalized, layers)
+
+
+def _home_of(place: str, folders: Sequence[Path]) -> Path:
+    """Return the first folder that has files of a module: a checkpoint that peft alone saved has the list, and the base its modules."""
+    return next(
+        (each for each in folders if any((each / place / name).is_file() for name in _MODULE_FILES)), folders[0]
+    )
+
+
+def _hidden_size(folders: Iterable[Path]) -> int:
+    """Return the width of a token's vector as the first ``config.json`` that is there says; 0 if none does."""
+    for folder in folders:
+        try:
+            size = read_json_object(folder / "config.json", lenient=True).get("hidden_size")
+        except (OSError, ValueError):
+            continue
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+    return 0
 
 
 def load_pooling(*folders: Path | None) -> Pooling | None:
@@ -209,11 +238,15 @@ def _read_dense(folder: Path, place: str) -> Dense:
     activation = str(settings.get("activation_function") or "torch.nn.modules.activation.Tanh").rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise UnknownPoolingError(f"the activation {printable(activation)[:100]} of {place} is not known")
+    if settings.get("use_residual"):  # from sentence-transformers 5.7 on
+        raise UnknownPoolingError(f"{place} adds its inputs to its results")
     try:
         tensors = read_safetensors(file).tensors
     except ModelExportError as error:
         raise UnknownPoolingError(f"the weights of {place} cannot be read ({error.message})") from error
     weight, bias = tensors.get(_WEIGHT), tensors.get(_BIAS)
+    if bias is None and settings.get("bias") is True:
+        raise UnknownPoolingError(f"{place}/{MODULE_WEIGHTS} lacks the bias that its settings name")
     fits = weight is not None and len(weight.shape) == 2 and min(weight.shape) > 0 and weight.dtype in FLOATS
     if not fits or weight is None or (bias is not None and bias.shape != weight.shape[:1]):
         raise UnknownPoolingError(f"{place}/{MODULE_WEIGHTS} does not have the weights of a linear layer")

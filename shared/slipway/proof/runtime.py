@@ -26,6 +26,8 @@ from slipway.validation.speed import Engine
 OWN_FILE, OWN_FOLDER, EVIDENCE_FILE = "own_text.json", "own_text", "own_evidence.json"
 """File of the texts to judge the adapter on, beside the text of the samples; folder of their samples, beside the samples' folder; and file of
 what was measured on them, in the folder of the run."""
+HEAD_FILE = "multi_token_head.json"
+"""There too, what the reference accepts of the drafts of its multi-token head: a :class:`slipway.validation.parts.MultiTokenHead`."""
 Values = npt.NDArray[Any]
 """Token ids (B, S), or features of sound (B, F, frames)."""
 

@@ -113,6 +113,7 @@ def export_result(
         validation_passed=None if validation is None else validation.passed,
         plain=is_plain(export),
         base_match=None if is_plain(export) else joined(BaseMatch.of_labels(export.labels), validation),
+        multi_token_head=validation.reference.multi_token_head if validation else None,
         validation_report_path=str(output_directory / report) if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",

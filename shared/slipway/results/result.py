@@ -12,6 +12,7 @@ from slipway.planning.references import VALIDATION
 from slipway.rpc.values import failure_of_status
 from slipway.sizes import format_size
 from slipway.validation.findings import REJECTED, TOO_COARSE, failure_prefix, warning_prefix
+from slipway.validation.parts import MultiTokenHead
 from slipway_protos.v1 import export_pb2 as pb
 
 
@@ -156,6 +157,7 @@ class ExportResult(_Value):
         plain: Whether a model was exported as it is, without an adapter; checks of the adapter do not apply then.
         base_match: Whether the adapter was trained on this base model, with the evidence; the verdict is green or amber, and
             amber is not a failure.
+        multi_token_head: How often the model accepts what its multi-token head drafts; None if it has no such head, or nothing was validated.
         validation_report_path: ``report.html``, or ``report.json`` if no page could be made; empty if nothing was delivered.
         reason: Stable reason of a failure; empty on success.
         error_message: Why the export failed, with the remedy; empty on success.
@@ -179,6 +181,7 @@ class ExportResult(_Value):
     validation_passed: bool | None = None
     plain: bool = False
     base_match: BaseMatch | None = None
+    multi_token_head: MultiTokenHead | None = None
     validation_report_path: str = ""
     reason: str = ""
     error_message: str = ""

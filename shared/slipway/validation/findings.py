@@ -21,6 +21,7 @@ from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
 from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
+from slipway.validation.parts import MissingPart, MultiTokenHead
 from slipway.validation.speed import Engine, Machine, Memory, Speed
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
@@ -78,6 +79,7 @@ class OutputValidation(Value):
         reference_perplexity: Perplexity of the reference on the same tokens.
         cases: The same tokens in other shapes.
         survival: What its stored weights hold of the adapter, module by module; None without an adapter, or if nothing was compared.
+        missing: Parts of the base (heads that predict further tokens, parts for images and sound) of which its files lack tensors.
         speed: Measured speed; None if not benchmarked.
         memory: Memory of the output's own process.
         load_seconds: Time to load the model, seconds. An upper bound: other outputs are judged, and their libraries imported, meanwhile.
@@ -113,6 +115,7 @@ class OutputValidation(Value):
     reference_perplexity: float | None = None
     cases: tuple[ShapeCase, ...] = ()
     survival: AdapterSurvival | None = None
+    missing: tuple[MissingPart, ...] = ()
     speed: Speed | None = None
     memory: Memory | None = None
     load_seconds: float | None = None
@@ -214,6 +217,7 @@ class Reference(Value):
         gain_per_window: Nats per token that the adapter saves in each window: the base's mean negative log-likelihood minus the
             reference's. Its spread tells a helpful adapter from noise (``slipway.base_match.match``).
         evidence: What the adapter does on text like that of its training: beside the run, and the user's test inputs.
+        multi_token_head: How often the model accepts what its multi-token head drafts; None if it has no such head.
         adapter_effect_error: Relative error of the base against the reference, for values that are not logits.
         adapter_effect_kl: Mean KL(reference ‖ base), nats per token: the adapter's effect on this text. An output has lost the
             training if its distance to the reference is not small compared with this.
@@ -233,6 +237,7 @@ class Reference(Value):
     base_perplexity: float | None = None
     gain_per_window: tuple[float | None, ...] = ()
     evidence: tuple[AdapterEvidence, ...] = ()
+    multi_token_head: MultiTokenHead | None = None
     adapter_effect_kl: float | None = None
     adapter_effect_error: float | None = None
     logit_scale: float = 1.0

@@ -277,6 +277,7 @@ def test_a_model_that_takes_images_is_delivered_without_that_part(tmp_path: Path
     assert ctx.facts["tensors_of_other_parts"] == 27
     [warning] = ctx.facts["warnings"]
     assert "text part alone" in warning
+    assert "no preprocessor_config.json" in warning
     assert "model.visual." in warning
     assert not any("visual" in name for name in _stored(file))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, auto_model
-from support.models.current_kinds import make_kind
+from support.models.current_kinds import KINDS, make_kind
 from support.models.onnx_calls import assert_same
 from support.models.onnx_models import Exported
 
@@ -31,3 +32,15 @@ def test_any_calls_of_padded_rows_give_what_each_row_alone_gives(
     assert exported.facts.get("parts") == (["text"] if name in OF_MANY else None)
     loader = auto_model(DECODER, ModelConfig.read(source))
     assert_same(exported.folder, loader.from_pretrained(source, dtype=torch.float32).eval())
+
+
+@pytest.mark.slow
+def test_a_long_window_of_layers_that_read_keys_and_values_of_others(
+    tmp_path: Path, export: Callable[..., Exported]
+) -> None:
+    recipe = KINDS["gemma4"]
+    sizes = {**recipe.settings, "sliding_window": 600, "max_position_embeddings": 2048}
+    replace(recipe, settings=sizes).build().save_pretrained(tmp_path / "model")
+    exported = export(tmp_path / "model")
+    assert exported.facts["parity"] == "passed"
+    assert exported.facts["window"] == "compared"

@@ -24,6 +24,8 @@ from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.source import open_source
 from slipway_onnx_export.stage import STAGE
 from slipway_openvino.params import refusal_reason as why_no_ir
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_tensorrt_build.stage import refusal_reason as why_no_engine
 from support.commands.transformers_js import run_pipeline
 from support.models.current_kinds import KINDS, make_kind
@@ -45,6 +47,7 @@ KEPT: dict[str, dict[int, set[str]]] = {
     "granite4-moe": {0: RECURRENT, 1: ATTENTION, 2: RECURRENT},
     "falcon-h1": {0: ATTENTION | RECURRENT, 1: ATTENTION | RECURRENT},
     "nemotron-h": {0: RECURRENT, 1: ATTENTION},
+    "bamba": {0: RECURRENT, 1: ATTENTION},
     "lfm2-moe": {0: CONVOLUTION, 1: ATTENTION, 2: CONVOLUTION},
 }
 """What each layer of a kind keeps."""
@@ -197,6 +200,19 @@ def test_formats_that_are_made_of_a_graph_and_lack_the_operator_say_so(base: Bas
     config = ModelConfig.read(base("granite4"))
     assert "layers that keep a state" in why_no_ir(config)
     assert "layers that keep a state" in why_no_engine(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "most"), [("fp16", 0.01), ("int8", 0.05)])
+def test_levels_of_a_graph_with_states_stay_near_it(
+    level: str, most: float, base: Base, exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    params = QuantizeParams(format="onnx", level=level, group_size=16)
+    context = Context(workdir=tmp_path)
+    folder = QUANTIZE.run({"model": exported("granite4").folder}, params, context)["model"]
+    assert context.facts["check"].startswith("passed")
+    model = AutoModelForCausalLM.from_pretrained(base("granite4"), dtype=torch.float32).eval()
+    assert_same(folder, model, limit=most)
 
 
 def test_graphs_without_a_cache_and_with_the_last_logits_compute_the_same(base: Base, export: Export) -> None:

@@ -25,7 +25,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from support.models.current_recipes import KINDS, Recipe
 from support.models.saved_adapters import edit, write
 
-__all__ = ["KINDS", "TEXT_PART", "Kind", "expert_adapter", "make_kind", "text_adapter", "without_conversion"]
+__all__ = [
+    "KINDS",
+    "TEXT_PART",
+    "Kind",
+    "add_head_layer",
+    "expert_adapter",
+    "make_kind",
+    "text_adapter",
+    "without_conversion",
+]
 
 
 @dataclass(frozen=True)
@@ -109,12 +118,7 @@ def _add_tensors(folder: Path, recipe: Recipe, dtype: torch.dtype) -> None:
     tensors = load_file(file)
     for name, shape in (recipe.beside or {}).items():
         tensors[name] = (torch.randn(shape, generator=generator) * 0.1).to(dtype)
-    if recipe.head_layer:
-        layer, beginning = recipe.head_layer
-        for name in [name for name in tensors if layer in name and not name.startswith(beginning)]:
-            like = tensors[name]
-            noise = torch.randn(like.shape, generator=generator) * 0.1
-            tensors[beginning + name.partition(layer)[2]] = (like.float() + noise).to(like.dtype)
+    add_head_layer(tensors, recipe, generator)
     if recipe.packed:
         for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
             experts, columns, rows = tensors.pop(name).shape
@@ -127,6 +131,17 @@ def _add_tensors(folder: Path, recipe: Recipe, dtype: torch.dtype) -> None:
         config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": left}
         path.write_text(json.dumps(config))
     save_file(tensors, file, metadata={"format": "pt"})
+
+
+def add_head_layer(tensors: dict[str, torch.Tensor], recipe: Recipe, generator: torch.Generator) -> None:
+    """Add the layer of a multi-token head: tensors like those of the model's layer that the recipe names."""
+    if recipe.head_layer is None:
+        return
+    layer, beginning = recipe.head_layer
+    for name in [name for name in tensors if layer in name and not name.startswith(beginning)]:
+        like = tensors[name]
+        noise = torch.randn(like.shape, generator=generator) * 0.1
+        tensors[beginning + name.partition(layer)[2]] = (like.float() + noise).to(like.dtype)
 
 
 def _save_files(folder: Path, config: Any) -> None:

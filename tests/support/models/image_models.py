@@ -14,12 +14,14 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from support.models.current_kinds import make_kind
-from support.models.current_recipes import EYE, SIZES, Recipe
+from support.models.current_recipes import EYE, IMAGE_TOKENS, QWEN_EYE, ROPE, SIZES, Recipe
 from support.models.gguf_models import compute_like_llama, save_tokenizer
 
 MEAN, DEVIATION = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 """Colours of the processor; no class has these defaults."""
 _BREAK = "[IMG_BREAK]"
+_MARKS = (_BREAK, "\n\n", "<fake_token_around_image>", "<global-img>")
+"""Tokens that llama.cpp puts beside images, and needs in the vocabulary."""
 _IMAGE = 310
 """The token that stands for an image."""
 
@@ -34,6 +36,7 @@ class ImageKind:
         config: Settings of ``config.json`` to change, by part.
         recipe: How its base is made; None for that of the kind of this name.
         processor: Settings of its image processor; None for colours that no class has as defaults.
+        limit: Largest difference of log probabilities.
     """
 
     size: tuple[int, int]
@@ -41,6 +44,7 @@ class ImageKind:
     config: Sequence[tuple[str, dict[str, Any]]] = ()
     recipe: Recipe | None = None
     processor: dict[str, Any] | None = None
+    limit: float = 2e-4
 
 
 def _patches(model: Any, image: np.ndarray) -> dict[str, Any]:
@@ -98,6 +102,7 @@ def _normalized(image: np.ndarray) -> np.ndarray:
     return values.transpose(2, 0, 1).astype(np.float32)
 
 
+_QWEN2_EYE = {key: QWEN_EYE[key] for key in ("depth", "num_heads", "patch_size")} | {"embed_dim": 32, "mlp_ratio": 2}
 KINDS: dict[str, ImageKind] = {
     # llama.cpp's shares of axes leave no frequency out.
     "qwen3-vl": ImageKind((32, 48), _patches, [("text_config.rope_parameters", {"mrope_section": [3, 3, 2]})]),
@@ -105,18 +110,34 @@ KINDS: dict[str, ImageKind] = {
     "qwen3.5-moe-vision": ImageKind((32, 48), _patches),
     # More than one window of 112 pixels.
     "qwen2.5-vl": ImageKind((64, 160), _patches, [("vision_config", {"window_size": 112})]),
+    "qwen2-vl": ImageKind(
+        (32, 48),
+        _patches,
+        recipe=Recipe(
+            "Qwen2VLConfig",
+            "Qwen2VLForConditionalGeneration",
+            {
+                "text_config": {**SIZES, "rope_parameters": {**ROPE, "mrope_section": [4, 2, 2]}},
+                "vision_config": {**_QWEN2_EYE, "hidden_size": 64},
+                **IMAGE_TOKENS,
+            },
+        ),
+    ),
     # llama.cpp gives every sixth layer full attention.
     "gemma3-vision": ImageKind((16, 16), _plain, [("text_config", {"layer_types": ["sliding_attention"] * 4})]),
     "mistral3": ImageKind((32, 48), _sized),
-    "smolvlm": ImageKind(
-        (16, 16),
-        _twice,
-        recipe=Recipe(
-            "SmolVLMConfig",
-            "SmolVLMForConditionalGeneration",
-            {"text_config": {**SIZES, "model_type": "llama"}, "vision_config": EYE, "image_token_id": _IMAGE},
-        ),
-    ),
+    **{
+        name.lower(): ImageKind(
+            (16, 16),
+            _twice,
+            recipe=Recipe(
+                f"{name}Config",
+                f"{name}ForConditionalGeneration",
+                {"text_config": {**SIZES, "model_type": "llama"}, "vision_config": EYE, "image_token_id": _IMAGE},
+            ),
+        )
+        for name in ("SmolVLM", "Idefics3")
+    },
     "internvl": ImageKind(
         (16, 16),
         _plain,
@@ -150,7 +171,14 @@ KINDS: dict[str, ImageKind] = {
             },
         ),
     ),
-    "gemma4-vision": ImageKind((60, 96), _placed, processor={"do_normalize": False}),
+    # In layers with full attention, llama.cpp lets an image's tokens see later ones, and transformers does not.
+    "gemma4-vision": ImageKind(
+        (120, 144),
+        _placed,
+        [("text_config", {"use_bidirectional_attention": "vision"})],
+        processor={"do_normalize": False},
+        limit=5e-3,
+    ),
 }
 
 
@@ -171,7 +199,7 @@ def make_image_kind(name: str, folder: Path) -> Path:
     kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith("mtp.")}
     save_file(kept, file, metadata={"format": "pt"})
     tokenizer = tf.AutoTokenizer.from_pretrained(base)
-    tokenizer.add_tokens([_BREAK], special_tokens=True)
+    tokenizer.add_tokens(list(_MARKS), special_tokens=True)
     tokenizer.save_pretrained(base)
     return base
 
@@ -259,15 +287,25 @@ def _with_breaks(model: Any, embeddings: torch.Tensor, inside: list[int]) -> tor
     return whole
 
 
+def _quick_gelu(_: Any, inputs: tuple[torch.Tensor, ...], _result: torch.Tensor) -> torch.Tensor:
+    values = inputs[0].half().float()
+    return (values * torch.sigmoid(1.702 * values)).half().float()
+
+
 def _compute_like_llama(model: Any, name: str) -> None:
     """Round as llama.cpp does: pixels and weights of convolutions to float16, GELU as in a table; no epsilon in Qwen2's text."""
     compute_like_llama(model)
+    for module in model.modules():
+        if type(module).__name__ == "QuickGELUActivation":
+            module.register_forward_hook(_quick_gelu)
     for path, module in model.named_modules():
-        is_patches = path.endswith(("patch_embedding", "patch_embedder.input_proj"))  # a matrix for what is a convolution
+        is_patches = path.endswith(
+            ("patch_embedding", "patch_embedder.input_proj")
+        )  # a matrix for what is a convolution
         if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d) or is_patches:
             module.weight.data = module.weight.data.half().float()
             module.register_forward_pre_hook(lambda _, inputs: tuple(each.half().float() for each in inputs))
-    if name == "qwen2.5-vl":
+    if name.startswith("qwen2"):
         for module in model.model.language_model.modules():
             if hasattr(module, "variance_epsilon"):
                 module.variance_epsilon = 0.0

@@ -12,10 +12,13 @@ from onnxruntime import InferenceSession
 
 def empty_cache(session: InferenceSession, rows: int) -> dict[str, np.ndarray]:
     """Return what a graph keeps before the first token: an axis that varies is empty, and all else is zero."""
-    shapes = {value.name: value.shape for value in session.get_inputs() if value.name.startswith("past_key_values.")}
+    kept = [value for value in session.get_inputs() if value.name.startswith("past_key_values.")]
     return {
-        name: np.zeros((rows, *(size if isinstance(size, int) else 0 for size in shape[1:])), np.float32)
-        for name, shape in shapes.items()
+        value.name: np.zeros(
+            (rows, *(size if isinstance(size, int) else 0 for size in value.shape[1:])),
+            np.float16 if "float16" in value.type else np.float32,
+        )
+        for value in kept
     }
 
 

@@ -13,6 +13,7 @@ import transformers as tf
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from support.models.current_kinds import add_head_layer
 from support.models.current_recipes import KINDS, Recipe
 
 _SIZES: dict[str, Any] = {
@@ -50,7 +51,9 @@ def save_model(kind: str, folder: Path, *, dtype: torch.dtype = torch.bfloat16, 
     file = folder / "model.safetensors"
     beside = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in (recipe.beside or {}).items()}
     if beside:
-        save_file(load_file(file) | beside, file, metadata={"format": "pt"})
+        tensors = load_file(file) | beside
+        add_head_layer(tensors, recipe, generator)
+        save_file(tensors, file, metadata={"format": "pt"})
     return folder
 
 

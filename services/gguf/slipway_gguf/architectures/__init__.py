@@ -47,6 +47,10 @@ TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3nForConditionalGeneration": {"gemma3n_text": "Gemma3nForCausalLM"},
     "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
     "Mistral3ForConditionalGeneration": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
+    "SmolVLMForConditionalGeneration": {"llama": "LlamaForCausalLM"},
+    "Idefics3ForConditionalGeneration": {"llama": "LlamaForCausalLM"},
+    "InternVLForConditionalGeneration": {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"},
+    "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM"},
     **{each.class_name: {"": each.class_name} for each in VISION},
 }
 """Classes that take more than text, with the class whose graph their text part has, by the type of that part; ``""`` is any type."""

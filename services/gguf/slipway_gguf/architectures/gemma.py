@@ -28,6 +28,8 @@ def _of_full_layers(numbers: Numbers, key: str) -> int | None:
 
 
 def _full_width(numbers: Numbers) -> int:
+    if numbers.decoder.settings.get("per_layer_config") == {}:  # all layers are alike
+        return numbers.decoder.width
     return _of_full_layers(numbers, "head_dim") or numbers.whole("global_head_dim", default=512)
 
 

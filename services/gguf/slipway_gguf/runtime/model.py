@@ -14,6 +14,7 @@ from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Bounds, LanguageModel, Past, Step, Unusable
 from slipway.validation.speed import Engine
+from slipway_gguf.files import text_files
 from slipway_gguf.metadata import BETWEEN, DIFFERS
 from slipway_gguf.runtime.llama import AUTO_FLASH, F16, F32, NO_FLASH, Batch, ChatServer, Llama
 
@@ -238,12 +239,12 @@ def load(folder: Path, *, threads: int) -> GGUFModel:
 
 
 def only_file(folder: Path, pattern: str = "*.gguf") -> Path:
-    """Return the only file in a folder that matches a pattern.
+    """Return the only file in a folder that matches a pattern, beside an ``mmproj`` file for images.
 
     Raises:
         Unusable: There is none, or several.
     """
-    files = sorted(folder.glob(pattern))
+    files = text_files(folder, pattern)
     if len(files) != 1:
         raise Unusable(f"the folder has {len(files)} GGUF files, and one is needed")
     return files[0]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipway.proof.stored_weights import Dense, NotUnderstoodError, Rows, StoredWeight, Turned, count_non_finite
 from slipway_gguf.architectures.entry import Change, keep, transpose
+from slipway_gguf.files import text_files
 from slipway_gguf.weights.planned import Array, Planned
 from slipway_gguf.weights.tensors import plan_file
 
@@ -36,7 +37,7 @@ def stored(folder: Path, model: Path, _rows: Callable[[str], int]) -> StoredFile
         NotUnderstoodError: The folder has no file, or several.
         GGUFExportError: The model has no place in a GGUF file.
     """
-    files = sorted(folder.glob("*.gguf"))
+    files = text_files(folder)
     if len(files) != 1:
         raise NotUnderstoodError(f"the folder has {len(files)} GGUF files")
     return StoredFile(files[0], plan_file(model).tensors)

@@ -43,7 +43,14 @@ _FORMATS = {
 
 
 def general_fields(
-    architecture: str, params: GGUFParams, level: Level, tensors: list[Planned], *, experts: int, lineage: str
+    architecture: str,
+    params: GGUFParams,
+    level: Level,
+    tensors: list[Planned],
+    *,
+    experts: int,
+    lineage: str,
+    kind: str = gguf.GGUFType.MODEL,
 ) -> tuple[Field, ...]:
     """Return the keys.
 
@@ -54,9 +61,10 @@ def general_fields(
         tensors: The file's tensors.
         experts: Number of experts; 0 for none.
         lineage: Digest of the model's artifact; empty if it is not known.
+        kind: What the file holds.
     """
     size = _size_label(tensors, experts=experts)
-    texts = _general_texts(architecture, gguf.GGUFType.MODEL, params, lineage, size=size)
+    texts = _general_texts(architecture, kind, params, lineage, size=size)
     numbers = {
         "general.file_type": int(gguf.LlamaFileType[level.file_type]),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,

@@ -59,6 +59,7 @@ def name_tensors(
 
 _TEXT_PREFIXES = {
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "backbone.": "model.",

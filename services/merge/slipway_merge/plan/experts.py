@@ -48,6 +48,11 @@ class StackedPair:
         b = read_finite(self.b, "the adapter", (rows, slice(expert, None, self.shape[0]))).to(dtype)  # (rows, r)
         return self.scaling * (b @ a)
 
+    def turned(self) -> StackedPair:
+        """Return the factors of the same parameter with the two axes of each expert exchanged."""
+        experts, first, second = self.shape
+        return replace(self, shape=(experts, second, first), transposed=not self.transposed)
+
     def line(self, expert: int, number: int, a: Array, b: Array) -> Array:
         """Return the update of one row of one expert, oriented like the parameter, from all factors in float64."""
         a = a[expert * self.rank : (expert + 1) * self.rank]  # (r, in)
@@ -112,6 +117,8 @@ def whole_stack(pair: StackedPair, source: TensorInfo) -> Value:
     """Return the change of a parameter that is stored as one tensor; a few experts are computed at a time."""
     if len(source.shape) == 2 and pair.shape[0] == 1:
         return one_expert(pair, 0, slice(0, pair.shape[1]), source)
+    if source.shape != pair.shape and source.shape == pair.turned().shape:
+        pair = pair.turned()  # transformers turns stacks that are stored so: Qwen3-VL's as they are published
 
     def add(weight: torch.Tensor, first: int) -> None:
         for place in range(len(weight)):

@@ -8,7 +8,7 @@ check and the validation of an export.
 from __future__ import annotations
 
 import gc
-import shutil
+import json
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,13 +24,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from slipway.errors import ModelMergeError
-from slipway.model.adapters.saved import is_plain_lora
+from slipway.model.adapters.saved import is_plain_lora, unwrap_name
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_facts import check_loadable, configuration_of, named_class
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
-from slipway.model.pytorch.placing import find_unplaced, make_placeable
+from slipway.model.pytorch.placing import find_unplaced, make_placeable, rename_patterns
 from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors, read_weights
@@ -125,10 +125,17 @@ def _rename_for_peft(adapter: Path, names: Mapping[str, str], ctx: Context) -> I
         yield adapter
         return
     with TemporaryDirectory(dir=ctx.workdir) as place:
-        shutil.copy(adapter / ADAPTER_CONFIG, place)
+        modules = {_module(old): _module(new) for old, new in names.items()}
+        settings = rename_patterns(read_adapter_config(adapter), modules)
+        (Path(place) / ADAPTER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
         tensors = {names[key]: tensor for key, tensor in load_file(adapter / ADAPTER_WEIGHTS).items() if key in names}
         save_file(tensors, Path(place) / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         yield Path(place)
+
+
+def _module(key: str) -> str:
+    """Return the module of an adapter's tensor."""
+    return unwrap_name(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")[0]
 
 
 def _round_at_random(model: Any, unit_roundoff: float, names: Collection[str] | None) -> None:

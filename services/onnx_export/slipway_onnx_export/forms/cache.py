@@ -96,8 +96,9 @@ def cache_of(layout: Layout, tensors: Sequence[torch.Tensor], layers: int) -> Ca
     kinds: list[dict[str, torch.Tensor]] = [{} for _ in range(layers)]
     for kept, tensor in zip(layout, tensors, strict=True):
         kinds[kept.layer][kept.kind] = tensor
-    if not has_states(layout):
-        return DynamicCache([(each[KEY], each[VALUE]) for each in kinds if each])
+    with_attention = [each for each in kinds if each]
+    if not has_states(layout) and all(kinds[: len(with_attention)]):
+        return DynamicCache([(each[KEY], each[VALUE]) for each in with_attention])
     return Cache(layers=[_layer_with(each) for each in kinds])
 
 
@@ -145,13 +146,15 @@ class _StatesAndAttention(_States, DynamicLayer):  # type: ignore[misc]
 
 
 def _layer_with(kinds: Mapping[str, torch.Tensor]) -> Any:
-    """Return a layer of a cache with its tensors; of an empty one nothing is read."""
+    """Return a layer of a cache with its tensors.
+
+    A layer that keeps nothing gets one for states: transformers reads the number of past tokens from the first with keys and values.
+    """
     states = kinds.get(CONVOLUTION), kinds.get(RECURRENT)
-    if all(state is None for state in states):
-        layer: Any = DynamicLayer()
+    if KEY not in kinds:
+        layer: Any = _States(*states)
     else:
-        layer = _StatesAndAttention(*states) if KEY in kinds else _States(*states)
-    if KEY in kinds:
+        layer = DynamicLayer() if all(state is None for state in states) else _StatesAndAttention(*states)
         layer.update(kinds[KEY], kinds[VALUE])
     return layer
 

@@ -32,9 +32,9 @@ def traceable(model: Any) -> Iterator[None]:
 
 def _replacements(source: ModuleType) -> dict[str, Callable[..., Any]]:
     """Return the functions for a module of transformers, by name."""
-    found = {name: function for name, function in RECURRENCES.items() if hasattr(source, name)}
+    recurrences = {name: function for name, function in RECURRENCES.items() if hasattr(source, name)}
     axis = _axis(source)
-    return {**found, _ROTATE: turning(axis)} if axis else found
+    return {**recurrences, _ROTATE: turning(axis)} if axis else recurrences
 
 
 def _axis(source: ModuleType) -> int:

@@ -127,18 +127,22 @@ def make_up_values(name: str, *, heads: int, tokens: int, size: int) -> Array:
 
 
 def cached_shapes(model: Any) -> list[dict[str, tuple[int, int]]]:
-    """Return the heads and their size that transformers' model caches as ``key`` and ``value``, by layer."""
+    """Return the heads and their size that transformers' model caches as ``key`` and ``value``, by layer; layers that read others' have none."""
     probe = transformers.DynamicCache(config=model.config)
     model(input_ids=torch.zeros((1, 1), dtype=torch.int64), past_key_values=probe, use_cache=True)
     return [
-        {kind: (tensor.shape[1], tensor.shape[3]) for kind, tensor in (("key", layer.keys), ("value", layer.values))}
+        {
+            kind: (tensor.shape[1], tensor.shape[3])
+            for kind, tensor in (("key", layer.keys), ("value", layer.values))
+            if tensor is not None
+        }
         for layer in probe.layers
     ]
 
 
 def fill_cache(cache: Any, shapes: list[dict[str, tuple[int, int]]], *, tokens: int) -> None:
     """Fill an empty cache of transformers by :func:`make_up_values`."""
-    for number, layer in enumerate(shapes):
+    for number, layer in ((number, layer) for number, layer in enumerate(shapes) if layer):
         keys, values = (
             torch.from_numpy(make_up_values(f"past_key_values.{number}.{kind}", heads=heads, tokens=tokens, size=size))
             for kind, (heads, size) in layer.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,16 @@ from slipway.errors import QuantizationError
 from slipway.machine.processes import session_options
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison, Family
+from slipway.model.graphs.calls import empty_part
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_quantize.calibration.windows import read_windows
 from slipway_quantize.graphs.folder import DataFile, Shared, copy_external, graph_files, load_graph, save_graph
 from slipway_quantize.graphs.left_out import LeftOutSource
 
+_STATES = (".conv_state", ".recurrent_state")
+_MOST_VALUES = 1 << 24
+"""Most values of a state of one row: a graph of others must not ask for all memory."""
 _DATA = "session.model_external_initializers_file_folder_path"
 
 Array = NDArray[Any]
@@ -161,19 +166,26 @@ def feeds(inputs: Sequence[Any], window: Array) -> dict[str, Array]:
         "position_ids": np.arange(tokens.shape[1], dtype=np.int64)[None],
         "token_type_ids": np.zeros_like(tokens),
     }
-    made = {}
+    made: dict[str, Array] = {}
     for wanted in inputs:
         shape = [int(size) if isinstance(size, int) else None for size in wanted.shape]
         if wanted.name in known and len(shape) == 2 and shape[1] in {None, tokens.shape[1]}:
             made[wanted.name] = np.repeat(known[wanted.name], shape[0] or 1, axis=0)
-        elif wanted.name.startswith("past_key_values.") and len(shape) == 4 and shape[2] in {None, 0}:
-            sizes = [shape[0] or 1, shape[1] or 0, 0, shape[3] or 0]
-            made[wanted.name] = np.zeros(sizes, np.float16 if "float16" in wanted.type else np.float32)
+        elif wanted.name.startswith("past_key_values.") and _begins_empty(wanted.name, shape):
+            part = empty_part(shape, batch=shape[0] or 1)
+            made[wanted.name] = part.astype(np.float16) if "float16" in wanted.type else part
         else:
             raise unsupported_error(
                 f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown or fixed"
             )
     return made
+
+
+def _begins_empty(name: str, shape: Sequence[int | None]) -> bool:
+    """Return whether a part of a cache has no fixed length: keys and values without places, or a state, which is zero at first."""
+    if name.endswith(_STATES):
+        return 0 < math.prod(size or 1 for size in shape) <= _MOST_VALUES
+    return len(shape) == 4 and shape[2] in {None, 0}
 
 
 def unsupported_error(why: str) -> QuantizationError:

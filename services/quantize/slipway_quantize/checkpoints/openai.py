@@ -22,18 +22,18 @@ from slipway_quantize.model_weights import read_rows, read_tensors, require_fini
 from slipway_quantize.pieces import PIECE_WEIGHTS, Pieces, Squares
 from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.report import Outcome, read_json, write_json
-from slipway_quantize.sensitive import kept_names
 
 _STACKS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 _LEFT = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 """Modules that keep their type, as OpenAI's ``config.json`` names them."""
+_DIMENSIONS = 3
 _BYTES = Mxfp4.group_size // 2
 
 
 def is_openai_mxfp4(request: QuantizeRequest) -> bool:
     """Return whether a request is for OpenAI's form of a model's experts."""
     params = request.params
-    asked = params.level == OPENAI_LEVEL and params.packed and not keeps_experts(kept_names(params.keep))
+    asked = params.level == OPENAI_LEVEL and params.packed and not keeps_experts(params.keep)
     return asked and model_type(ModelConfig.read(request.source)) == OPENAI_TYPE
 
 
@@ -45,10 +45,10 @@ def write_openai_mxfp4(request: QuantizeRequest, weights: Weights) -> Outcome:
     """
     tensors, ctx = read_tensors(weights), request.ctx
     stacks = {name for name, info in tensors.items() if name.endswith(_STACKS)}
-    odd = next((name for name in sorted(stacks) if tensors[name].shape[1] % Mxfp4.group_size), "")
+    odd = next((name for name in sorted(stacks) if not _fits(tensors[name])), "")
     if odd or not stacks:
         what = (
-            f"{odd!r} has an input width of {tensors[odd].shape[1]}, and MXFP4 has groups of 32"
+            f"{odd!r} has the shape {tensors[odd].shape}, and MXFP4 has groups of {Mxfp4.group_size} along the second of three axes"
             if odd
             else "it has no experts"
         )
@@ -87,6 +87,11 @@ def write_openai_mxfp4(request: QuantizeRequest, weights: Weights) -> Outcome:
 
 def _same(info: TensorInfo) -> TensorSpec:
     return TensorSpec(info.name, info.dtype, info.shape)
+
+
+def _fits(info: TensorInfo) -> bool:
+    """Return whether a tensor is a stack whose input features are whole groups."""
+    return len(info.shape) == _DIMENSIONS and info.shape[1] % Mxfp4.group_size == 0
 
 
 def _planned(info: TensorInfo) -> list[TensorSpec]:

@@ -16,7 +16,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import Weights
 from slipway_quantize.calibrated import CalibratedWeight, Calibration, mismatch_error
-from slipway_quantize.experts import STACKS, keeps_experts, mixture_of
+from slipway_quantize.experts import EXPERT, STACKS, keeps_experts, mixture_of
 from slipway_quantize.forms.choice import least_width
 from slipway_quantize.levels import WIDE, is_named
 from slipway_quantize.model_weights import (
@@ -38,6 +38,8 @@ _NARROW_FLOATS = ("nvfp4", "mxfp4")
 _INITIALIZED = ("falcon_mamba", "mamba", "mamba2")
 """Types whose code looks at weights of layers before the model runs, which packed ones do not have until then."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
+_STACK = 3
+"""Axes of a stack of matrices."""
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -115,6 +117,8 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
             about={"group_size": width, "model_type": config.model_type},
         )
     unused = {*(weight.module for weight in asked), *wide}
+    if calibration and structure.stacked:  # it may have the matrices of experts that stay in their stacks
+        unused |= {name.removesuffix(".weight") for name in calibration.names if EXPERT.match(name)}
     calibrated = _find_calibrated(fits, tensors, calibration, but=unused) if calibration else {}
     asymmetric = calibration is not None and not calibration.symmetric
     least = {structure.head: request.params.head_bits} if structure.head not in calibrated else {}
@@ -172,7 +176,12 @@ def _more_ignored(config: Any, tensors: Mapping[str, TensorInfo], structure: Str
         for name, info in tensors.items()
         if name.endswith(".weight") and len(info.shape) > 1 and name not in known and _predicts_more(name, layers)
     ]
-    return (*further, *((STACKS,) if structure.stacked else ()))
+    stacks = {
+        rf"re:{re.escape(name.rpartition('.')[0])}(\..*)?$"
+        for name, info in tensors.items()
+        if len(info.shape) == _STACK and ".experts." in name and _predicts_more(name, layers)
+    }
+    return (*further, *sorted(stacks), *((STACKS,) if structure.stacked else ()))
 
 
 def _predicts_more(name: str, layers: object) -> bool:

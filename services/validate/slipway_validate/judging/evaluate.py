@@ -21,7 +21,7 @@ from slipway_validate import folders
 from slipway_validate.answers.scores import Scorer
 from slipway_validate.cases import native_case
 from slipway_validate.folders import has_separate_adapter
-from slipway_validate.judging import explain, survival, texts
+from slipway_validate.judging import explain, parts, survival, texts
 from slipway_validate.judging.compare import (
     CaseResults,
     OtherModels,
@@ -70,6 +70,7 @@ class Evaluator:
         measured: Function that returns what the outputs are measured with.
         scorer: Scores the answers to the user's test inputs; None if there are none.
         threads: Threads that compare results.
+        base: Folder of the base, whose parts beside the text an output in transformers' form must have; None to compare no names.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class Evaluator:
         measured: Callable[[], Measured] = Measured,
         scorer: Scorer | None = None,
         threads: int = 1,
+        base: Path | None = None,
     ) -> None:
         self._reference = reference
         self._survival = survival
         self._yardsticks = measured
         self._threads = threads
+        self._base = base
         self._family = family
         self._limits = limits
         self._decode = decode
@@ -101,6 +104,8 @@ class Evaluator:
         output = begin_result(name, folder, result)
         if result.status != "done":
             return result_not_run(output, result)
+        if self._base is not None and is_own_code(name, folder) and not has_separate_adapter(name):
+            output = output.model_copy(update={"missing": parts.find_missing(self._base, folder)})
         reference = self._reference
         if reference is None:
             rule = Rule(self._limits["float32"], choose_measure(self._family.comparison, width=result.vocabulary))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputValidation
 from slipway.validation.verdicts import Answer, Verdict
-from slipway_validate.judging import survival, texts
+from slipway_validate.judging import parts, survival, texts
 from slipway_validate.judging.distances import distance_of
 
 SHAPE_CAUSES = {
@@ -117,7 +117,11 @@ def _explain_broken(
         of_texts, remedy = texts.explain(output.texts)
         said.append(of_texts)
         remedies.append(remedy)
-    others = [check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS)]
+    if parts.MISSING in names:
+        of_parts, remedy = parts.explain(output.missing)
+        said.append(of_parts)
+        remedies.append(remedy)
+    others = [check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS, parts.MISSING)]
     # Each weight in the wrong place is named; results would only allow a guess.
     exchanged = output.survival is not None and any(each.exchanged for each in output.survival.faulty)
     if others and not exchanged and "non_finite_weights" not in names:

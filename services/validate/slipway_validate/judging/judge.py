@@ -10,7 +10,7 @@ from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
 from slipway.validation.verdicts import Limits, Question
-from slipway_validate.judging import survival, texts
+from slipway_validate.judging import parts, survival, texts
 from slipway_validate.judging.distances import (
     CASE_TIMES,
     COST_TIMES,
@@ -94,6 +94,7 @@ class Judge:
     def checks(self, output: OutputValidation, *, non_finite: int) -> tuple[Check, ...]:
         """Return all checks that the output's figures allow."""
         checks = [_at_most("non_finite_logits", float(non_finite), 0.0, unit="count", against="itself")]
+        checks += parts.checks(output.missing)
         checks += self._check_faithful(output)
         if output.survival is not None:
             checks += survival.checks(output.survival, self._rule.limits)

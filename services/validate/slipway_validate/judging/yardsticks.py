@@ -19,6 +19,7 @@ from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Samples
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import AdapterEvidence
+from slipway.validation.parts import MultiTokenHead
 from slipway_validate.folders import format_and_level, has_separate_adapter, runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.distances import MAX_NOISE_SHARE, Measure, choose_measure, distance_of, level_of
@@ -72,6 +73,7 @@ class ReferenceRun:
         unsteady_cases: Shape cases in which the reference differs from its plain pass, each with the reason to skip it for
             outputs that run the same code. A graph has its own code and is judged.
         evidence: What the adapter does on text like that of its training.
+        multi_token_head: What it accepts of the drafts of its multi-token head; None if it has none.
     """
 
     folder: Path
@@ -88,6 +90,7 @@ class ReferenceRun:
     noise: float | None = None
     unsteady_cases: dict[str, str] = field(default_factory=dict)
     evidence: tuple[AdapterEvidence, ...] = ()
+    multi_token_head: MultiTokenHead | None = None
 
     def with_figures(self, cases: list[ShapeCase]) -> ReferenceRun:
         """Return this run with the figures of its results; ``cases`` are its own, compared with its plain passes."""

@@ -2,8 +2,7 @@
 
 The stage writes ``spec.json``. The runner writes logits as ``.npy`` files, and last ``result.json``, which shows that it has
 finished. A runner that will be timed then waits for lines on its standard input: for each ``TIME`` it times one round and writes
-it as a line of JSON, ``{"round": …}``. A runner that is held imports its libraries, says so, and waits for ``BEGIN`` before it loads
-its model.
+it as a line of JSON, ``{"round": …}``. A runner that is held imports its libraries, says so, and loads its model after ``BEGIN``.
 
 N = windows, T = tokens per window, P = results per window (T if each token has one), V = values of a result.
 """
@@ -210,11 +209,11 @@ class RunSpec(_Message):
         new_tokens: Tokens to continue each with.
         drafts: The reference's continuations, which most models write too; empty if every token is computed one by one.
         long: Long continuations; None for none.
-        benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None if speed is
-            not measured.
+        benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None to measure no speed.
         only_timed: Whether the model is loaded only to be timed.
         texts: File of :class:`slipway_validate.runner.texts.ReadTexts`, for a runtime that reads text itself; None for others.
         held: Whether the process waits for ``BEGIN`` before it loads the model.
+        drafting: Whether drafts of the model's multi-token head are compared with what it computes itself.
     """
 
     runtime: str
@@ -236,6 +235,7 @@ class RunSpec(_Message):
     only_timed: bool = False
     texts: Path | None = None
     held: bool = False
+    drafting: bool = False
 
 
 class TokenizeSpec(_Message):

@@ -25,6 +25,7 @@ from slipway.proof.runtime import Samples
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import AdapterEvidence
+from slipway.validation.parts import MultiTokenHead
 from slipway_validate.cases import shape_cases
 from slipway_validate.judging.yardsticks import ReferenceRun
 from slipway_validate.params import SampleParams
@@ -60,6 +61,7 @@ class Figures(BaseModel):
     noise: float | None = None
     unsteady_cases: dict[str, str] = {}
     evidence: tuple[AdapterEvidence, ...] = ()
+    multi_token_head: MultiTokenHead | None = None
 
 
 class ReferenceFile(BaseModel):

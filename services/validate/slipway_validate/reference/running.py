@@ -9,11 +9,16 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER
+from slipway.model.safetensors_file import read_weights
+from slipway.model.weights.parts import ModelPart, find_parts, number_of_layers
 from slipway.proof.precision import stored_dtype
-from slipway.proof.runtime import EVIDENCE_FILE
+from slipway.proof.runtime import EVIDENCE_FILE, HEAD_FILE
 from slipway.stage import Context
 from slipway.validation.findings import AdapterEvidence, Reference
+from slipway.validation.parts import MultiTokenHead
 from slipway.validation.speed import Engine, Speed
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.distances import distance_of, level_of
@@ -56,7 +61,8 @@ def run_reference(
         ctx.warn(
             f"long continuations have {long.new_tokens} of {params.continuation_tokens} tokens: more do not fit the model or max_logit_bytes"
         )
-    spec = spec.model_copy(update={"long": long})
+    drafting = prepared.family is DECODER and has_multi_token_head(inputs["base"])
+    spec = spec.model_copy(update={"long": long, "drafting": drafting})
     timeout = params.output_timeout_seconds
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
         yield _check_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
@@ -95,6 +101,21 @@ def read_evidence(folder: Path) -> tuple[AdapterEvidence, ...]:
     return _EVIDENCE.validate_json(file.read_bytes()) if file.is_file() else ()
 
 
+def read_head(folder: Path) -> MultiTokenHead | None:
+    """Return what a runner measured of the model's multi-token head; None if it has none."""
+    file = folder / HEAD_FILE
+    return MultiTokenHead.model_validate_json(file.read_bytes()) if file.is_file() else None
+
+
+def has_multi_token_head(base: Path) -> bool:
+    """Return whether a folder stores tensors of a multi-token head; a folder that cannot be read fails elsewhere, with its reason."""
+    try:
+        parts = find_parts(read_weights(base), layers=number_of_layers(ModelConfig.read(base)))
+    except (CheckpointValidationError, OSError):
+        return False
+    return any(each.part is ModelPart.MULTI_TOKEN_HEAD for each in parts)
+
+
 def merged_level(inputs: Mapping[str, Path]) -> str:
     """Return the row of the limits for the merge's data type; before the merge, that of the base."""
     return level_of(stored_dtype(inputs[MERGED] if MERGED in inputs else inputs["base"]))
@@ -127,6 +148,7 @@ def _check_run(
         with_adapter=spec.adapter is not None,
         merged_level=merged_level(inputs),
         evidence=read_evidence(folder),
+        multi_token_head=read_head(folder),
     )
     where = CaseResults(folder, folder, run.measure)
     return run.with_figures([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])
@@ -146,6 +168,7 @@ def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
         base_perplexity=run.base_perplexity,
         gain_per_window=run.gain_per_window,
         evidence=run.evidence,
+        multi_token_head=run.multi_token_head,
         adapter_effect_kl=effect.mean_kl if effect else None,
         adapter_effect_error=effect.relative_error if effect else None,
         logit_scale=run.logit_scale,
@@ -156,8 +179,11 @@ def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
     )
 
 
-def warn_of_weak_effect(reference: ReferenceRun, ctx: Context) -> None:
-    """Warn if the adapter hardly changes the results on this text."""
+def warn_of_reference(reference: ReferenceRun, ctx: Context) -> None:
+    """Warn if the adapter hardly changes the results on this text, or has moved the model away from its multi-token head."""
+    head = reference.multi_token_head
+    if head is not None and head.warning:
+        ctx.warn(head.warning)
     effect = distance_of(reference.adapter_effect)
     if effect is None or effect >= reference.measure.weak_effect:
         return
@@ -184,7 +210,7 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
         prepared = prepare(inputs, trained, family, params, ctx, work=work)
         with run_reference(inputs, prepared, params, ctx, folder=work / "reference") as (run, _):
             pass
-        warn_of_weak_effect(run, ctx)
+        warn_of_reference(run, ctx)
         write_reference(folder, run, prepared, params, ctx)
         ctx.record(samples=len(prepared.samples.tokens), perplexity=run.perplexity, adapter=run.result.adapter)
     except NoReferenceError as none:

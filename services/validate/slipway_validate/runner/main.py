@@ -172,6 +172,10 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
     adapter = _compute_base_logits(model, collector) if spec.adapter else ""
     if spec.adapter and spec.samples.with_name(OWN_FOLDER).is_dir():
         measure_own_text(model, spec, collector.folder, report=_report)
+    if spec.drafting:
+        from slipway_validate.runner.multi_token import measure_head
+
+        measure_head(model, spec, collector.folder, report=_report)
     texts = compare_texts(model, spec.texts) if spec.texts else None
     if spec.benchmark:
         model.leave_comparison()

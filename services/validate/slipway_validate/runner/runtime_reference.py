@@ -26,7 +26,9 @@ from slipway.model.families import Family
 from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
-from slipway.model.pytorch.placing import JoinedUpdates, find_unplaced, make_placeable
+from slipway.model.pytorch.head_updates import without_head
+from slipway.model.pytorch.joined_updates import JoinedUpdates
+from slipway.model.pytorch.placing import find_unplaced, make_placeable
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.sentences import Pooling
@@ -126,16 +128,17 @@ def add_adapter(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpda
     try:
         check_patterns(read_adapter_config(adapter), names_in(module))
         read_safetensors(adapter / ADAPTER_WEIGHTS)  # peft would take a pickle too
-        _resize_vocabulary(module, load_peft_weights(str(adapter), device="cpu"))
-        with make_placeable(module, base, adapter) as (folder, joined):
-            config = peft.PeftConfig.from_pretrained(str(folder))
-            _let_tied_layers_load_their_own(config, module, load_peft_weights(str(folder), device="cpu"))
-            tuned = peft.PeftModel.from_pretrained(module, str(folder), config=config, is_trainable=False)
-            load_ignored_tensors(tuned, folder)
-            if is_plain_lora(folder):
-                _check_all_placed(tuned, folder, adapter)
-            if joined:
-                joined.attach(module, tuned)
+        with without_head(module, base, adapter) as own:
+            _resize_vocabulary(module, load_peft_weights(str(own), device="cpu"))
+            with make_placeable(module, base, own) as (folder, joined):
+                config = peft.PeftConfig.from_pretrained(str(folder))
+                _let_tied_layers_load_their_own(config, module, load_peft_weights(str(folder), device="cpu"))
+                tuned = peft.PeftModel.from_pretrained(module, str(folder), config=config, is_trainable=False)
+                load_ignored_tensors(tuned, folder)
+                if is_plain_lora(folder):
+                    _check_all_placed(tuned, folder, adapter)
+                if joined:
+                    joined.attach(module, tuned)
     except (CheckpointValidationError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
         raise Unusable(f"peft cannot load the adapter {adapter.name!r} on the base model: {error}") from error
     return tuned, joined

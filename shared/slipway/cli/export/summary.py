@@ -83,6 +83,9 @@ def summary(result: ExportResult) -> RenderableType:
     if result.formats or result.failed:
         parts += [_formats(result), Text()]
     parts += _base(result)
+    if result.multi_token_head is not None:
+        heading, _, said = result.multi_token_head.said.partition(": ")
+        parts.append(Prose(f"{heading}: ", "dim", said))
     told = result.base_match.reason if result.base_match else ""
     parts += [Prose("warning ", "yellow", warning) for warning in result.warnings if warning != told]
     parts += [

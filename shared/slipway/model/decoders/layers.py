@@ -96,18 +96,13 @@ def _ending_in_full(period: int) -> Rule:
     return lambda settings, layers: [*_each(period)(settings, layers)[:-1], "full_attention"]
 
 
-def _even(_: Mapping[str, Any], layers: int) -> Sequence[str]:
-    """Return a window in the first, third and so on of the layers (gpt-oss)."""
-    return ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
-
-
 _RULES: Mapping[str, Rule] = {
     "bamba": _listed("attn_layer_indices", "mamba", all_by_default=False),
     "falcon_h1": _all("hybrid"),
     "falcon_mamba": _all("mamba"),
     "gemma3n": _each(5),
     "gemma4": _ending_in_full(6),
-    "gpt_oss": _even,
+    "gpt_oss": _each(2),
     "granitemoehybrid": _all("mamba"),
     "jamba": _period,
     "lfm2": _listed("full_attn_idxs", "conv", all_by_default=True),
@@ -158,7 +153,8 @@ def _named_kinds(config: ModelConfig) -> Sequence[str]:
     if isinstance(pattern, str) and pattern:
         return [_PATTERN.get(letter, letter) for letter in pattern]
     layers = next((_whole(settings.get(key), 0) for key in ("num_hidden_layers", "n_layer") if settings.get(key)), 0)
-    layers = layers if layers <= MOST_LAYERS else 0
+    if not 0 < layers <= MOST_LAYERS:
+        return ()
     rule = _RULES.get(str(settings.get("model_type", "")).removesuffix("_text"))
     return rule(settings, layers) if rule else _by_class(config, layers)
 

@@ -11,30 +11,26 @@ that a LoRA targets by themselves (``target_parameters``: stacks of experts, rou
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import peft.utils.transformers_weight_conversion as peft_conversion
-import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
 from slipway.model.adapters.saved import pair_name, unwrap_name
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.pytorch.joined_updates import JoinedUpdates, find_joined
 from slipway.model.runs.checkpoints import read_adapter_config
-from slipway.model.safetensors_file import read_safetensors, read_weights
+from slipway.model.safetensors_file import read_safetensors
 
 _LAYERS = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd, Conv1D, nn.MultiheadAttention)
 """Layers whose updates are peft's to place."""
@@ -42,63 +38,6 @@ _WRAPPED = ".base_layer"
 """What peft adds to a module's name for each further parameter of it that has factors of its own."""
 _TEXT_PARTS = frozenset({"language_model", "text_model"})
 """Names of the text model within a model that takes more than text."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """The update of one stored weight: scale · B · A."""
-
-    a: Tensor
-    b: Tensor
-    scale: float
-
-    def value(self) -> Tensor:
-        return self.scale * (self.b.double() @ self.a.double()).float()
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedUpdates:
-    """Updates of parameters that are no layer's weight, by the name of the parameter.
-
-    Attributes:
-        names: Tensors of the adapter that they take.
-        parts: By parameter, the weights that transformers joins into it with their shapes.
-        updates: The updates, by the name of the weight.
-    """
-
-    names: frozenset[str]
-    parts: Mapping[str, Mapping[str, tuple[int, ...]]]
-    updates: Mapping[str, _Update]
-
-    @property
-    def updated(self) -> tuple[str, ...]:
-        """The modules whose weights they change, as the adapter names them."""
-        return tuple(name.removesuffix(".weight") for name in self.updates)
-
-    def attach(self, model: Any, tuned: nn.Module) -> None:
-        """Let the model compute with the updates wherever its adapter is switched on.
-
-        Args:
-            model: The transformers model.
-            tuned: The model with the adapter, as peft wraps it.
-        """
-        layer = next(each for each in tuned.modules() if isinstance(each, BaseTunerLayer))
-        for parameter in self.parts:
-            owner, _, name = parameter.rpartition(".")
-            _add_while_computing(
-                model.get_submodule(owner),
-                name,
-                change=partial(self.change, model, parameter),
-                is_on=lambda: not layer.disable_adapters,
-            )
-
-    def change(self, model: Any, parameter: str) -> Tensor:
-        """Return the update of a parameter in float32, in its own form."""
-        values = {
-            name: self.updates[name].value() if name in self.updates else torch.zeros(shape)
-            for name, shape in self.parts[parameter].items()
-        }
-        return _join_weights(model, values)[parameter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +56,7 @@ class _Places:
 
     def module(self, owner: str) -> str:
         """Return the module of an adapter's name; empty if there is none."""
-        return _find_module(_unwrap(self.renamed.get(owner, owner)), self.kinds)
+        return _find_module(unwrap_module(self.renamed.get(owner, owner)), self.kinds)
 
     def holds_targeted(self, module: str) -> bool:
         """Return whether a module holds a parameter that has factors of its own."""
@@ -151,7 +90,7 @@ def make_placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path
     targeted = _find_targeted(model, settings)
     places = _Places(kinds, renamed, targeted)
     other = [owner for owner in owners if owner not in renamed and not places.can_be_placed(owner)]
-    joined = _find_joined(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
+    joined = find_joined(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
     # Where every factor has a module of today's model, there is nothing to convert.
     with _without_conversion() if joined or (owners and not other) else nullcontext():
         if joined is None and not renamed and not places.are_in_text(owners):
@@ -160,6 +99,25 @@ def make_placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path
         with TemporaryDirectory() as place:
             _write_rest(Path(place), adapter, settings, joined, places)
             yield Path(place), joined
+
+
+def rename_patterns(settings: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, Any]:
+    """Return an adapter's settings with its ranks and scalings by pattern (``rank_pattern``, ``alpha_pattern``) under a model's names too.
+
+    peft takes the default without an error where a pattern holds the name in the text model alone.
+
+    Args:
+        settings: Its ``adapter_config.json``.
+        modules: By the adapter's name of a module, its name in the model.
+    """
+    ends = ("", *(f".{target.rpartition('.')[2]}" for target in settings.get("target_parameters") or ()))
+    renamed = dict(settings)
+    for option in ("rank_pattern", "alpha_pattern"):
+        if patterns := settings.get(option):
+            names = {unwrap_module(old) + end: unwrap_module(new) + end for old, new in modules.items() for end in ends}
+            keys = {re.escape(new): get_pattern_key(patterns, old) for old, new in names.items() if old != new}
+            renamed[option] = {**{name: patterns[key] for name, key in keys.items() if key in patterns}, **patterns}
+    return renamed
 
 
 def find_unplaced(tuned: nn.Module, adapter: Path) -> list[str]:
@@ -202,7 +160,7 @@ def _find_module(owner: str, kinds: Mapping[str, type]) -> str:
     return next((end for end in ends if end in kinds), "")
 
 
-def _unwrap(owner: str) -> str:
+def unwrap_module(owner: str) -> str:
     """Return a module's name without what peft adds for each parameter of it that has factors."""
     while owner.endswith(_WRAPPED):
         owner = owner.removesuffix(_WRAPPED)
@@ -211,7 +169,9 @@ def _unwrap(owner: str) -> str:
 
 def _find_targeted(model: Any, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parameters that ``target_parameters`` names; it may name those of the text model alone."""
-    wanted = tuple(settings.get("target_parameters") or ())
+    wanted = settings.get("target_parameters") or []
+    if not isinstance(wanted, list) or not all(isinstance(target, str) for target in wanted):
+        raise ValueError("target_parameters in adapter_config.json is not a list of names")
     names = [name for name, _ in model.named_parameters()] if wanted else []
     return tuple(name for name in names if any(_is_named(name, target) for target in wanted))
 
@@ -231,7 +191,7 @@ def _find_renamed(owners: Mapping[str, list[str]], kinds: Mapping[str, type]) ->
             by_end.setdefault(_from_layer(name), []).append(name)
     modules = {}
     for owner, names in owners.items():
-        plain = _unwrap(owner)
+        plain = unwrap_module(owner)
         wrapped = owner.removeprefix(plain)
         if module := _find_module(plain, kinds):
             if any(owner not in name for name in names):
@@ -245,104 +205,6 @@ def _from_layer(name: str) -> str:
     """Return the end of a name from its first layer number on; without one, its last part."""
     parts = name.split(".")
     return ".".join(parts[next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1) :])
-
-
-def _find_joined(
-    model: Any, base: Path, adapter: Path, settings: Mapping[str, Any], owners: Mapping[str, list[str]]
-) -> JoinedUpdates | None:
-    stored = {name: info.shape for name, info in read_weights(base).items()}
-    targets = {name: target for name, (target, _) in _targets(model, stored).items()}
-    updates: dict[str, _Update] = {}
-    taken: set[str] = set()
-    tensors = load_file(adapter / ADAPTER_WEIGHTS)
-    prefix = f"{model.base_model_prefix}."
-    for owner, names in owners.items():
-        forms = (f"{owner}.weight", f"{prefix}{owner}.weight", f"{owner}.weight".removeprefix(prefix))
-        weight = next((form for form in forms if form in targets), "")
-        if not weight:
-            if any(pattern for _, pattern in _targets(model, dict.fromkeys(forms, ())).values()):
-                raise ValueError(f"the base has no weight {forms[0]!r}, which the adapter updates")
-            continue
-        updates[weight] = _make_update(owner, {name: tensors[name] for name in names}, stored[weight], settings)
-        taken |= set(names)
-    if not updates:
-        return None
-    changed = {targets[weight] for weight in updates}
-    parts: dict[str, dict[str, tuple[int, ...]]] = {parameter: {} for parameter in sorted(changed)}
-    for name, target in targets.items():
-        if target in changed:
-            parts[target][name] = stored[name]
-    return JoinedUpdates(frozenset(taken), parts, updates)
-
-
-def _make_update(
-    owner: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...], settings: Mapping[str, Any]
-) -> _Update:
-    sides = {match["side"]: tensors[name] for name in tensors if (match := pair_name(unwrap_name(name)))}
-    if len(sides) != len(tensors) or set(sides) != {"A", "B"} or settings.get("use_dora"):
-        raise ValueError(
-            f"the adapter's update of {owner!r}, which transformers joins with others, is no plain pair of factors"
-        )
-    a, b = sides["A"], sides["B"]
-    if a.dim() != 2 or b.dim() != 2 or (b.shape[0], a.shape[1]) != tuple(shape) or a.shape[0] != b.shape[1]:
-        raise ValueError(
-            f"the factors {tuple(a.shape)} and {tuple(b.shape)} of {owner!r} do not fit its weight of {tuple(shape)}"
-        )
-    ranks, alphas = (settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern"))
-    rank = ranks.get(get_pattern_key(ranks, owner), settings.get("r"))
-    alpha = alphas.get(get_pattern_key(alphas, owner), settings.get("lora_alpha"))
-    if rank != a.shape[0]:
-        raise ValueError(f"the factors of {owner!r} have rank {a.shape[0]}, and adapter_config.json says {rank}")
-    return _Update(a, b, alpha / (rank**0.5 if settings.get("use_rslora") else rank))
-
-
-def _targets(model: Any, names: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
-    """Return the parameter that transformers makes of each stored weight, and the pattern of the conversion; none for those it does not use."""
-    mapping = get_model_conversion_mapping(model)
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
-    state = model.state_dict()
-    targets = {}
-    for name in sorted(names, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        if target in state:
-            targets[name] = (target, pattern)
-    return targets
-
-
-def _join_weights(model: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights as transformers does when it loads them."""
-    converters = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightConverter)]
-    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    conversions: dict[str, Any] = {}
-    for name, (target, pattern) in _targets(model, values).items():
-        made = copy.deepcopy(by_pattern[pattern]) if pattern else WeightRenaming(name, target)
-        conversions.setdefault(target, made).add_tensor(target, name, pattern or name, values[name])
-    results: dict[str, Tensor] = {}
-    for target, conversion in conversions.items():
-        made = conversion.convert(target, model=model, config=model.config, hf_quantizer=None, loading_info=None)
-        results |= {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
-    return results
-
-
-def _add_while_computing(
-    owner: nn.Module, name: str, *, change: Callable[[], Tensor], is_on: Callable[[], bool]
-) -> None:
-    """Let a module compute with a changed parameter; it holds the plain one between its calls."""
-    plain: list[Any] = []
-
-    def add(module: nn.Module, *_: Any) -> None:
-        kept = module._parameters[name]
-        plain.append(kept)
-        if is_on() and kept is not None:
-            changed = (kept.float() + change().to(kept.device)).to(kept.dtype)
-            module._parameters[name] = nn.Parameter(changed, requires_grad=False)
-
-    def take_back(module: nn.Module, *_: Any) -> None:
-        module._parameters[name] = plain.pop()
-
-    owner.register_forward_pre_hook(add)
-    owner.register_forward_hook(take_back, always_call=True)
 
 
 def _write_rest(
@@ -367,6 +229,7 @@ def _write_rest(
             modules.add(places.module(owner))
     if not tensors:
         modules = {next(name for name, kind in places.kinds.items() if issubclass(kind, nn.Linear))}
+    settings = rename_patterns(settings, places.renamed)
     if all(modules):
         settings = {
             **settings,

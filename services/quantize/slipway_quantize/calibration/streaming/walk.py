@@ -61,7 +61,12 @@ class BlockWalk:
 
     @torch.no_grad()
     def _require_chain(self) -> None:
-        """Run one window: each block must run once, in order, and give hidden states first; an encoder's blocks come before a decoder's."""
+        """Run one window: each block must run once, in order, and give hidden states first; an encoder's blocks come before a decoder's.
+
+        A block that reads keys and values of an earlier one (Gemma 3n, Gemma 4) has none where that one is only passed through.
+        """
+        if getattr(self._model.model.config.get_text_config(), "num_kv_shared_layers", 0):
+            raise self._chain_error()
         called: list[int] = []
 
         def record_calls(index: int) -> Callable[..., Any]:

@@ -23,6 +23,8 @@ from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import configuration_of
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.pytorch.conversions import conversions
+from slipway.model.pytorch.head_updates import head_keys
+from slipway.model.pytorch.placing import unwrap_module
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors, read_weights
 from slipway.model.trained import trained_model
@@ -133,12 +135,14 @@ def adapted_modules(base: Path, adapter: Path) -> tuple[list[Adapted], dict[str,
     model, joined = add_adapter(plain, base, adapter)
     ties = dict(getattr(model.get_base_model(), "all_tied_weights_keys", None) or {})
     modules: list[Adapted] = [*(joined_matrices(joined) if joined else ())]
-    left_out: dict[str, str] = {}
+    trained = (place.partition(".lora_")[0] for place in head_keys(base, adapter).values())
+    left_out = dict.fromkeys(trained, "it is in the multi-token head, which transformers does not load with the model")
     for path, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
             continue
         name = _PREFIX.sub("", path)
         if hasattr(layer, "parameter_name"):
+            name = f"{unwrap_module(name)}.{layer.parameter_name}"
             matrices = list(adapted_parameter(name, layer, loaded, shapes))
             modules += matrices
             why = "" if matrices else "the base stores the parameter in another form"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
+from slipway.model.limits import MOST_EXPERTS
 from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway.model.weights import reading
 from slipway.proof.stored_weights import Coded, Dense, NotUnderstoodError, StoredWeight, Turned, count_non_finite
@@ -31,17 +32,22 @@ class Checkpoint:
 
     Raises:
         CheckpointValidationError: As :func:`slipway.model.safetensors_file.read_weights`.
+        NotUnderstoodError: Its stacks hold more matrices than any model has.
     """
 
     def __init__(self, folder: Path) -> None:
         self._tensors = read_weights(folder)
         matrices = {match["weight"] for name in self._tensors if (match := _STORED.fullmatch(name))}
-        self._stacks = {
-            f"{name}.{number}": (name, number)
+        stacks = {
+            name: info.shape[0]
             for name, info in self._tensors.items()
             if info.dtype in FLOATS and len(info.shape) == 3 and min(info.shape) > 1  # not a convolution by channel
-            for number in range(info.shape[0])
         }
+        if sum(stacks.values()) > MOST_EXPERTS:
+            raise NotUnderstoodError(
+                f"its stacks hold {sum(stacks.values())} matrices, and at most {MOST_EXPERTS} are read"
+            )
+        self._stacks = {f"{name}.{number}": (name, number) for name in stacks for number in range(stacks[name])}
         self.names = frozenset((*matrices, *self._stacks))
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:

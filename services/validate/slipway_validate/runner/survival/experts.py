@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from slipway.model.pytorch.conversions import Conversions
-from slipway.model.pytorch.placing import JoinedUpdates
-
-_WRAPPED = ".base_layer"
-"""What peft adds to a module's name for each further parameter of it that has factors of its own."""
+from slipway.model.pytorch.joined_updates import JoinedUpdates
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +41,16 @@ class AdaptedMatrix:
 
 
 def adapted_parameter(
-    module: str, layer: Any, conversions: Conversions, shapes: Mapping[str, tuple[int, ...]]
+    parameter: str, layer: Any, conversions: Conversions, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[AdaptedMatrix]:
-    """Yield the matrices of a parameter that has factors of its own.
+    """Yield the matrices of a parameter that has factors of its own; none if the base stores it in a shape that is not known.
 
     Args:
-        module: The name of its module, as peft wraps it.
+        parameter: Its name in the model.
         layer: The layer with the factors.
         conversions: How transformers loads the base.
         shapes: Shapes of the base's tensors.
     """
-    parameter = f"{module.replace(_WRAPPED, '')}.{layer.parameter_name}"
     if parameter in conversions.stacks:
         for expert, names in enumerate(conversions.stacks[parameter].parts):
             start = 0
@@ -63,12 +59,15 @@ def adapted_parameter(
                 yield _matrix(name, partial(_update, layer, expert, rows))
                 start = rows.stop
         return
-    name = conversions.renamed.get(parameter, parameter)
-    if len(shapes.get(name, ())) == 2:
+    name, shape = conversions.renamed.get(parameter, parameter), tuple(layer.get_param().shape)
+    stored = shapes.get(name)
+    if stored == shape and len(shape) == 2:
         yield _matrix(name, partial(_update, layer, 0, slice(None)))
-    elif len(shapes.get(name, ())) == 3:
-        for expert in range(shapes[name][0]):
-            yield AdaptedMatrix(f"{name}.{expert}", f"{name}.{expert}", partial(_update, layer, expert, slice(None)))
+    elif len(shape) == 3 and stored in (shape, (shape[0], shape[2], shape[1])):
+        # transformers turns stacks that are stored in the second form: Qwen3-VL's as they are published.
+        update = _update if stored == shape else _turned_update
+        for expert in range(shape[0]):
+            yield AdaptedMatrix(f"{name}.{expert}", f"{name}.{expert}", partial(update, layer, expert, slice(None)))
 
 
 def joined_matrices(joined: JoinedUpdates) -> Iterator[AdaptedMatrix]:
@@ -89,3 +88,8 @@ def _update(layer: Any, expert: int, rows: slice) -> Tensor:
     else:
         left, right = (factors[expert] for factors in layer.get_delta_factors(adapter)[:2])
     return layer.scaling[adapter] * (left[rows].double() @ right.double()).float()
+
+
+def _turned_update(layer: Any, expert: int, rows: slice) -> Tensor:
+    """Return the same, transposed."""
+    return _update(layer, expert, rows).T

@@ -75,6 +75,8 @@ class Graphs:
         """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`; constants that the model's code made may hold infinity."""
         floats = {name: self._values(name) for name, tensor in self._tensors.items() if tensor.dtype in _FLOATS}
         weights = {self._constants[name].name for name in self.names}
+        # A bias may hold one value everywhere, as a mask does.
+        weights |= {name for name in floats if name.removesuffix(".fp16").endswith("bias")}
         return count_non_finite(
             {name: values for name, values in floats.items() if name in weights or not is_mask(values)}
         )

@@ -168,7 +168,7 @@ def _compare(module: Adapted, weights: BaseWeights, outputs: Mapping[str, _Outpu
     """Compare one module in every output, a piece at a time."""
     try:
         own = weights.original(module)
-    except NotUnderstoodError as error:
+    except _FAULTS as error:
         left_out[module.name] = str(error)
         return
     readings = {name: _Reading() for name in outputs}
