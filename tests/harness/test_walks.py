@@ -11,7 +11,7 @@ from harness.walks import STARTS, Place, Tree, walk
 MOST_RETURNS = {
     "the configuration": 8,
     "merge: base": 10,
-    "validate: inputs": 30,
+    "validate: inputs": 35,
     "onnx_export: inputs": 8,
     "executorch: folder": 12,
 }
