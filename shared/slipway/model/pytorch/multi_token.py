@@ -125,7 +125,7 @@ def load_head(folder: Path, model: Any) -> DraftingHead:
     layers = _count_layers(stored, model.config.get_text_config(), kind)
     try:
         shell = _make_shell(folder, model, layers=layers)
-        computing = MtpModel.from_pretrained(shell)
+        computing = MtpModel.from_pretrained(shell, trust_remote_code=False)
     except HeadNotUnderstoodError:
         raise
     except Exception as error:  # the classes of models raise anything for settings and tensors that they do not expect
@@ -182,7 +182,10 @@ def _share(computing: Any, model: Any, stored: Mapping[str, TensorInfo]) -> None
         if not place.startswith(f"layers.{model.config.get_text_config().num_hidden_layers}."):
             continue
         if place.endswith(".embed_tokens.weight"):
-            computing.embed_tokens = nn.Embedding.from_pretrained(_matrix(info, model.get_input_embeddings()))
+            matrix = _matrix(info, model.get_input_embeddings())
+            embedding = nn.Embedding(matrix.shape[0], matrix.shape[1], device="meta")
+            embedding.weight = nn.Parameter(matrix, requires_grad=False)
+            computing.embed_tokens = embedding
         elif place.endswith(".shared_head.head.weight"):
             weight = _matrix(info, model.get_output_embeddings())
             head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
