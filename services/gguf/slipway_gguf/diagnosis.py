@@ -19,9 +19,10 @@ from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
 from slipway_gguf.architectures import architecture_of, text_part
 from slipway_gguf.files import text_files
+from slipway_gguf.weights.completeness import EMBEDDING, HEAD
 from slipway_gguf.weights.ggml import StoredTensor, row_bytes, stored_tensors
 from slipway_gguf.weights.planned import Planned
-from slipway_gguf.weights.tensors import EMBEDDING, HEAD, plan_file
+from slipway_gguf.weights.tensors import plan_file
 from slipway_gguf.weights.writing import Written, float32_rows
 
 _SAMPLED_ROWS = 4

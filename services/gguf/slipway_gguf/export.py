@@ -21,11 +21,12 @@ from slipway_gguf.diagnosis import check_file
 from slipway_gguf.metadata import Parameters
 from slipway_gguf.params import LEVELS, GGUFParams, Level
 from slipway_gguf.vision.export import Projector, plan_images, write_images
+from slipway_gguf.weights.completeness import EMBEDDING
 from slipway_gguf.weights.header import general_fields
 from slipway_gguf.weights.mixture import read_importance, sizes_of, stored_kind
 from slipway_gguf.weights.naming import names_in
 from slipway_gguf.weights.planned import Planned
-from slipway_gguf.weights.tensors import EMBEDDING, PlannedFile, plan_file
+from slipway_gguf.weights.tensors import PlannedFile, plan_file
 from slipway_gguf.weights.writing import Written, write_file
 
 DESCRIPTION = "gguf.json"
@@ -81,9 +82,9 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     )
     ctx.digest(written.path, written.sha256)
     checks = check_file(written, tensors)
-    _warn_of_wide_tensors(written, ctx)
     copy_companions(model, folder)
     images = write_images(folder, projector, params, lineage, ctx)
+    _warn_of_wide_tensors((*written.widened, *images.get("stored_wider", ())), ctx)
     modelfile.write(folder, written.path.name, model, projector=images.get("file", ""))
     facts = _facts(written, level, parameters, lineage) | {"weighed_tensors": len(importance)} | checks
     facts |= {"left_out": list(planned.left_out)} if planned.left_out else {}
@@ -149,10 +150,10 @@ def _warn_of_lost_tensors(planned: PlannedFile, projector: Projector, ctx: Conte
         )
 
 
-def _warn_of_wide_tensors(written: Written, ctx: Context) -> None:
-    if written.widened:
+def _warn_of_wide_tensors(widened: Sequence[str], ctx: Context) -> None:
+    if widened:
         ctx.warn(
-            f"{len(written.widened)} tensors have values beyond float16 (65504), first {written.widened[0]!r}; they are stored as "
+            f"{len(widened)} tensors have values beyond float16 (65504), first {widened[0]!r}; they are stored as "
             "they are in the model, and not in the type of the level"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -176,7 +177,9 @@ def test_settings_that_llama_cpp_sees_otherwise_leave_the_text_alone(
     [
         (None, "no preprocessor_config.json"),
         ({"rescale_factor": 1.0}, "rescale_factor"),
+        ({"rescale_factor": math.nan}, "rescale_factor"),
         ({"image_std": [1]}, "image_std"),
+        ({"image_mean": [math.nan, 0.0, 0.0]}, "image_mean"),
     ],
 )
 def test_pixels_that_become_other_numbers_leave_the_text_alone(processor: Any, words: str, tmp_path: Path) -> None:
@@ -288,6 +291,25 @@ def test_files_are_told_apart_whatever_the_model_is_called(tmp_path: Path) -> No
     assert files("a-mmproj-F16.gguf") == []
     assert files("a-mmproj-Q4_0.gguf", "a-mmproj-mmproj-F16.gguf") == ["a-mmproj-mmproj-F16.gguf"]
     assert files("a-mmproj-F16.gguf", "a-mmproj-mmproj-F16.gguf") == ["a-mmproj-mmproj-F16.gguf"]
+
+
+def test_weights_of_the_encoder_beyond_float16_are_said(tmp_path: Path) -> None:
+    def enlarge(tensors: Tensors) -> None:
+        tensors["model.visual.blocks.0.mlp.linear_fc1.weight"][0, 0] = 1e6
+
+    _, ctx = write_gguf(_edit(make_image_kind("qwen3-vl", tmp_path / "kind"), enlarge), tmp_path / "work")
+    assert ctx.facts["images"]["stored_wider"] == ["v.blk.0.ffn_up.weight"]
+    assert any("'v.blk.0.ffn_up.weight'" in warning for warning in ctx.facts["warnings"])
+
+
+@pytest.mark.parametrize("ratio", [5e-324, 4.0])
+def test_a_ratio_that_no_image_has_is_refused_by_name(ratio: float, tmp_path: Path) -> None:
+    base = make_image_kind("internvl", tmp_path / "kind")
+    path = base / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"downsample_ratio": ratio}))
+    with pytest.raises(GGUFExportError, match=r"^downsample_ratio is ") as caught:
+        write_gguf(base, tmp_path / "work")
+    assert caught.value.reason == "BASE_MODEL_INVALID"
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "gemma3-vision", "mistral3", "internvl", "lfm2-vl"])

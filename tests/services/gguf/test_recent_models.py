@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -103,6 +104,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("gemma4", {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}}, "per_layer_config"),
         ("gemma4", {"per_layer_config": {"0": {"head_dim": 32}}}, "per_layer_config"),
         ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4", {"rope_parameters": {"full_attention": "proportional"}}, "rope_parameters"),
     ],
     ids=str,
 )
@@ -266,6 +268,34 @@ def test_layers_without_a_place_are_left_out_and_named(
     assert min(ctx.facts["left_out"]) in warning
 
 
+@pytest.mark.parametrize(
+    ("family", "add", "lost", "named"),
+    [
+        ("qwen35", _next_of_qwen, "mtp.layers.0.self_attn.q_norm.weight", "blk.4.attn_q_norm.weight"),
+        ("qwen35", _next_of_qwen, "mtp.fc.weight", "blk.4.nextn.eh_proj.weight"),
+        ("qwen35moe", _next_of_qwen, "mtp.layers.0.mlp.gate.weight", "blk.4.ffn_gate_inp.weight"),
+        (
+            "glm4moe",
+            _next_of_layers,
+            "model.layers.3.post_attention_layernorm.weight",
+            "blk.3.post_attention_norm.weight",
+        ),
+        ("glm4moe", _next_of_layers, "model.layers.3.hnorm.weight", "blk.3.nextn.hnorm.weight"),
+    ],
+)
+def test_a_layer_that_predicts_further_tokens_is_whole(
+    family: str, add: Callable[[Tensors], None], lost: str, named: str, tmp_path: Path
+) -> None:
+    """llama.cpp loads no file that lacks one of these."""
+    save_family(family, tmp_path)
+    _edit(tmp_path, add)
+    plan_file(tmp_path)
+    _edit(tmp_path, lambda tensors: tensors.__delitem__(lost))
+    with pytest.raises(GGUFExportError, match=re.escape(f"the multi-token head has no tensor for {named!r}")) as caught:
+        plan_file(tmp_path)
+    assert caught.value.reason == "GGUF_INVALID"
+
+
 def test_a_model_that_takes_images_is_delivered_without_that_part(tmp_path: Path) -> None:
     save_family("qwen3vl", tmp_path / "model")
     file, ctx = write_gguf(tmp_path / "model", tmp_path / "work")
@@ -361,3 +391,61 @@ _NEMOTRON = Sizes("nemotron_h", 8, 32, 0, 0, tied=False, with_values=(3,), with_
 def test_types_in_models_of_several_kinds_of_layers(level: str, name: str, sizes: Sizes, kind: str) -> None:
     shape = (1024,) if name.endswith("ssm_a") else (64, 1024)
     assert stored_kind(name, shape, LEVELS[level], sizes).name == kind
+
+
+def _lengthen(tensors: Tensors) -> None:
+    name = "model.layers.0.linear_attn.in_proj_qkvz.weight"
+    tensors[name] = torch.cat([tensors[name], tensors[name][:8]])
+
+
+def _lose_embedding(tensors: Tensors) -> None:
+    del tensors["model.embed_tokens.weight"]
+
+
+def _add_beyond(tensors: Tensors) -> None:
+    tensors["model.layers.77.mlp.gate.e_score_correction_bias"] = torch.zeros(8)
+
+
+def _add_again(tensors: Tensors) -> None:
+    tensors["language_model.model.norm.weight"] = tensors["model.language_model.norm.weight"] * 2
+
+
+def _number_highly(tensors: Tensors) -> None:
+    tensors[f"model.altup_projections.{10**15}.weight"] = torch.zeros(64, 64)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "settings", "named"),
+    [
+        ("qwen3next", _lengthen, {}, "in_proj_qkvz"),
+        ("falcon-h1", _lose_embedding, {"tie_word_embeddings": True, "embedding_multiplier": 2.0}, "token_embd"),
+        ("glm4moe", _add_beyond, {}, "blk.77."),
+        ("qwen3vl", _add_again, {}, "language_model.model.norm.weight"),
+        ("gemma3n", _number_highly, {}, "altup_proj.weight"),
+    ],
+    ids=["rows", "no embedding", "layer", "twice", "number"],
+)
+def test_tensors_that_would_be_lost_are_refused_by_name(
+    family: str, change: Callable[[Tensors], None], settings: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    save_family(family, tmp_path)
+    _edit(tmp_path, lambda tensors: tensors.pop("lm_head.weight", None) if settings else None)
+    _edit(tmp_path, change, **settings)
+    with pytest.raises(GGUFExportError, match=re.escape(named)) as caught:
+        plan_file(tmp_path)
+    assert caught.value.reason == "GGUF_INVALID"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "key"),
+    [
+        ("gemma4", {"rope_parameters": {"full_attention": {"partial_rotary_factor": 1e9}}}, "partial_rotary_factor"),
+        ("gemma3n", {"vocab_size": 2**31 - 1}, "vocab_size_per_layer_input"),
+    ],
+)
+def test_no_number_makes_a_list_without_end(family: str, settings: dict[str, Any], key: str, tmp_path: Path) -> None:
+    save_family(family, tmp_path)
+    _edit(tmp_path, lambda _: None, **settings)
+    with pytest.raises(GGUFExportError, match=f"^{key} is ") as caught:
+        plan_file(tmp_path)
+    assert caught.value.reason == "BASE_MODEL_INVALID"

@@ -168,6 +168,8 @@ def _save_tokenizer(folder: Path) -> None:
     )
     tokenizer.train_from_iterator(["the weights of the model are the weights of the file"] * 3, trainer)
     tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>").save_pretrained(folder)
+    # transformers takes the class of the type of model, which may split texts in a way of its own.
+    tf.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(folder)
 
 
 def text_adapter(kind: Kind, folder: Path) -> Path:

@@ -203,7 +203,7 @@ KINDS: dict[str, Recipe] = {
         "Qwen3VLConfig",
         "Qwen3VLForConditionalGeneration",
         {
-            "text_config": {**SIZES, "head_dim": 16, "rope_parameters": {**ROPE, "mrope_section": [4, 2, 2]}},
+            "text_config": {**SIZES, "head_dim": 16, "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
             "vision_config": {**QWEN_EYE, "deepstack_visual_indexes": [0]},
             **IMAGE_TOKENS,
         },
@@ -221,7 +221,12 @@ KINDS: dict[str, Recipe] = {
         "Gemma3Config",
         "Gemma3ForConditionalGeneration",
         {
-            "text_config": {**_GEMMA, "query_pre_attn_scalar": 32},
+            "text_config": {
+                **_GEMMA,
+                "num_hidden_layers": 6,
+                "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+                "query_pre_attn_scalar": 32,
+            },
             "vision_config": EYE,
             "mm_tokens_per_image": 4,
             "image_token_index": 310,

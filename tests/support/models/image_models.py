@@ -123,8 +123,7 @@ KINDS: dict[str, ImageKind] = {
             },
         ),
     ),
-    # llama.cpp gives every sixth layer full attention.
-    "gemma3-vision": ImageKind((16, 16), _plain, [("text_config", {"layer_types": ["sliding_attention"] * 4})]),
+    "gemma3-vision": ImageKind((16, 16), _plain),
     "mistral3": ImageKind((32, 48), _sized),
     **{
         name.lower(): ImageKind(

@@ -11,6 +11,7 @@ from statistics import NormalDist
 from typing import Any
 
 from slipway.model.decoders.decoder import LOCAL
+from slipway.model.limits import MOST_PARTS
 from slipway_gguf.architectures.entry import CONFIG_VALUES, WHOLE, Architecture, Key, Numbers, Piece, Target
 from slipway_gguf.architectures.refusals import other_gemma_3n, other_gemma_4
 from slipway_gguf.architectures.settings import EXPERTS, Assumed
@@ -88,7 +89,10 @@ def _has_experts(settings: Mapping[str, Any]) -> bool:
 
 def _vocabulary_rows(numbers: Numbers) -> tuple[Piece, ...]:
     """Return a row for each token: those of images and sound get the first one's, as in transformers."""
-    lacking = numbers.decoder.vocabulary - numbers.whole("vocab_size_per_layer_input")
+    own = numbers.whole("vocab_size_per_layer_input")
+    lacking = numbers.decoder.vocabulary - own
+    if lacking > MOST_PARTS:
+        raise CONFIG_VALUES.invalid("vocab_size_per_layer_input", own, f"at most {MOST_PARTS} less than vocab_size")
     return (WHOLE, Piece(take=first_row(lacking))) if lacking > 0 else (WHOLE,)
 
 

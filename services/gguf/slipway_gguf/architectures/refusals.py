@@ -179,8 +179,8 @@ def other_gemma_3n(architecture: Architecture, settings: Mapping[str, Any]) -> s
     if shared != layers - _KEEPING:
         return describe_assumption(architecture, "num_kv_shared_layers", shared, f"all but {_KEEPING} layers")
     sparse = settings.get("activation_sparsity_pattern")
-    expected = [_SPARSITY] * _SPARSE + [0.0] * (layers - _SPARSE)
-    if sparse != expected:
+    listed = isinstance(sparse, list) and len(sparse) == layers
+    if not listed or sparse != [_SPARSITY] * _SPARSE + [0.0] * (layers - _SPARSE):
         what = f"{_SPARSITY} in the first {_SPARSE} layers, and 0 in the others"
         return describe_assumption(architecture, "activation_sparsity_pattern", sparse, what)
     return ""
@@ -189,7 +189,8 @@ def other_gemma_3n(architecture: Architecture, settings: Mapping[str, Any]) -> s
 def other_gemma_4(architecture: Architecture, settings: Mapping[str, Any]) -> str:
     """Refuse another rotary embedding than a share of each head in layers with full attention, and whole heads in those with a window."""
     given = settings.get("rope_parameters") or {}
-    full, local = (given.get(each) or {} for each in (FULL, LOCAL)) if isinstance(given, Mapping) else ({}, {})
+    parts = [given.get(each) or {} for each in (FULL, LOCAL)] if isinstance(given, Mapping) else [{}, {}]
+    full, local = (each if isinstance(each, Mapping) else {"rope_type": None} for each in parts)
     kinds = (full.get("rope_type", "proportional"), local.get("rope_type", "default"))
     whole = local.get("partial_rotary_factor") in (None, 1.0)
     if kinds != ("proportional", "default") or not whole:

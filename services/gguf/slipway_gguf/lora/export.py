@@ -38,10 +38,11 @@ from slipway_gguf.diagnosis import check_file
 from slipway_gguf.metadata import Parameters
 from slipway_gguf.params import AdapterParams
 from slipway_gguf.vocabulary.documents import DEFAULT, TOKENIZER, TokenizerFiles, read_files, templates_of
+from slipway_gguf.weights.completeness import EMBEDDING, HEAD
 from slipway_gguf.weights.header import adapter_fields
 from slipway_gguf.weights.naming import text_name
 from slipway_gguf.weights.planned import Part, Planned
-from slipway_gguf.weights.tensors import EMBEDDING, HEAD, names_of, plan_file
+from slipway_gguf.weights.tensors import names_of, plan_file
 from slipway_gguf.weights.writing import write_file
 
 _LIBRARIES = ("gguf", "numpy", "xllamacpp")

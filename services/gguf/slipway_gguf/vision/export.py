@@ -91,6 +91,7 @@ def write_images(folder: Path, projector: Projector, params: GGUFParams, lineage
         "tensors": len(written.entries),
         "size": written.size,
         **check_file(written, planned.tensors),
+        **({"stored_wider": list(written.widened)} if written.widened else {}),
         **({"unused": list(planned.unused)} if planned.unused else {}),
         **({"differs": projector.differs} if projector.differs else {}),
     }

@@ -55,7 +55,10 @@ def _side(seen: Seen, key: str) -> int:
 
 def _merged(seen: Seen) -> int:
     """Return the side of the square of patches that become one token."""
-    return round(1 / CONFIG_VALUES.positive(seen.config, "downsample_ratio", 0.5))
+    ratio = CONFIG_VALUES.positive(seen.config, "downsample_ratio", 0.5)
+    if not 1 / _side(seen, "image_size") <= ratio <= 1:
+        raise CONFIG_VALUES.invalid("downsample_ratio", ratio, "a share of a side of an image")
+    return round(1 / ratio)
 
 
 def _refuse(seen: Seen) -> str:

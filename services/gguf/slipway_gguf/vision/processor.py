@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.model.decoders.values import LARGEST
 
 _PLACES = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
 """Files with these settings, and the part of the file that has them; transformers 5 keeps them within the processor's."""
@@ -34,7 +35,11 @@ def colours(settings: Mapping[str, Any], key: str, default: tuple[float, ...]) -
     listed = [value] * len(default) if isinstance(value, int | float) else value
     if not isinstance(listed, list) or len(listed) != len(default):
         return None
-    numbers = [each for each in listed if isinstance(each, int | float) and not isinstance(each, bool)]
+    numbers = [
+        each
+        for each in listed
+        if isinstance(each, int | float) and not isinstance(each, bool) and abs(each) <= LARGEST  # NaN is not
+    ]
     return tuple(map(float, numbers)) if len(numbers) == len(default) else None
 
 
@@ -43,7 +48,7 @@ def other_scale(settings: Mapping[str, Any]) -> str:
     factor = settings.get("rescale_factor", _SCALE)
     if settings.get("do_rescale", True) is not True:
         return "do_rescale is off, and llama.cpp divides pixels by 255"
-    if not isinstance(factor, int | float) or abs(factor - _SCALE) > 1e-6:
+    if not isinstance(factor, float) or not abs(factor - _SCALE) <= 1e-6:
         return f"rescale_factor is {factor!r:.50}, and llama.cpp divides pixels by 255"
     return ""
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from slipway.errors import GGUFExportError
 from slipway.model.safetensors_file import TensorInfo
 from slipway_gguf.architectures.entry import Architecture, Heads
 
@@ -41,20 +42,35 @@ def name_tensors(
         found: Its architecture.
         layers: Number of its layers, without those that predict further tokens.
         has_parts: Whether the model has parts beside that for text.
+
+    Raises:
+        GGUFExportError: ``GGUF_INVALID``: two names stand for one tensor.
     """
     names = {name: text_name(name) if has_parts else name for name in weights}
     texts = {name: own.replace("model.mtp.", "mtp.", 1) for name, own in names.items() if own}
-    named, left = {}, []
+    named: dict[str, TensorInfo] = {}
+    left = []
     for name, own in texts.items():
         if _NO_WEIGHTS.search(name):
             continue
         target = _head_name(own, found.heads, layers)
         if target is None:
             left.append(name)
+        elif target in named:
+            raise _twice_error(named[target].name, name)
         else:
             named[target] = weights[name]
     others = sorted(name for name in weights if name not in texts)
     return NamedTensors(named, _count_heads(texts, found.heads, layers), tuple(sorted(left)), tuple(others))
+
+
+def _twice_error(one: str, other: str) -> GGUFExportError:
+    return GGUFExportError(
+        f"tensors {one[:200]!r} and {other[:200]!r} are the same one of the model",
+        reason="GGUF_INVALID",
+        remedy="keep that one of the two in the checkpoint whose values the model computes with",
+        about={"tensor": other[:200]},
+    )
 
 
 _TEXT_PREFIXES = {

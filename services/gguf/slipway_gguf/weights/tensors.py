@@ -5,6 +5,7 @@ Views of mapped files describe each tensor, so planning reads no values, and wri
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,14 +26,13 @@ from slipway_gguf.architectures import architecture_of, refusal_reason, text_par
 from slipway_gguf.architectures.entry import CONFIG_VALUES, WHOLE, Architecture, Piece, Target, transpose
 from slipway_gguf.architectures.views import half, paired_rows
 from slipway_gguf.metadata import Parameters, parameters_of
+from slipway_gguf.weights.completeness import BLOCK, EMBEDDING, check_complete, tensor_error
 from slipway_gguf.weights.naming import name_tensors
 from slipway_gguf.weights.planned import Part, Planned
 
 _EXPERT = re.compile(r"^(.*\.experts\.)(\d+)\.(.+\.weight)$")
 _FUSED_EXPERTS = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
 _LAYER = re.compile(r"^(?:\w+\.)+?(?:layers|h)\.(\d+)\.(.+)$")
-_BLOCK = re.compile(r"^blk\.(\d+)\.(.*)$")
-HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 _MODEL_HEAD, _ROWS = "lm_head.weight", 4096
 _EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "backbone.embeddings.weight")
 
@@ -59,10 +59,10 @@ def plan_tensors(
         if tied and name == _MODEL_HEAD:
             continue
         if info.dtype not in FLOATS:
-            raise _tensor_error(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
+            raise tensor_error(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
         targets = _targets(name, parameters.architecture)
         if targets is not None:
-            planned += [_plan_target(name, info, each, parameters) for each in targets]
+            planned += _plan_targets(name, info, targets, parameters)
         elif stack := _stack_of(name, parameters.architecture):
             stacks[stack[0]][stack[1]] = info
         elif expert := _EXPERT.match(name):
@@ -77,7 +77,7 @@ def plan_tensors(
         planned.append(_plan_stacked(name, each, parameters.experts, target))
     planned += [_plan_stacked(name, each, max(each) + 1, name) for name, each in stacks.items()]
     planned += _unused(planned, parameters)
-    _check_complete(planned, parameters, tied=tied, kinds=kinds)
+    check_complete(planned, parameters, tied=tied, kinds=kinds)
     return sorted(planned, key=_sort_key)
 
 
@@ -91,12 +91,16 @@ def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
     if _MODEL_HEAD not in weights:
         return True
     head = weights[_MODEL_HEAD]
-    embedding = next((weights[name] for name in _EMBEDDINGS if name in weights), None)
+    embedding = _embedding_of(weights)
     if embedding is None or (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
         return False
     one, other = mapped(head), mapped(embedding)
     pieces = (slice(first, first + _ROWS) for first in range(0, len(one), _ROWS))
     return all(np.array_equal(one[piece], other[piece]) for piece in pieces)
+
+
+def _embedding_of(weights: Mapping[str, TensorInfo]) -> TensorInfo | None:
+    return next((weights[name] for name in _EMBEDDINGS if name in weights), None)
 
 
 def _targets(name: str, found: Architecture) -> list[Target] | None:
@@ -107,7 +111,17 @@ def _targets(name: str, found: Architecture) -> list[Target] | None:
     targets = found.tensors.get(layer[2]) if layer else None
     if layer is None or targets is None:
         return None
-    return [replace(each, name=f"blk.{layer[1]}.{each.name}") for each in targets]
+    return [replace(each, name=f"blk.{int(layer[1])}.{each.name}") for each in targets]
+
+
+def _plan_targets(name: str, info: TensorInfo, targets: Sequence[Target], parameters: Parameters) -> list[Planned]:
+    """Plan the tensors of the file that are made from one tensor, of which no value may be lost."""
+    made = [_plan_target(name, info, each, parameters) for each in targets]
+    values = sum(math.prod(each.shape) for each in made)
+    if values < info.numel:
+        what = f"tensor {name!r} has the shape {info.shape}, of which the numbers in config.json take {values} of {info.numel} values"
+        raise tensor_error(what, name)
+    return made
 
 
 def _plan_target(name: str, info: TensorInfo, target: Target, parameters: Parameters) -> Planned:
@@ -116,7 +130,7 @@ def _plan_target(name: str, info: TensorInfo, target: Target, parameters: Parame
         shapes = [part.shape() for part in parts]
     except (ValueError, IndexError) as error:
         what = f"tensor {name!r} has the shape {info.shape}, which is not the one that config.json says ({error})"
-        raise _tensor_error(what, name) from error
+        raise tensor_error(what, name) from error
     shape = (sum(each[0] for each in shapes), *shapes[0][1:])
     return Planned(target.name, shape, parts, target.offset, target.change)
 
@@ -127,7 +141,7 @@ def _plan_single(name: str, info: TensorInfo, parameters: Parameters, names: ggu
     counts = {".self_attn.q_proj.": parameters.decoder.heads, ".self_attn.k_proj.": parameters.decoder.kv_heads}
     heads = next((count for part, count in counts.items() if architecture.paired and part in name), 0)
     if heads and (not shape or shape[0] != heads * parameters.decoder.width):
-        raise _tensor_error(f"tensor {name!r} has the shape {shape}, which config.json's heads do not divide", name)
+        raise tensor_error(f"tensor {name!r} has the shape {shape}, which config.json's heads do not divide", name)
     if heads:
         piece = Piece(rows=paired_rows(heads))
     elif name.endswith(architecture.transposed or ("\0",)):
@@ -147,7 +161,7 @@ _ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()
 def _plan_unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorNameMap) -> list[Planned]:
     """Plan the tensors of a layer's experts, which the model stores as one tensor. info: (experts, rows, columns)."""
     if len(info.shape) != 3 or (which == "gate_up_proj" and info.shape[1] % 2):
-        raise _tensor_error(f"tensor {info.name!r} has the shape {info.shape}, which is not that of experts", info.name)
+        raise tensor_error(f"tensor {info.name!r} has the shape {info.shape}, which is not that of experts", info.name)
     experts, rows, columns = info.shape
     if which == "down_proj":
         return [Planned(_map_name(f"{prefix}.down_proj.weight", names), info.shape, (Part(info),))]
@@ -169,13 +183,12 @@ def _stack_of(name: str, found: Architecture) -> tuple[str, int] | None:
 
 def _plan_stacked(name: str, each: Mapping[int, TensorInfo], count: int, target: str) -> Planned:
     """Plan one tensor for a weight that the model stores several times, such as once for each expert."""
-    parts = [each.get(index) for index in range(count)]
-    shapes = {part.shape for part in parts if part is not None}
-    if None in parts or len(parts) != len(each) or len(shapes) != 1:
-        raise _tensor_error(f"the parts of {name!r} are {len(each)} of {count}, of shapes {shapes}", name)
+    shapes = {part.shape for part in each.values()}
+    # Numbers come from names of tensors: none is counted up to before there are as many tensors.
+    if len(each) != count or max(each) >= count or len(shapes) != 1:
+        raise tensor_error(f"the parts of {name!r} are {len(each)} of {count}, of shapes {shapes}", name)
     [shape] = shapes
-    stacked = tuple(Part(part) for part in parts if part is not None)
-    return Planned(target, (len(parts), *shape), stacked)
+    return Planned(target, (count, *shape), tuple(Part(each[index]) for index in range(count)))
 
 
 def _unused(planned: Sequence[Planned], parameters: Parameters) -> list[Planned]:
@@ -189,46 +202,8 @@ def _unused(planned: Sequence[Planned], parameters: Parameters) -> list[Planned]
     ]
 
 
-def _check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool, kinds: Sequence[str]) -> None:
-    """Refuse names that occur twice, and layers that lack a tensor that others of their kind have."""
-    names = [each.name for each in planned]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise _tensor_error(f"two tensors of the model are {twice[0]!r} of the file", twice[0])
-    layers: dict[str, set[int]] = defaultdict(set)
-    for name in names:
-        if match := _BLOCK.match(name):
-            layers[match[2]].add(int(match[1]))
-    lacking = [
-        f"blk.{min(group - have)}.{part}"
-        for part, have in sorted(layers.items())
-        for group in _groups(parameters, kinds)
-        if have & group and group - have
-    ]
-    layers_there = set().union(*layers.values())
-    lacking += [f"blk.{layer}.attn_norm.weight" for layer in range(parameters.blocks) if layer not in layers_there][:1]
-    lacking += [name for name in (*parameters.architecture.needs, *(() if tied else (HEAD,))) if name not in names]
-    if not layers:
-        lacking.append("blk.0.attn_norm.weight")
-    if lacking:
-        raise _tensor_error(f"the model has no tensor for {lacking[0]!r} of the file", lacking[0])
-
-
-def _groups(parameters: Parameters, kinds: Sequence[str]) -> list[set[int]]:
-    """Return the numbers of layers that have the same tensors: those of a kind, with experts or without, with keys and values of their own or not, and those behind the last one."""
-    architecture, layers = parameters.architecture, parameters.decoder.layers
-    dense = parameters.numbers.count(architecture.dense) if architecture.dense else 0
-    shared = layers - parameters.numbers.count("num_kv_shared_layers")
-    groups: dict[tuple[str, bool, bool], set[int]] = defaultdict(set)
-    for layer in range(layers):
-        kind = kinds[layer] if layer < len(kinds) and architecture.kind.by_layer else ""
-        groups[kind, layer < dense, layer < shared].add(layer)
-    groups["predicts further tokens", False, False] = set(range(layers, parameters.blocks))
-    return [group for group in groups.values() if group]
-
-
 def _sort_key(planned: Planned) -> tuple[int, str]:
-    match = _BLOCK.match(planned.name)
+    match = BLOCK.match(planned.name)
     if match:
         return int(match[1]), planned.name
     return (-1 if planned.name == EMBEDDING else 1 << 30), planned.name
@@ -237,17 +212,8 @@ def _sort_key(planned: Planned) -> tuple[int, str]:
 def _map_name(name: str, names: gguf.TensorNameMap) -> str:
     target = names.get_name(name, try_suffixes=(".weight", ".bias"))
     if target is None:
-        raise _tensor_error(f"tensor {name[:200]!r} has no place in a GGUF file of this architecture", name)
+        raise tensor_error(f"tensor {name[:200]!r} has no place in a GGUF file of this architecture", name)
     return target
-
-
-def _tensor_error(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GGUFExportError:
-    return GGUFExportError(
-        what,
-        reason=reason,
-        remedy="use another format for this model, or report it: the model has a part that llama.cpp's graph lacks",
-        about={"tensor": tensor[:200]},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +259,8 @@ def plan_file(model: Path) -> PlannedFile:
     parameters, weights = parameters_of(architecture, config, heads=named.heads), dict(named.tensors)
     tied = is_tied(parameters, weights)
     if tied and not _head_is_like_embedding(parameters):
-        weights[_MODEL_HEAD] = next(weights[name] for name in _EMBEDDINGS if name in weights)
+        embedding = _embedding_of(weights)  # without one, the plan names what is lacking
+        weights |= {_MODEL_HEAD: embedding} if embedding else {}
         tied = False
     tensors = plan_tensors(weights, parameters, tied=tied, kinds=layer_kinds(config))
     return PlannedFile(parameters, tied, tensors, named.left_out, named.others)

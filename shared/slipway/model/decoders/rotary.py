@@ -91,6 +91,8 @@ def rotary_of(settings: Mapping[str, Any], width: int, values: ConfigValues) -> 
     """
     full, local = _of_layers(settings, values)
     share = values.positive(full, "partial_rotary_factor", values.positive(settings, "partial_rotary_factor", 1.0))
+    if share > 1.0:
+        raise values.invalid("partial_rotary_factor", share, "a share of a head, which is at most 1")
     kind = str(full.get("rope_type") or full.get("type") or "default")
     return Rotary(
         kind="longrope" if kind == "su" else kind,
