@@ -51,10 +51,17 @@ class OpenVinoParams(StageParams):
     tokenizer: bool = Field(default=True, description="also convert the tokenizer, for openvino-genai")
 
 
+_MIXTURES = ("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+"""Types of mixtures whose graphs are built. A traced graph multiplies all tokens by each expert in one product, for which the plugin for CPUs (2026.4) makes
+memory of one expert's results: "Can not clone with new dims"."""
+
+
 def refusal_reason(config: ModelConfig) -> str:
     """Return why a model does not become an IR; empty if it does."""
     if config.family in FAMILIES and config.keeps_states:
         return f"the model is {config.description} with layers that keep a state, which no IR is made of"
+    if config.family in FAMILIES and config.mixes_experts and config.text.get("model_type") not in _MIXTURES:
+        return f"the model is {config.description} with a mixture of experts that OpenVINO does not run"
     if config.family in FAMILIES:
         return ""
     known = ", ".join(family.name for family in FAMILIES)

@@ -203,7 +203,7 @@ KINDS: dict[str, Recipe] = {
         "Qwen3VLConfig",
         "Qwen3VLForConditionalGeneration",
         {
-            "text_config": {**SIZES, "head_dim": 16, "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
+            "text_config": {**SIZES, "head_dim": 16, "rope_parameters": {**ROPE, "mrope_section": [3, 3, 2]}},
             "vision_config": {**QWEN_EYE, "deepstack_visual_indexes": [0]},
             **IMAGE_TOKENS,
         },
