@@ -35,6 +35,8 @@ SETTINGS = (
     *("validation.benchmark_performance=false", "validation.effort=quick"),
     *("validation.on_failure=fail", "optimization.group_size=16"),
 )
+SHOWN = 130
+"""Characters of a reason that the page shows; a longer one ends with a whole word."""
 _REFUSALS = ("_UNSUPPORTED", "ADAPTER_NOT_SERVABLE")
 """Ends of the reasons of a refusal."""
 PROVEN, UNFIT, UNRUN, REFUSED, FAILED = "proven", "faithful", "not run", "refused", "failed"
@@ -139,7 +141,7 @@ def _shown(why: str) -> str:
     plain = re.sub(r"level \w+ is not", "the level is not", plain)
     plain = re.sub(r"renames or fuses \d+ weights of this \w+ model", "renames or fuses weights", plain)
     plain = re.sub(r" ?\(target_parameters.*|, first .*", "", plain)
-    return plain if len(plain) < 180 else f"{plain[:180]} …"
+    return plain if len(plain) <= SHOWN else f"{plain[:SHOWN].rsplit(' ', maxsplit=1)[0]} …"
 
 
 def _sign(cell: Mapping[str, str], reasons: dict[str, str]) -> str:
