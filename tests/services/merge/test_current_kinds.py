@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from slipway.base_match.evidence import misfit
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import model_facts
+from slipway.model.pytorch.placing import without_conversion
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import read_adapter
@@ -30,7 +31,6 @@ from support.models.current_kinds import (
     expert_adapter,
     make_kind,
     text_adapter,
-    without_conversion,
 )
 from support.models.saved_adapters import edit
 from support.models.text_of_many import make_model

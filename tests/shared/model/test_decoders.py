@@ -13,7 +13,7 @@ from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.classes import CLASSES, Local, Windowed
 from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of, kinds_of_layers
-from slipway.model.decoders.layers import LayerState, layer_states
+from slipway.model.decoders.layers import layer_kinds
 from slipway.model.decoders.values import ConfigValues
 
 VALUES = ConfigValues(GGUFExportError)
@@ -153,17 +153,6 @@ def test_settings_of_windows_do_not_matter_without_one(name: str) -> None:
     assert decoder(name, use_sliding_window=False, sliding_window=8, **unused).windows == ()
 
 
-_STATES = {
-    "full_attention": LayerState.ATTENTION,
-    "sliding_attention": LayerState.WINDOW,
-    "linear_attention": LayerState.RECURRENT,
-    "conv": LayerState.CONVOLUTION,
-    "hybrid": LayerState.HYBRID,
-    "moe": LayerState.NONE,
-    "mlp": LayerState.NONE,
-}
-
-
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
@@ -188,41 +177,40 @@ _STATES = {
     ids=str,
 )
 @pytest.mark.parametrize("saved", [True, False], ids=["saved", "given"])
-def test_what_layers_keep_is_what_transformers_says(config: str, settings: dict[str, Any], saved: bool) -> None:
+def test_kinds_of_layers_are_what_transformers_says(config: str, settings: dict[str, Any], saved: bool) -> None:
     """As transformers saves the configuration, and as older files give the settings."""
     found = getattr(transformers, config)(num_hidden_layers=9, **settings)
-    kinds = found.layer_types
     given = found.to_dict() if saved else {"model_type": found.model_type, "num_hidden_layers": 9, **settings}
-    assert layer_states(ModelConfig(given)) == tuple(_STATES[kind] for kind in kinds)
+    assert layer_kinds(ModelConfig(given)) == tuple(found.layer_types)
 
 
 @pytest.mark.parametrize(
-    ("settings", "states"),
+    ("settings", "kinds"),
     [
-        ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}, (LayerState.ATTENTION,) * 2),
-        ({"architectures": ["GPT2LMHeadModel"], "n_layer": 1}, (LayerState.ATTENTION,)),
+        ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}, (FULL,) * 2),
+        ({"architectures": ["GPT2LMHeadModel"], "n_layer": 1}, (FULL,)),
         (
             {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 2, "layer_types": [FULL] * 2},
-            (LayerState.WINDOW,) * 2,
+            (LOCAL,) * 2,
         ),
         (
             {"architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 2},
-            (LayerState.WINDOW, LayerState.ATTENTION),
+            (LOCAL, FULL),
         ),
         (
-            {"model_type": "gemma4_text", "layer_types": [LOCAL, FULL, LOCAL], "num_kv_shared_layers": 1},
-            (LayerState.WINDOW, LayerState.ATTENTION, LayerState.NONE),
+            {"model_type": "gemma4_text", "layer_types": [LOCAL, FULL, LOCAL]},
+            (LOCAL, FULL, LOCAL),
         ),
         (
             {"model_type": "x", "text_config": {"model_type": "falcon_h1", "num_hidden_layers": 1}},
-            (LayerState.HYBRID,),
+            ("hybrid",),
         ),
-        ({"layer_types": ["compressed_sparse_attention"]}, ()),
+        ({"layer_types": ["compressed_sparse_attention"]}, ("compressed_sparse_attention",)),
         ({"model_type": "llama"}, ()),
         ({"model_type": "gemma4_text"}, ()),
         ({"num_hidden_layers": "x"}, ()),
     ],
     ids=range(10),
 )
-def test_what_layers_keep_by_settings(settings: dict[str, Any], states: tuple[LayerState, ...]) -> None:
-    assert layer_states(ModelConfig(settings)) == states
+def test_kinds_of_layers_by_settings(settings: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    assert layer_kinds(ModelConfig(settings)) == kinds

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import peft.utils.transformers_weight_conversion as peft_conversion
 import torch
 import transformers as tf
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from slipway.model.pytorch.placing import without_conversion
 from support.models.current_recipes import KINDS, Recipe
 from support.models.saved_adapters import edit, write
 
@@ -33,7 +32,6 @@ __all__ = [
     "expert_adapter",
     "make_kind",
     "text_adapter",
-    "without_conversion",
 ]
 
 
@@ -88,17 +86,6 @@ def make_kind(name: str, folder: Path, *, dtype: torch.dtype = torch.float32) ->
     _save_files(kind.base, model.config)
     _save_adapter(model.float(), kind, recipe.task)
     return kind
-
-
-@contextmanager
-def without_conversion() -> Iterator[None]:
-    """Keep peft from moving layers of an expert's names, as those of a shared expert, to the stacks of experts, where it drops them."""
-    before = peft_conversion.convert_peft_config_for_transformers
-    peft_conversion.convert_peft_config_for_transformers = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        peft_conversion.convert_peft_config_for_transformers = before
 
 
 def _scatter(model: Any) -> None:

@@ -1,13 +1,8 @@
-"""What each layer of a decoder keeps of the tokens before, as its ``config.json`` says. Data, and light.
-
-A layer with attention keeps keys and values, all of them or those in its window. A recurrent layer keeps one state of fixed size, and
-beside it the inputs that its short convolution still needs. Others keep only those inputs, or nothing.
-"""
+"""The kind of each layer of a decoder, as its ``config.json`` says: with attention, recurrent, with a short convolution. Data, and light."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 from slipway.errors import CheckpointValidationError
@@ -17,30 +12,6 @@ from slipway.model.decoders.decoder import kinds_of_layers
 from slipway.model.decoders.values import ConfigValues
 from slipway.model.limits import MOST_LAYERS
 
-
-class LayerState(Enum):
-    """What a layer keeps between tokens."""
-
-    ATTENTION = "keys and values of all tokens"
-    WINDOW = "keys and values of the tokens in a sliding window"
-    RECURRENT = "a recurrent state, and the last inputs of its short convolution if it has one"
-    CONVOLUTION = "the last inputs of a short convolution"
-    HYBRID = "keys and values, and a recurrent state with the last inputs of its short convolution"
-    NONE = "nothing: the layer looks at one token, or reads what an earlier layer keeps"
-
-
-_STATES: Mapping[str, LayerState] = {
-    "full_attention": LayerState.ATTENTION,
-    "sliding_attention": LayerState.WINDOW,
-    "chunked_attention": LayerState.WINDOW,
-    "linear_attention": LayerState.RECURRENT,
-    "conv": LayerState.CONVOLUTION,
-    "hybrid": LayerState.HYBRID,
-    "hybrid_sliding": LayerState.HYBRID,
-    "moe": LayerState.NONE,
-    "mlp": LayerState.NONE,
-}
-"""By the names in ``layer_types`` of transformers 5."""
 _OLDER = {"attention": "full_attention", "mamba": "linear_attention", "recurrent": "linear_attention"}
 """Names of kinds before transformers 5."""
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -114,25 +85,6 @@ _RULES: Mapping[str, Rule] = {
     "recurrent_gemma": _repeated,
 }
 """Rules of types of models that hold if their ``config.json`` lists no kinds of layers."""
-
-
-def layer_states(config: ModelConfig) -> tuple[LayerState, ...]:
-    """Return what each layer of a decoder keeps, in the order of the layers.
-
-    A kind of layer that is named but unknown makes the result empty, and so does a configuration that gives no number of layers.
-    Layers that read the keys and values of an earlier one (``num_kv_shared_layers``) keep nothing.
-
-    Args:
-        config: The model's ``config.json``; of a model with several parts, its text part counts.
-    """
-    settings = config.text
-    kinds = layer_kinds(config)
-    states = [_STATES.get(kind) for kind in kinds]
-    shared = settings.get("num_kv_shared_layers")
-    if isinstance(shared, int) and 0 < shared <= len(states):
-        states[-shared:] = [LayerState.NONE] * shared
-    known = tuple(state for state in states if state is not None)
-    return known if len(known) == len(kinds) else ()
 
 
 def layer_kinds(config: ModelConfig) -> tuple[str, ...]:

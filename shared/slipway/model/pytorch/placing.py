@@ -92,7 +92,7 @@ def make_placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path
     other = [owner for owner in owners if owner not in renamed and not places.can_be_placed(owner)]
     joined = find_joined(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
     # Where every factor has a module of today's model, there is nothing to convert.
-    with _without_conversion() if joined or (owners and not other) else nullcontext():
+    with without_conversion() if joined or (owners and not other) else nullcontext():
         if joined is None and not renamed and not places.are_in_text(owners):
             yield adapter, None
             return
@@ -242,7 +242,7 @@ def _write_rest(
 
 
 @contextmanager
-def _without_conversion() -> Iterator[None]:
+def without_conversion() -> Iterator[None]:
     """Keep peft from rewriting an adapter's targets: it moves all layers of an expert's names, dense ones too, to the stacks."""
     before = peft_conversion.convert_peft_config_for_transformers
     peft_conversion.convert_peft_config_for_transformers = lambda *_, **__: None
