@@ -1,9 +1,10 @@
 """Whether verdicts are right on a real model: planted faults are called broken, by name, and right exports are not.
 
-Usage: ``python tests/benchmarks/bench_verdicts.py [--real DIR] [--right 40] [--faults NAME …] [--folder DIR]``. The model is
+Usage: ``python tests/benchmarks/bench_verdicts.py [--real DIR] [--right 40] [--first 0] [--faults NAME …] [--folder DIR]``. The model is
 SmolLM2-135M-Instruct off its grid (``slipway sample --real --off-grid``, made if ``--real`` names none). Each fault is planted into its
 merged model, or into the file made of that, and validated alone, with quick effort. Each right export trains a LoRA of another seed,
-rank and text, and makes pytorch, onnx and gguf in 16 bits and q8_0. Printed and added to ``results/verdicts.json`` are the answers.
+rank and text, and makes pytorch, onnx and gguf in 16 bits and q8_0; with ``--first 20 --right 20``, those from the 21st on, so that two runs
+share the work. Printed and added to ``results/verdicts.json`` are the answers.
 """
 
 from __future__ import annotations
@@ -161,10 +162,10 @@ def planted(real: Real, fault: Fault, root: Path) -> dict[str, Any]:
     }
 
 
-def right_exports(real: Real, count: int, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def right_exports(real: Real, numbers: range, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Train adapters of different seeds, ranks and texts, export each, and yield the verdicts on the outputs."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(real.base)
-    for number in range(count):
+    for number in numbers:
         recipe = replace(
             RealRecipe(), rank=RANKS[number % len(RANKS)], alpha=(2 + number % 3) * RANKS[number % 5], save_steps=30
         )
@@ -227,44 +228,50 @@ def sample(folder: Path | None, root: Path) -> Real:
     return Real(folder / recipe.base_name, find_checkpoint(folder / "run").path, folder / "heldout")
 
 
+def note(kind: str, name: str, answer: dict[str, Any]) -> None:
+    """Add an answer to those in the file, which another run may have extended."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    found.setdefault(kind, {})[name] = answer
+    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+
+
 def main() -> None:
     """Plant all faults, export all that is right, print and write the answers."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--real", type=Path, help="a folder that `slipway sample --real --off-grid` has made")
     parser.add_argument("--right", type=int, default=40, help="number of right exports, two to four minutes each")
     parser.add_argument(
+        "--first", type=int, default=0, help="number of the first one: its seed, and its rank and text by it"
+    )
+    parser.add_argument(
         "--faults", nargs="*", default=list(FAULTS), choices=list(FAULTS), help="faults; all if not given"
     )
     parser.add_argument("--folder", type=Path, help="where models and outputs go; about 4 GB")
     arguments = parser.parse_args()
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    RESULTS.parent.mkdir(exist_ok=True)
     if arguments.folder is not None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
+    named = condemned = 0
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         root = Path(folder)
         real = sample(arguments.real and arguments.real.absolute(), root)
         for name in arguments.faults:
             with tempfile.TemporaryDirectory(dir=root) as own:
                 said = planted(real, FAULTS[name], Path(own))
-            found.setdefault("faults", {})[name] = said
+            named += said["right"]
+            note("faults", name, said)
             print(
                 f"fault {name:9} {'named' if said['right'] else 'NOT NAMED':9} {said['status']}: {said['said'][:240]}",
                 flush=True,
             )
-            RESULTS.write_text(json.dumps(found, indent=2) + "\n")
-        condemned = 0
-        for name, outputs in right_exports(real, arguments.right, root):
+        numbers = range(arguments.first, arguments.first + arguments.right)
+        for name, outputs in right_exports(real, numbers, root):
             wrong = [output for output, each in outputs.items() if each["status"] != "passed"]
             condemned += bool(wrong)
             shown = "; ".join(f"{output}: {outputs[output]['said'][:200]}" for output in wrong)
-            found.setdefault("right", {})[name] = outputs
+            note("right", name, outputs)
             print(f"right {name:34} {shown or 'passed'}", flush=True)
-            RESULTS.write_text(json.dumps(found, indent=2) + "\n")
-    named = sum(each["right"] for each in found.get("faults", {}).values())
-    print(
-        f"{named} of {len(found.get('faults', {}))} faults named; {condemned} of {arguments.right} right exports condemned"
-    )
+    print(f"{named} of {len(arguments.faults)} faults named; {condemned} of {arguments.right} right exports condemned")
 
 
 if __name__ == "__main__":
