@@ -3,13 +3,14 @@
 Usage: ``python tests/benchmarks/bench_int4.py [--real DIR] [--llama DIR] [--peer-python PYTHON] [--only NAME …] [--folder DIR]``. The model is
 SmolLM2-135M-Instruct off its grid with its LoRA (``slipway sample --real --off-grid``, made if ``--real`` names none). Rows are
 
-- whole runs of ``slipway export``: with the text of the run, without any, and by plain rounding;
+- whole runs of ``slipway export``: with the text of the run (all levels, so that the others' verdicts stand beside), without any, and by
+  plain rounding;
 - with ``--llama``, a folder of llama.cpp's libraries, its ``llama_model_quantize``, without importance and with that of the same text;
 - with ``--peer-python``, the interpreter of an environment with auto-round, 200 iterations with zero points, of the same text.
 
 Each row is judged by its own runtime in float32, on held-out text that none saw: mean Kullback–Leibler divergence in nats from base +
-adapter, what it keeps of the base's divergence, and the bytes of its weights. Seconds are those of a whole command with its imports, or of
-the stages that made an output. Figures are printed and added to ``results/int4.json``.
+adapter, what it keeps of the base's divergence, and the bytes of its weights. Seconds are those of the stages that made an output of the
+merged model, or of a peer's whole command. Figures are printed and added to ``results/int4.json``.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ GROUP, ITERATIONS = 32, 200
 Q4_K_M = 15
 """llama.cpp's number of the mixture of types."""
 FORMATS = "pytorch:int4,onnx:int4,openvino:int4,gguf:q4_k_m"
+EVERY = "pytorch:none+int8+int4,onnx:none+int8+int4,openvino:none+int8+int4,gguf:none+q8_0+q4_k_m"
 RUNTIMES = {
     "pytorch": "slipway.proof.transformers_runtime:load",
     "onnx": "slipway_validate.runner.onnx_graphs.load:load",
@@ -73,7 +75,7 @@ class Params(ctypes.Structure):
 
 folder, source, target, kind, measured, layers = Path(sys.argv[1]), *sys.argv[2:]
 names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, int(layers))
-found = {names.get_name(name, (".weight",)) + ".weight": values for name, values in load_file(measured).items()}
+found = {names.get_name(name, (".weight",)): values for name, values in load_file(measured).items()}
 assert all(values.dtype.name == "float32" for values in found.values())
 given = (Importance * (len(found) + 1))(*(Importance(name.encode(), values.ctypes.data, values.size) for name, values in found.items()))
 _, ggml, llama = (
@@ -166,31 +168,34 @@ def stored(folder: Path) -> int:
     return sum(path.stat().st_size for pattern in WEIGHTS for path in folder.glob(pattern))
 
 
-def row(of: Subject, load: str, folder: Path, **more: Any) -> Row:
+def row(of: Subject, load: str, folder: Path, **more: float | str) -> Row:
     """Return the figures of an output."""
     lost = divergence(load, folder, of)
     return {"kl": lost, "kept": 1 - lost / of.lost, "bytes": stored(folder), **more}
 
 
-def export(of: Subject, root: Path, *, text: bool, method: str | None) -> dict[str, Row]:
-    """Run ``slipway export`` of four formats, with the text of the run or without; return their rows."""
+def export(of: Subject, root: Path, *, formats: str, text: bool, method: str | None) -> dict[str, Row]:
+    """Run ``slipway export`` with the text of the run or without; return a row for each output."""
     run = root / "run"
-    kept = None if text else shutil.ignore_patterns(SAMPLE_OF_RUN)
-    shutil.copytree(of.sample / "run", run, ignore=kept)
+    shutil.copytree(of.sample / "run", run, ignore=None if text else shutil.ignore_patterns(SAMPLE_OF_RUN))
     settings = {"validation.heldout": of.sample / "heldout", "validation.effort": "quick"}
     settings |= {"validation.benchmark_performance": "false"} | ({"optimization.method": method} if method else {})
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    given = [run, "--base-model", of.base, "-f", FORMATS, "--out", root / "out", *words]
-    whole = measure(
-        [SLIPWAY, "export", *given], environment={"SLIPWAY_HOME": str(root / "home")}, accepted=(0, NOT_PASSED)
-    )
+    given = [run, "--base-model", of.base, "-f", formats, "--out", root / "out", *words]
+    home = {"SLIPWAY_HOME": str(root / "home")}
+    measure([SLIPWAY, "export", *given], environment=home, accepted=(0, NOT_PASSED))
     (folder,) = (root / "out").iterdir()
-    report = json.loads((folder / "report.json").read_text())
+    result = json.loads((folder / "report.json").read_text())["result"]
     found = {}
-    for output in report["outputs"]:
-        name = output["name"]
-        made = row(of, RUNTIMES[name.partition("-")[0]], folder / name, seconds=whole.seconds)
-        found[name] = made | {"status": output["status"]}
+    for name, path in result["paths"].items():
+        shared = ("importance",) if name.startswith("gguf") else ("calibrate-int4",)
+        own = [
+            each["duration_seconds"]
+            for each in result["attempts"]
+            if each["task"].endswith(name) or (each["task"] in shared and "4" in name)
+        ]
+        said = {"seconds": sum(own), "status": result["formats"][name]["status"]}
+        found[name] = row(of, RUNTIMES[name.partition("-")[0]], Path(path), **said)
     return found
 
 
@@ -234,9 +239,9 @@ def autoround(of: Subject, root: Path, peer: Path) -> dict[str, Row]:
 def ways(llama: Path | None, peer: Path | None) -> Mapping[str, Callable[[Subject, Path], dict[str, Row]]]:
     """Return all ways to make outputs, by name."""
     made: dict[str, Callable[[Subject, Path], dict[str, Row]]] = {
-        "export, text of the run": lambda of, root: export(of, root, text=True, method=None),
-        "export, no text": lambda of, root: export(of, root, text=False, method=None),
-        "export, plain rounding": lambda of, root: export(of, root, text=False, method="rtn"),
+        "export, text of the run": lambda of, root: export(of, root, formats=EVERY, text=True, method=None),
+        "export, no text": lambda of, root: export(of, root, formats=FORMATS, text=False, method=None),
+        "export, plain rounding": lambda of, root: export(of, root, formats=FORMATS, text=False, method="rtn"),
     }
     if llama:
         made["llama.cpp q4_k_m"] = lambda of, root: own_quantizer(of, root, llama, weighed=False)
@@ -278,7 +283,8 @@ def main() -> None:
             for output, one in figures.items():
                 label = f"{name}: {output}" if output else name
                 seconds, size = one["seconds"], one["bytes"] / 1e6
-                print(f"{label:44} {one['kl']:7.4f} {one['kept']:6.1%} {size:6.1f} {seconds:6.0f}", flush=True)
+                figures_of = f"{one['kl']:7.4f} {one['kept']:6.1%} {size:6.1f} {seconds:6.0f}"
+                print(f"{label:44} {figures_of} {one.get('status', '')}", flush=True)
             known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
             RESULTS.write_text(json.dumps(known | {name: figures, "base": of.lost}, indent=2) + "\n")
 
