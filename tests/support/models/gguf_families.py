@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import transformers as tf
@@ -389,3 +390,10 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     ),
 }
 """Parts of the names of layers that an adapter of a family leaves alone."""
+
+
+@cache
+def settings_of(family: str) -> dict[str, Any]:
+    """Return what ``config.json`` says of a family's model."""
+    made = FAMILIES[family]()
+    return {**made.config.to_dict(), "architectures": [type(made).__name__]}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 import transformers as tf
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipway.stage import Context
@@ -166,3 +169,22 @@ def torch_distributions(model: Any, tokens: Sequence[int]) -> np.ndarray:
     with torch.no_grad():
         logits = model.float()(torch.tensor([list(tokens)])).logits[0]
     return torch.log_softmax(logits.double(), -1).numpy()
+
+
+def file_fields(file: Path) -> dict[str, Any]:
+    """Return the settings that a file says, by name."""
+    return {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+
+
+def stored_tensors(file: Path) -> dict[str, np.ndarray]:
+    """Return what a file stores, by name of the tensor."""
+    return {each.name: np.array(each.data) for each in gguf.GGUFReader(file).tensors}
+
+
+def edit_model(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], **config: Any) -> None:
+    """Change the tensors and settings of a saved model."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    settings = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(settings))
