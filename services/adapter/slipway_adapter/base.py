@@ -28,7 +28,7 @@ class Fitted:
 
     Attributes:
         pairs: Pairs by module.
-        targets: Names for ``target_modules``: ends of names if all modules with such an end are adapted, otherwise whole names.
+        targets: Names for ``target_modules``: ends of names if all modules with such an end are adapted and none of them holds others, otherwise whole names.
         cautions: Warnings about this adapter on this base.
     """
 
@@ -131,12 +131,17 @@ def _check_saved_along(saved: Saved, base: ModelFolder, modules: Modules) -> Non
 
 
 def _targets(adapted: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Return the shortest names by which peft finds exactly these modules."""
+    """Return the shortest names by which peft finds exactly these modules: it looks at modules that hold others too."""
     chosen = set(adapted)
-    ends = sorted({module.rpartition(".")[2] for module in chosen})
-    if {module for module in known if module.rpartition(".")[2] in ends} == chosen:
-        return tuple(ends)
+    ends = {module.rpartition(".")[2] for module in chosen}
+    named = {module[:end] for module in known for end in (*_dots(module), len(module))}
+    if {module for module in named if module.rpartition(".")[2] in ends} == chosen:
+        return tuple(sorted(ends))
     return tuple(sorted(chosen))
+
+
+def _dots(name: str) -> list[int]:
+    return [place for place, letter in enumerate(name) if letter == "."]
 
 
 class Modules:

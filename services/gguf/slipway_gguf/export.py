@@ -143,6 +143,8 @@ def _warn_of_lost_tensors(planned: PlannedFile, projector: Projector, ctx: Conte
             f"the file has the model's text part alone: {len(planned.others)} tensors of its other parts are left out ({names_in(planned.others)}), "
             f"and no file for images or sound (mmproj) is made{why}"
         )
+    elif projector.why_not:
+        ctx.warn(f"the file takes text alone, and no file for images (mmproj) is made: {projector.why_not}")
     if planned.left_out:
         ctx.warn(
             f"llama.cpp has no place for {len(planned.left_out)} tensors of the model, which predict further tokens, and answers with one token at a "

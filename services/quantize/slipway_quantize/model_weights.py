@@ -120,10 +120,17 @@ class LinearWeight:
     Attributes:
         module: Name of the module in the loaded model.
         source: Tensor of the checkpoint that holds the weight; that of another module if the two are tied.
+        tied: Whether it is that of another module.
     """
 
     module: str
     source: str
+    tied: bool = False
+
+    @property
+    def stored(self) -> str:
+        """Return the module's name in the checkpoint, which transformers may change while it loads."""
+        return self.module if self.tied else self.source.removesuffix(".weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,24 +214,26 @@ def find_linear_layers(
     """
     model = _meta_model(config, family)
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    converted = _converted_names(model, {**tensors, **(stacks or {})}, ties)
-    _require_same_names(config, model, tensors, ties, converted=converted, split=bool(stacks))
+    converted, renamed = _converted_names(model, {**tensors, **(stacks or {})}, ties)
+    _require_known_names(config, model, tensors, ties, converted=converted, renamed=renamed, split=bool(stacks))
     linear, kept = [], []
     layers = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D)]
     transposed = any(isinstance(layer, Conv1D) for _, layer in layers)
     for module, layer in layers:
         name = f"{module}.weight"
-        source = name if name in tensors else ties.get(name, name)
+        own = renamed.get(name, name)
+        tie = ties.get(name, name)
+        source = own if own in tensors else renamed.get(tie, tie)
         if source not in tensors or tensors[source].shape != tuple(layer.weight.shape):
             continue
         if _is_kept(module, family, model, tied=name in ties, transposed=transposed):
             kept.append(module)
         else:
-            linear.append(LinearWeight(module=module, source=source))
+            linear.append(LinearWeight(module=module, source=source, tied=source != own))
     dtype = getattr(config, "dtype", None)
     in_float32 = {*(model._keep_in_fp32_modules or ())}
     mixed = any(in_float32 & {*weight.module.split(".")} for weight in linear)
-    known = {weight.module for weight in linear} | {*kept}
+    known = {name for weight in linear for name in (weight.module, weight.stored)} | {*kept}
     state = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     loaded = {name for name, target in converted.items() if target in state}
     return Structure(
@@ -269,21 +278,40 @@ def _find_experts(
     )
 
 
-def _converted_names(model: Any, tensors: Mapping[str, TensorInfo], ties: Mapping[str, str]) -> dict[str, str]:
-    """Return the names that transformers gives to stored tensors while loading, by their own; empty if the model has all of its own names."""
+def _converted_names(
+    model: Any, tensors: Mapping[str, TensorInfo], ties: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return how transformers names stored tensors while it loads them; nothing if the model has all of its own names.
+
+    Returns:
+        The names that it gives, by the stored ones; and of the weights that it renames alone, whatever is stored of them (a packed form, its
+        scales), the stored names by those that it gives.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     state = model.state_dict()
     if all(name in tensors or ties.get(name, name) in tensors for name in state):
-        return {}
+        return {}, {}
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    renamed = {
-        name: rename_source_key(name, renamings, converters, model.base_model_prefix, state)[0] for name in tensors
+    known = {**state, **{_packed(name): value for name, value in state.items()}}
+
+    def rename(name: str) -> str:
+        return rename_source_key(name, renamings, converters, model.base_model_prefix, known)[0]
+
+    converted = {name: target for name in tensors if (target := rename(name)) != name}
+    alone = {
+        target: name
+        for name, target in converted.items()
+        if target in state and rename(_packed(name)) == _packed(target) and name.endswith(".weight")
     }
-    return {name: target for name, target in renamed.items() if target != name}
+    return converted, alone
+
+
+def _packed(name: str) -> str:
+    return f"{name.removesuffix('.weight')}.weight_packed"
 
 
 def _meta_model(config: Any, family: Family) -> Any:
@@ -315,23 +343,24 @@ def _is_kept(module: str, family: Family, model: Any, *, tied: bool, transposed:
     return tied and (family is not DECODER or transposed)
 
 
-def _require_same_names(
+def _require_known_names(
     config: Any,
     model: Any,
     tensors: Mapping[str, TensorInfo],
     ties: Mapping[str, str],
     *,
     converted: Mapping[str, str],
+    renamed: Mapping[str, str],
     split: bool,
 ) -> None:
-    """Refuse models whose linear layers transformers renames or fuses while loading: it would not find the quantized ones.
+    """Refuse models whose linear layers transformers fuses while loading: it would not find the quantized ones.
 
-    Additional tensors are accepted if no weight is missing: transformers ignores them. What it renames may be stored as it is, and the
+    Additional tensors are accepted if no weight is missing: transformers ignores them. What it renames keeps its stored name, and the
     experts that it stacks may be quantized one by one, because its converters unpack them first.
     """
     known = set(model.state_dict())
     layers = {f"{path}.weight" for path, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D)}
-    made = {target for target in converted.values() if target not in layers}
+    made = {target for target in converted.values() if target in known and (target not in layers or target in renamed)}
     optional = [*(model._keys_to_ignore_on_load_missing or ()), *(model._keys_to_ignore_on_save or ())]
     missing = [
         name
@@ -345,12 +374,12 @@ def _require_same_names(
         for name, info in tensors.items()
         if len(info.shape) > 1 and name not in known and converted.get(name) not in made
     )
-    renamed = sorted(name for name, target in converted.items() if target in layers and target in missing)
-    if (other or renamed) and missing:
-        first = (other or renamed)[0]
+    fused = sorted(name for name, target in converted.items() if target in layers and target in missing)
+    if (other or fused) and missing:
+        first = (other or fused)[0]
         raise QuantizationError(
-            f"transformers renames or fuses {counted(len(other or renamed), 'weight')} of this {config.model_type} model while loading "
-            f"(fused layers, or names of an earlier version), first {first!r}; this version cannot quantize them",
+            f"transformers fuses {counted(len(other or fused), 'weight')} of this {config.model_type} model while loading, or does not know "
+            f"them, first {first!r}; this version cannot quantize them",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="use level bf16 or fp16",
             about={"tensor": first, "model_type": config.model_type},

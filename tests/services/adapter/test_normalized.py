@@ -17,6 +17,7 @@ from slipway.stage import Context
 from slipway_adapter.runtime import load
 from slipway_merge.combine.stage import STAGE as COMBINE
 from slipway_merge.params import CombineParams
+from support.models.current_kinds import make_kind
 from support.models.merge_cases import logits
 from support.models.saved_adapters import edit
 
@@ -159,6 +160,16 @@ def test_the_runtime_gives_the_trained_models_results(tune, deliver, bases):
     )
     with pytest.raises(Exception, match="leaves out 4 tensors"):
         load(folder, bases("qwen3"), threads=1)
+
+
+def test_a_module_that_holds_an_adapted_one_is_no_target(deliver, tmp_path):
+    """In the encoder of images, ``q_proj`` holds the linear layer; peft would take it for one of the text's layers."""
+    kind = make_kind("gemma4-vision", tmp_path / "kind")
+    folder, _ = deliver(kind.base, kind.adapter)
+    found = load(folder, kind.base, threads=1).module
+    names = {name for name, module in found.named_modules() if "lora_A" in dict(module.named_children())}
+    assert any(name.endswith("q_proj.linear") for name in names)
+    assert len(names) * 2 == len(load_file(kind.adapter / "adapter_model.safetensors"))
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,18 @@ def test_tensors_of_sound_are_left_out_and_counted(tmp_path: Path) -> None:
     assert name in warning
 
 
+def test_an_image_encoder_without_tensors_is_named(tmp_path: Path) -> None:
+    def lose(tensors: Tensors) -> None:
+        for name in [name for name in tensors if "visual" in name]:
+            del tensors[name]
+
+    base = _edit(make_image_kind("qwen3-vl", tmp_path / "kind"), lose)
+    file, ctx = write_gguf(base, tmp_path / "work")
+    assert not projector_files(file.parent)
+    [warning] = ctx.facts["warnings"]
+    assert "describes an image encoder, and the model has no tensors of it" in warning
+
+
 def test_limits_of_linear_layers_are_in_the_file(tmp_path: Path) -> None:
     def add(tensors: Tensors) -> None:
         prefix = "model.vision_tower.encoder.layers"

@@ -139,7 +139,6 @@ def _shown(why: str) -> str:
     """Return a reason without what differs from model to model, so that models share it."""
     plain = re.sub(r" ?\([A-Z]\w+(?:Generation|LM|Model)\)", "", why)
     plain = re.sub(r"level \w+ is not", "the level is not", plain)
-    plain = re.sub(r"renames or fuses \d+ weights of this \w+ model", "renames or fuses weights", plain)
     plain = re.sub(r" ?\(target_parameters.*|, first .*", "", plain)
     return plain if len(plain) <= SHOWN else f"{plain[:SHOWN].rsplit(' ', maxsplit=1)[0]} …"
 

@@ -48,9 +48,11 @@ def plan_images(model: Path, text: PlannedFile) -> Projector:
         GGUFExportError: As :func:`slipway_gguf.vision.plan.plan_projector`.
     """
     config = ModelConfig.read(model)
-    encoder = encoder_of(config) if text.others else None
+    encoder = encoder_of(config)
     if encoder is None:
         return Projector(others=text.others)
+    if not text.others:
+        return Projector(why_not="config.json describes an image encoder, and the model has no tensors of it")
     seen = seen_by(encoder, config, model)
     why_not = why_no_projector(encoder, seen)
     if why_not:

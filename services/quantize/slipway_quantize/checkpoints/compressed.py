@@ -55,6 +55,7 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     tensors = read_tensors(weights)
     plan = make_plan(request, tensors, stacks)
     sources = {weight.module: tensors[name] for name, made in plan.linear.items() for weight in made}
+    stored = {weight.module: weight.stored for made in plan.linear.values() for weight in made}
     layers = Layers(
         sources, weights, plan.scale_dtype, plan.unpacked, plan.calibrated, plan.asymmetric, plan.least, plan.experts
     )
@@ -68,10 +69,10 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
         assert isinstance(form, PackedIntegers)  # other levels have no budget
         choice, form = choose_mixed(request, layers, form, request.size_budget, planned=planned, tensors=tensors)
         plan = replace(plan, calibrated=form.calibrated)
-        outcome.bits = dict(choice.bits)
+        outcome.bits = {f"{stored[name.removesuffix('.weight')]}.weight": bits for name, bits in choice.bits.items()}
         outcome.details["mixed_precision"] = dict(choice.facts)
     elif isinstance(form, PackedIntegers) and form.bits:
-        outcome.bits = {f"{module}.weight": form.bits.get(module, form.level.bits) for module in sources}
+        outcome.bits = {f"{stored[module]}.weight": form.bits.get(module, form.level.bits) for module in sources}
     if plan.experts:
         outcome.details["expert_matrices"] = len(plan.experts)
     groups = planned(form)
@@ -87,7 +88,7 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
         for tensor in tensors.values():
             for weight in plan.linear.get(tensor.name, []) if params.packed else []:
                 for part, values in form.whole(weight.module, tensor.shape).items():
-                    file.write_bytes(f"{weight.module}.{part}", values, row=0)
+                    file.write_bytes(f"{weight.stored}.{part}", values, row=0)
             for row, count in row_pieces(tensor, PIECE_WEIGHTS):
                 ctx.progress("quantize", done=done, total=total)
                 read = partial(read_rows, weights, tensor, row, count)
@@ -123,7 +124,7 @@ def _plan_tensor(tensor: TensorInfo, plan: Plan, form: Form, packed: bool) -> li
     groups = [[TensorSpec(tensor.name, tensor.dtype, tensor.shape)]] if tensor.name in plan.dense else []
     for weight in plan.linear.get(tensor.name, []):
         parts = form.parts(weight.module, tensor.shape) if packed else {"weight": (tensor.dtype, tensor.shape)}
-        groups.append([TensorSpec(f"{weight.module}.{part}", *stored) for part, stored in parts.items()])
+        groups.append([TensorSpec(f"{weight.stored}.{part}", *stored) for part, stored in parts.items()])
     return groups
 
 
@@ -140,18 +141,18 @@ def _write_rows(
         squares = rounded.squares
         if packed:
             for part, stored in rounded.parts.items():
-                file.write_bytes(f"{weight.module}.{part}", stored, row=row)
+                file.write_bytes(f"{weight.stored}.{part}", stored, row=row)
         else:
-            file.write(f"{weight.module}.weight", rounded.values().to(plan.scale_dtype).to(values.dtype), row=row)
+            file.write(f"{weight.stored}.weight", rounded.values().to(plan.scale_dtype).to(values.dtype), row=row)
     return squares
 
 
 def _record(name: str, plan: Plan, why_kept: Mapping[str, str], outcome: Outcome) -> None:
     for weight in plan.linear.get(name, []):
-        outcome.quantized.append(f"{weight.module}.weight")
+        outcome.quantized.append(f"{weight.stored}.weight")
         if plan.calibrated:
             given = plan.calibrated.get(weight.module)
-            outcome.methods[f"{weight.module}.weight"] = WITHOUT_DATA if given is None else given.method
+            outcome.methods[f"{weight.stored}.weight"] = WITHOUT_DATA if given is None else given.method
     if name in plan.dense:
         outcome.kept[name] = why_kept.get(name, "not the weight of a linear layer")
 

@@ -51,7 +51,8 @@ class Plan:
     all have the level's bits, because vLLM has one scheme for the experts of a layer. ``ignored``: more names for ``ignore``.
     ``calibrated`` has the integers that a calibration has chosen, by module. ``asymmetric``: weights have zero points. ``least`` has the
     fewest bits of weights that need more than the level, by module. ``apart``: weights that need other bits than the rest, and keep their type.
-    ``stacked``: names that stand for experts in stacks, which keep their type.
+    ``stacked``: names that stand for experts in stacks, which keep their type. ``renamed``: stored names of tensors that transformers gives other
+    names, by these.
     """
 
     linear: dict[str, list[LinearWeight]]
@@ -71,6 +72,7 @@ class Plan:
     experts: frozenset[str]
     ignored: tuple[str, ...]
     stacked: tuple[str, ...]
+    renamed: Mapping[str, str]
 
 
 def split_experts(request: QuantizeRequest, weights: Weights) -> tuple[Weights, Mapping[str, TensorInfo]]:
@@ -143,7 +145,7 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
     linear = defaultdict(list)
     for weight in fits:
         linear[weight.source].append(weight)
-    replaced = {weight.source for weight in fits if weight.source == f"{weight.module}.weight"}
+    replaced = {weight.source for weight in fits if not weight.tied}
     first = DTYPES[tensors[fits[0].source].dtype]
     dtype = structure.dtype if structure.dtype in _SCALE_DTYPES else first
     return Plan(
@@ -156,7 +158,7 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
         one_width=one_width,
         unpacked=unpacked,
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
-        untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
+        untied=any(weight.tied for weight in fits),
         calibrated={each.module: calibrated[each.module] for each in fits if each.module in calibrated},
         asymmetric=asymmetric,
         least={each.module: least[each.module] for each in fits if each.module in least},
@@ -164,6 +166,7 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
         experts=frozenset(each.module for each in structure.experts),
         ignored=_more_ignored(config, tensors, structure),
         stacked=("experts",) if structure.stacked else (),
+        renamed=structure.renamed,
     )
 
 
@@ -197,8 +200,7 @@ def _is_kept_head(weight: LinearWeight, structure: Structure, request: QuantizeR
         return False
     if request.calibration is not None and f"{weight.module}.weight" in request.calibration.names:
         return False
-    tied = weight.source != f"{weight.module}.weight"
-    return tied or request.params.level in _NARROW_FLOATS
+    return weight.tied or request.params.level in _NARROW_FLOATS
 
 
 def _no_layer_error(why: str, *, remedy: str, about: dict[str, object]) -> QuantizationError:
@@ -254,4 +256,5 @@ def kept_reasons(plan: Plan) -> dict[str, str]:
         (plan.unaligned, "input width is not a multiple of the group size"),
     )
     heads = {f"{module}.weight": "a head" for module in plan.kept}
-    return heads | wide | {weight.source: why for weights, why in reasons for weight in weights}
+    by_name = {plan.renamed.get(name, name): why for name, why in (heads | wide).items()}
+    return by_name | {weight.source: why for weights, why in reasons for weight in weights}
