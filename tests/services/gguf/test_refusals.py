@@ -16,7 +16,8 @@ pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install '
 from slipway.errors import AdapterExportError, GGUFExportError
 from slipway.model.configuration import ModelConfig
 from slipway_gguf.architectures import architecture_of, refusal_reason, text_part
-from slipway_gguf.metadata import parameters_of
+from slipway_gguf.metadata import field_of, parameters_of
+from slipway_gguf.weights.header import header
 from slipway_gguf.weights.tensors import plan_file
 from support.models.gguf_families import settings_of
 from support.models.gguf_models import edit_model, save_adapter, save_family, write_adapter, write_gguf
@@ -185,4 +186,10 @@ def test_no_number_makes_a_list_without_end(family: str, settings: dict[str, Any
     edit_model(tmp_path, lambda _: None, **settings)
     with pytest.raises(GGUFExportError, match=f"^{key} is ") as caught:
         plan_file(tmp_path)
+    assert caught.value.reason == "BASE_MODEL_INVALID"
+
+
+def test_a_number_beyond_its_type_is_named() -> None:
+    with pytest.raises(GGUFExportError, match="llama.context_length would be 4294967296") as caught:
+        header([field_of("llama.context_length", 1 << 32)], [])
     assert caught.value.reason == "BASE_MODEL_INVALID"

@@ -48,7 +48,7 @@ IN_TEXT = (
     "qwen3.5-vision",
 )
 BY_EXPERT = (
-    *("deepseek-v3", "glm4-moe", "lfm2-moe", "mixtral", "nemotron-h", "qwen3-next", "qwen3.5-moe"),
+    *("deepseek-v3", "glm4-moe", "lfm2-moe", "mixtral", "nemotron-h-moe", "qwen3-next", "qwen3.5-moe"),
     "qwen3.5-moe-vision",
 )
 

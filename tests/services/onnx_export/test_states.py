@@ -47,6 +47,7 @@ KEPT: dict[str, dict[int, set[str]]] = {
     "granite4-moe": {0: RECURRENT, 1: ATTENTION, 2: RECURRENT},
     "falcon-h1": {0: ATTENTION | RECURRENT, 1: ATTENTION | RECURRENT},
     "nemotron-h": {0: RECURRENT, 1: ATTENTION},
+    "nemotron-h-moe": {0: RECURRENT, 1: ATTENTION},
     "bamba": {0: RECURRENT, 1: ATTENTION},
     "lfm2-moe": {0: CONVOLUTION, 1: ATTENTION, 2: CONVOLUTION},
 }
@@ -128,7 +129,7 @@ def test_layers_that_keep_nothing_do_not_hide_the_past(states: tuple[Kept, ...])
 @pytest.mark.slow
 @pytest.mark.parametrize("types", [["mamba", "mlp", "attention", "moe"], ["mlp", "attention", "mlp", "attention"]])
 def test_attention_behind_layers_that_keep_nothing(types: list[str], tmp_path: Path, export: Export) -> None:
-    recipe = KINDS["nemotron-h"]
+    recipe = KINDS["nemotron-h-moe"]
     model = replace(recipe, settings={**recipe.settings, "layers_block_type": types}).build().eval()
     model.save_pretrained(tmp_path / "base")
     exported = export(tmp_path / "base")

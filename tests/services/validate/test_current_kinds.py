@@ -129,7 +129,7 @@ def test_a_stack_is_compared_as_the_base_stores_it_or_left_out_by_name(tmp_path:
     assert len(odd.modules) == len(turned.modules) - 4
 
 
-@pytest.mark.parametrize("name", some(("deepseek-v3", "nemotron-h", "lfm2-moe", "qwen3.5-moe")))
+@pytest.mark.parametrize("name", some(("deepseek-v3", "nemotron-h-moe", "lfm2-moe", "qwen3.5-moe")))
 def test_a_pair_for_each_projection_of_each_expert_is_compared(tmp_path: Path, name: str) -> None:
     kind, output = merged(name, tmp_path, dtype=torch.bfloat16, adapter=expert_adapter)
     check_right(kind, output, tmp_path / "work")

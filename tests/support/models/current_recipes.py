@@ -173,12 +173,22 @@ _GEMMA4 = {
     "final_logit_softcapping": 30.0,
 }
 _GEMMA3N = {
-    **_GEMMA,
-    "hidden_size_per_layer_input": 16,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "num_kv_shared_layers": 2,
-    "laurel_rank": 8,
-    "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
+    **{name: value for name, value in _GEMMA.items() if name != "layer_types"},
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": VOCABULARY - 20,
+    "num_hidden_layers": 25,
+    "num_kv_shared_layers": 5,
+    "intermediate_size": 384,
+}
+"""llama.cpp has these widths, the rank of LAuReL and the layers that are sparse as constants."""
+_NEMOTRON = {
+    **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"},
+    "head_dim": 16,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
 }
 
 KINDS: dict[str, Recipe] = {
@@ -315,17 +325,14 @@ KINDS: dict[str, Recipe] = {
         _NEXT,
     ),
     "nemotron-h": Recipe(
+        "NemotronHConfig", "NemotronHForCausalLM", {**_NEMOTRON, "layers_block_type": ["mamba", "attention", "mlp"]}
+    ),
+    "nemotron-h-moe": Recipe(
         "NemotronHConfig",
         "NemotronHForCausalLM",
         {
-            **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"},
-            "layers_block_type": ["mamba", "attention", "mlp", "moe"],
-            "head_dim": 16,
-            "ssm_state_size": 16,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 16,
-            "n_groups": 2,
-            "chunk_size": 16,
+            **_NEMOTRON,
+            "layers_block_type": ["mamba", "attention", "moe"],
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,

@@ -150,7 +150,8 @@ def header(fields: Sequence[Field], entries: Sequence[Entry]) -> bytes:
     """Return the bytes before the first tensor.
 
     Raises:
-        GGUFExportError: ``GGUF_INVALID`` for a key that occurs twice, or a value that its type cannot hold.
+        GGUFExportError: ``GGUF_INVALID`` for a key that occurs twice, or a value that its type cannot hold; ``BASE_MODEL_INVALID`` for a number
+            of the model that is too large.
     """
     keys = [each.key for each in fields]
     if len(set(keys)) != len(keys):
@@ -160,6 +161,13 @@ def header(fields: Sequence[Field], entries: Sequence[Entry]) -> bytes:
         try:
             made += _text(each.key) + struct.pack("<I", each.kind) + _value(each.value, each.kind, each.item)
         except (struct.error, TypeError, AttributeError, UnicodeError) as error:
+            if isinstance(each.value, int) and abs(each.value) >= 1 << 31:  # computed from numbers of config.json
+                raise GGUFExportError(
+                    f"{each.key} would be {each.value}, and a GGUF file holds numbers below {1 << 32} there",
+                    reason="BASE_MODEL_INVALID",
+                    remedy="look at the sizes in config.json",
+                    about={"key": each.key},
+                ) from error
             raise _metadata_error(each.key, f"cannot be stored as {each.kind.name} ({error})") from error
     offset = 0
     for entry in entries:
