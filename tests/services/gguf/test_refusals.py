@@ -190,6 +190,6 @@ def test_no_number_makes_a_list_without_end(family: str, settings: dict[str, Any
 
 
 def test_a_number_beyond_its_type_is_named() -> None:
-    with pytest.raises(GGUFExportError, match="llama.context_length would be 4294967296") as caught:
+    with pytest.raises(GGUFExportError, match=r"llama\.context_length would be 4294967296") as caught:
         header([field_of("llama.context_length", 1 << 32)], [])
     assert caught.value.reason == "BASE_MODEL_INVALID"
