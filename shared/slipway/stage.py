@@ -158,10 +158,10 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The approximate duration of a stage relative to others, and of its phases; the progress display uses it.
+    """The approximate duration of a stage on two cores, and of its phases; the plan and the progress display use it.
 
     Attributes:
-        seconds: Time for any model. Only the ratio to other stages matters.
+        seconds: Time for any model.
         seconds_per_gb: Additional time for each GB that it makes (or validates).
         phases: Beginning and end of each phase within the stage, from 0 to 1, by the phase's first word.
     """
@@ -169,6 +169,16 @@ class Effort:
     seconds: float = 4.0
     seconds_per_gb: float = 0.0
     phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def expected_seconds(self, nbytes: int, *, times: int = 1, slower: float = 1.0) -> float:
+        """Return the expected time.
+
+        Args:
+            nbytes: What it makes or validates.
+            times: How often it takes the time for any model.
+            slower: How much longer a GB takes than usual.
+        """
+        return times * self.seconds + nbytes / 1e9 * self.seconds_per_gb * slower
 
 
 class Keeps(Enum):
@@ -193,6 +203,7 @@ class Forecast(Generic[P]):
         refuses: Returns why the stage does not support a model with this :class:`~slipway.model.configuration.ModelConfig`; empty if it does.
         describes: Returns something worth knowing about the parameters with this model (name of the check, message), or None.
         advice: Returns a warning about the parameters alone (name of the check, message, remedy), or None.
+        slower: Returns how much longer a GB takes with these parameters than the stage's effort says.
         examines: Reads the input ``adapter``, where it is a local folder, and returns warnings about it. It reads headers and settings only.
     """
 
@@ -200,6 +211,7 @@ class Forecast(Generic[P]):
     refuses: Callable[[P, Any], str] = lambda _params, _config: ""
     describes: Callable[[P, Any], tuple[str, str] | None] = lambda _params, _config: None
     advice: Callable[[P], tuple[str, str, str] | None] = lambda _params: None
+    slower: Callable[[P], float] = lambda _params: 1.0
     examines: Callable[[P, Path], tuple[str, ...]] = lambda _params, _adapter: ()
 
 

@@ -75,12 +75,14 @@ class Preflight:
         disk_needed_bytes: Size of everything that the plan makes.
         task_bytes: The same by task.
         memory_needed_bytes: Memory of the stage that needs most.
+        expected_seconds: Time of all tasks on two cores, one after another, without those in reserve.
     """
 
     findings: tuple[Finding, ...]
     disk_needed_bytes: int = 0
     task_bytes: dict[str, int] | None = None
     memory_needed_bytes: int = 0
+    expected_seconds: float = 0.0
 
     def error(self) -> ModelExportError | None:
         """Return the error of the first check that makes the export impossible; None if none does."""
@@ -127,6 +129,7 @@ def preflight(
     calls, refused = _read_parameters(tasks)
     model = _read_configuration(base, config)
     findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
+    seconds = expected_seconds(calls, made)
     findings += [
         *_advice(calls),
         *refused,
@@ -136,9 +139,13 @@ def preflight(
         *_check_disk(tasks, made, base=base, home=home, output=output),
     ]
     if here:
-        findings += [_check_memory(memory), *_stages(tasks)]
+        findings += [_check_memory(memory), _describe_time(seconds), *_stages(tasks)]
     return Preflight(
-        findings=tuple(findings), disk_needed_bytes=sum(made.values()), task_bytes=made, memory_needed_bytes=memory
+        findings=tuple(findings),
+        disk_needed_bytes=sum(made.values()),
+        task_bytes=made,
+        memory_needed_bytes=memory,
+        expected_seconds=seconds,
     )
 
 
@@ -182,12 +189,38 @@ def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
     return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
 
 
+def tasks_in_reserve(tasks: Sequence[PlannedTask]) -> set[str]:
+    """Return the ids of the tasks that run only if a recovery rule needs their output."""
+    asked = {name for task in tasks for name in producers(task.reserve)}
+    reserved: set[str] = set()
+    for task in reversed(tasks):
+        users = {each.id for each in tasks if task.id in producers(each.inputs)}
+        if not task.format and users <= reserved and (users or task.id in asked):
+            reserved.add(task.id)
+    return reserved
+
+
 class _Call(NamedTuple):
     """A task whose stage is installed here, with its parameters as the stage's own type."""
 
     task: PlannedTask
     stage: Stage[Any]
     params: StageParams
+
+
+def expected_seconds(calls: Sequence[_Call], made: Mapping[str, int]) -> float:
+    """Return the time of the tasks on two cores, one after another, without those in reserve, by the efforts of their stages."""
+    reserve = tasks_in_reserve([call.task for call in calls])
+    outputs = [call.task.id for call in calls if call.task.format and not plays(call.task.stage, Role.VALIDATION)]
+    judged = sum(made[name] for name in outputs)
+    seconds = 0.0
+    for task, stage, params in calls:
+        validates = plays(task.stage, Role.VALIDATION)
+        times = len(outputs) + 1 if validates else 1
+        slower = stage.forecast.slower(params)
+        if task.id not in reserve:
+            seconds += stage.effort.expected_seconds(judged if validates else made[task.id], times=times, slower=slower)
+    return seconds
 
 
 def _read_parameters(tasks: Sequence[PlannedTask]) -> tuple[list[_Call], list[Finding]]:
@@ -309,6 +342,13 @@ def _check_memory(needed: int) -> Finding:
         return Finding("memory", Verdict.OK, message)
     remedy = "use a machine with more memory, or set validation.enabled: false"
     return Finding("memory", Verdict.WARNING, message, remedy)
+
+
+def _describe_time(seconds: float) -> Finding:
+    minutes = max(1, round(seconds / 60))
+    said = f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+    message = f"about {said} on two cores, one task after another; less for what the store has already"
+    return Finding("time", Verdict.OK, message)
 
 
 def _stages(tasks: Sequence[PlannedTask]) -> list[Finding]:

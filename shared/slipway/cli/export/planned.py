@@ -27,8 +27,8 @@ from slipway.model.configuration import ModelConfig
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent
-from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
-from slipway.planning.references import Source, parse_reference, producers
+from slipway.planning.preflight import Finding, Preflight, Verdict, preflight, tasks_in_reserve
+from slipway.planning.references import Source, parse_reference
 from slipway.reasons import REASONS
 from slipway.settings import Settings
 from slipway.settings.s3 import SCHEME
@@ -233,7 +233,7 @@ def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
         Column("parameters", rank=4, wrap=True),
         hint="",
     )
-    reserve = _reserve_tasks(tasks)
+    reserve = tasks_in_reserve(tasks)
     for task in tasks:
         sources = map(parse_reference, task.inputs.values())
         names = (each.name if isinstance(each, Source) else each.task for each in sources)
@@ -243,17 +243,6 @@ def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
         delivers = "(in reserve)" if task.id in reserve else task.format
         table.add_row(task.id, delivers, f"≤ {format_size(made)}" if made else "", inputs, params)
     return table
-
-
-def _reserve_tasks(tasks: Sequence[PlannedTask]) -> set[str]:
-    """Return the ids of the tasks that run only if a recovery rule needs their output."""
-    asked = {name for task in tasks for name in producers(task.reserve)}
-    reserved: set[str] = set()
-    for task in reversed(tasks):
-        users = {each.id for each in tasks if task.id in producers(each.inputs)}
-        if not task.format and users <= reserved and (users or task.id in asked):
-            reserved.add(task.id)
-    return reserved
 
 
 def _param(value: Any) -> str:

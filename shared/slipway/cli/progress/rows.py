@@ -227,13 +227,11 @@ class Overall:
         self._looked = now
 
     def _weight(self, row: Row, rows: Rows) -> float:
-        gigabytes = self.task_bytes.get(row.task, 0) / 1e9
-        effort = _effort(row)
         if plays(row.stage, Role.VALIDATION):
             outputs = max(sum(1 for each in rows.tasks.values() if each.format and each is not row), 1)
-            made = sum(self.task_bytes.get(each.task, 0) for each in rows.tasks.values() if each.format) / 1e9
-            return (outputs + 1) * effort.seconds + made * effort.seconds_per_gb
-        return effort.seconds + gigabytes * effort.seconds_per_gb
+            made = sum(self.task_bytes.get(each.task, 0) for each in rows.tasks.values() if each.format)
+            return _effort(row).expected_seconds(made, times=outputs + 1)
+        return _effort(row).expected_seconds(self.task_bytes.get(row.task, 0))
 
 
 def _effort(row: Row) -> Effort:
