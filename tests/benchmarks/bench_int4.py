@@ -179,7 +179,10 @@ def export(of: Subject, root: Path, *, formats: str, text: bool, method: str | N
     run = root / "run"
     shutil.copytree(of.sample / "run", run, ignore=None if text else shutil.ignore_patterns(SAMPLE_OF_RUN))
     settings = {"validation.heldout": of.sample / "heldout", "validation.effort": "quick"}
-    settings |= {"validation.benchmark_performance": "false"} | ({"optimization.method": method} if method else {})
+    settings |= {"validation.benchmark_performance": "false"} | (
+        # Otherwise an output that fails is made again, calibrated.
+        {"optimization.method": method, "validation.on_failure": "fail"} if method else {}
+    )
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     given = [run, "--base-model", of.base, "-f", formats, "--out", root / "out", *words]
     home = {"SLIPWAY_HOME": str(root / "home")}

@@ -59,7 +59,7 @@ TEXT_PART = "language_model."
 """The part of a name that a model of text and images has, and the adapter of a text-only training has not."""
 _KEPT_WIDE = ("A_log", "e_score_correction_bias")
 """Last parts of names that published checkpoints keep in float32."""
-_UNTRAINED = ("lm_head", "patch_embed", "altup")
+_UNTRAINED = ("lm_head", "patch_embed", "altup", "score", "classifier")
 """Modules without a LoRA: heads, whose merge has tests of its own, and those that no trainer reaches."""
 _REFUSED = {
     "falcon_h1": ("out_proj",),

@@ -191,6 +191,8 @@ _NEMOTRON = {
     "chunk_size": 16,
 }
 
+_PAIRLESS = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
+
 KINDS: dict[str, Recipe] = {
     "qwen3.5": Recipe("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN35, _MTP, _MTP_LAYER),
     "qwen3.5-vision": Recipe(
@@ -346,6 +348,25 @@ KINDS: dict[str, Recipe] = {
         {**_PLAIN, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16, "expand": 2},
     ),
     "qwen3-embedding": Recipe("Qwen3Config", "Qwen3Model", {**SIZES, "head_dim": 32}, task="FEATURE_EXTRACTION"),
+    "qwen3-reranker": Recipe(
+        "Qwen3Config",
+        "Qwen3ForSequenceClassification",
+        {**SIZES, "head_dim": 32, "num_labels": 1, "pad_token_id": 0},
+        task="SEQ_CLS",
+    ),
+    "reward": Recipe(
+        "LlamaConfig", "LlamaForSequenceClassification", {**SIZES, "num_labels": 1, "pad_token_id": 0}, task="SEQ_CLS"
+    ),
+    "bge-m3": Recipe(
+        "XLMRobertaConfig", "XLMRobertaModel", {**_PAIRLESS, "pad_token_id": 1}, task="FEATURE_EXTRACTION"
+    ),
+    "bge-reranker": Recipe(
+        "XLMRobertaConfig",
+        "XLMRobertaForSequenceClassification",
+        {**_PAIRLESS, "num_labels": 1, "pad_token_id": 1},
+        task="SEQ_CLS",
+    ),
+    "modernbert": Recipe("ModernBertConfig", "ModernBertModel", _PAIRLESS, task="FEATURE_EXTRACTION"),
     "llama4": Recipe(
         "Llama4TextConfig",
         "Llama4ForCausalLM",
