@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format lock docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-models bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format lock docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… 
 
 bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to four models, a real one first (PEER_PYTHON=… adds auto-round, GENAI_PYTHON=… onnxruntime-genai)
 	$(BIN)/python tests/benchmarks/bench_quality.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(GENAI_PYTHON),--genai-python $(GENAI_PYTHON))
+
+bench-int4: $(INSTALLED) ## Measure 4-bit outputs of a real model as a user makes them (LLAMA=… adds llama.cpp's quantizer, PEER_PYTHON=… auto-round; an hour)
+	$(BIN)/python tests/benchmarks/bench_int4.py $(if $(LLAMA),--llama $(LLAMA)) $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
 bench-depth: $(INSTALLED) ## Measure the memory of what reads text while it quantizes, by the number of layers (28 take 15 minutes of two cores)
 	$(BIN)/python tests/benchmarks/bench_depth.py

@@ -162,7 +162,7 @@ class Effort:
 
     Attributes:
         seconds: Time for any model.
-        seconds_per_gb: Additional time for each GB that it makes (or validates).
+        seconds_per_gb: Additional time for each GB that it makes (or validates), or that its forecast counts as work.
         phases: Beginning and end of each phase within the stage, from 0 to 1, by the phase's first word.
     """
 
@@ -170,15 +170,9 @@ class Effort:
     seconds_per_gb: float = 0.0
     phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
-    def expected_seconds(self, nbytes: int, *, times: int = 1, slower: float = 1.0) -> float:
-        """Return the expected time.
-
-        Args:
-            nbytes: What it makes or validates.
-            times: How often it takes the time for any model.
-            slower: How much longer a GB takes than usual.
-        """
-        return times * self.seconds + nbytes / 1e9 * self.seconds_per_gb * slower
+    def expected_seconds(self, work_bytes: float, *, times: int = 1) -> float:
+        """Return the expected time of so much work; ``times`` says how often it takes the time for any model."""
+        return times * self.seconds + work_bytes / 1e9 * self.seconds_per_gb
 
 
 class Keeps(Enum):
@@ -203,7 +197,7 @@ class Forecast(Generic[P]):
         refuses: Returns why the stage does not support a model with this :class:`~slipway.model.configuration.ModelConfig`; empty if it does.
         describes: Returns something worth knowing about the parameters with this model (name of the check, message), or None.
         advice: Returns a warning about the parameters alone (name of the check, message, remedy), or None.
-        slower: Returns how much longer a GB takes with these parameters than the stage's effort says.
+        work_bytes: Returns how many bytes the time of the stage's effort counts, from what it makes or validates and the model's size.
         examines: Reads the input ``adapter``, where it is a local folder, and returns warnings about it. It reads headers and settings only.
     """
 
@@ -211,7 +205,7 @@ class Forecast(Generic[P]):
     refuses: Callable[[P, Any], str] = lambda _params, _config: ""
     describes: Callable[[P, Any], tuple[str, str] | None] = lambda _params, _config: None
     advice: Callable[[P], tuple[str, str, str] | None] = lambda _params: None
-    slower: Callable[[P], float] = lambda _params: 1.0
+    work_bytes: Callable[[P, int, ModelSize], float] = lambda _params, made, _size: made
     examines: Callable[[P, Path], tuple[str, ...]] = lambda _params, _adapter: ()
 
 

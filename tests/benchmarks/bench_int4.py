@@ -10,7 +10,7 @@ SmolLM2-135M-Instruct off its grid with its LoRA (``slipway sample --real --off-
 
 Each row is judged by its own runtime in float32, on held-out text that none saw: mean Kullback–Leibler divergence in nats from base +
 adapter, what it keeps of the base's divergence, and the bytes of its weights. Seconds are those of the stages that made an output of the
-merged model, or of a peer's whole command. Figures are printed and added to ``results/int4.json``.
+merged model or graph (its own and, for four bits, the calibration or importance), or of a peer's whole command. Figures are printed and added to ``results/int4.json``.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ import ctypes, sys
 from pathlib import Path
 import gguf
 from safetensors.numpy import load_file
+from slipway.machine.cgroup import usable_cores
 
 class Importance(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("values", ctypes.c_void_p), ("count", ctypes.c_size_t)]
@@ -85,7 +86,7 @@ _, ggml, llama = (
 ggml.ggml_backend_load_all_from_path(str(folder).encode())
 llama.llama_model_quantize_default_params.restype = Params
 params = llama.llama_model_quantize_default_params()
-params.threads, params.type, params.importance = 2, int(kind), ctypes.addressof(given)
+params.threads, params.type, params.importance = usable_cores(), int(kind), ctypes.addressof(given)
 sys.exit(llama.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params)))
 """
 """llama.cpp's own quantizer with the importance of columns, as ``slipway stage importance`` measures it."""
@@ -191,11 +192,12 @@ def export(of: Subject, root: Path, *, formats: str, text: bool, method: str | N
     result = json.loads((folder / "report.json").read_text())["result"]
     found = {}
     for name, path in result["paths"].items():
-        shared = ("importance",) if name.startswith("gguf") else ("calibrate-int4",)
+        measuring = "importance" if name.startswith("gguf") else "calibrate-int4"
         own = [
             each["duration_seconds"]
             for each in result["attempts"]
-            if each["task"].endswith(name) or (each["task"] in shared and "4" in name)
+            if each["task"] in (name, f"quantize-{name}")
+            or (each["task"].startswith(measuring) and "4" in name and not each["reused"])
         ]
         said = {"seconds": sum(own), "status": result["formats"][name]["status"]}
         found[name] = row(of, RUNTIMES[name.partition("-")[0]], Path(path), **said)
@@ -264,10 +266,13 @@ def main() -> None:
     parser.add_argument("--real", type=Path, help="a folder that `slipway sample --real --off-grid` has made")
     parser.add_argument("--llama", type=Path, help="folder of llama.cpp's libraries")
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with auto-round")
-    parser.add_argument("--only", nargs="*", help="ways to make outputs; all if not given")
+    names = list(ways(Path(), Path()))
+    parser.add_argument("--only", nargs="*", choices=names, help="ways to make outputs; all if not given")
     parser.add_argument("--folder", type=Path, help="where the outputs are made")
     arguments = parser.parse_args()
     every = ways(*(path and path.absolute() for path in (arguments.llama, arguments.peer_python)))
+    if arguments.folder is not None:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
     RESULTS.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
         sample = arguments.real

@@ -10,6 +10,7 @@ share the work. Printed and added to ``results/verdicts.json`` are the answers.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -231,9 +232,13 @@ def sample(folder: Path | None, root: Path) -> Real:
 def note(kind: str, name: str, answer: dict[str, Any]) -> None:
     """Add an answer to those in the file, which another run may have extended."""
     RESULTS.parent.mkdir(exist_ok=True)
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    found.setdefault(kind, {})[name] = answer
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    with RESULTS.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        found: dict[str, Any] = json.loads(file.read() or "{}")
+        found.setdefault(kind, {})[name] = answer
+        file.truncate(0)
+        file.write(json.dumps(found, indent=2) + "\n")
 
 
 def main() -> None:

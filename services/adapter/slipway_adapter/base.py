@@ -69,7 +69,8 @@ def fit(saved: Saved, base: Path, target: Target) -> Fitted:
         if family is DECODER or target in LLAMA
         else (f"the base is {what}: vLLM and SGLang serve adapters of text decoders; peft takes it",)
     )
-    return Fitted(fitted, _targets(fitted, shapes), cautions)
+    owners = {name.rpartition(".")[0] for name in facts.shapes}
+    return Fitted(fitted, _targets(fitted, owners), cautions)
 
 
 def _facts(base: ModelFolder) -> ModelFacts:

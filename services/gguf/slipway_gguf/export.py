@@ -59,9 +59,13 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     _warn_of_lost_tensors(planned, projector, ctx)
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
     sizes = sizes_of(parameters, tensors, tied=tied)
-    weighed = "importance" in inputs and level.weighs
-    importance = read_importance(inputs["importance"], tensors) if weighed else {}
-    kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=weighed) for each in tensors}
+    given = "importance" in inputs and level.weighs
+    importance = read_importance(inputs["importance"], tensors) if given else {}
+    if given and not importance:
+        ctx.warn(
+            "the importance that was measured is of none of the file's tensors, so all columns of a weight count alike"
+        )
+    kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=bool(importance)) for each in tensors}
     _require_rounded(tensors, kinds, level, ctx)
     lineage = ctx.input_digests.get("pytorch", "")
     fields = (

@@ -45,8 +45,9 @@ def read_compressed(base: Base) -> Dequantized:
     modules = base.modules("weight_scale")
     _check_expressions(schemes, settings, modules)
     made, used = [], set()
+    loaded = _loaded_names(schemes, modules)
     for module in modules:
-        scheme = _scheme(module, schemes, settings)
+        scheme = _scheme(loaded.get(module, module), schemes, settings)
         name = scheme.format or settings.get("format")
         name = getattr(name, "value", name)
         if name not in FORMATS:
@@ -98,6 +99,31 @@ def _check_expressions(schemes: dict[str, Any], settings: dict[str, Any], module
             f"has patterns that cannot be used: {what}", key=key or "quantization_config"
         ),
     )
+
+
+def _loaded_names(schemes: dict[str, Any], modules: list[str]) -> dict[str, str]:
+    """Return the names that schemes give to single modules which are stored under others, by these.
+
+    transformers changes the beginnings of some models' names while it loads them, and schemes have the names of the loaded model. Of
+    modules with the same end, from the word before the first number on, there must be one.
+    """
+    by_end: dict[str, list[str]] = {}
+    for module in modules:
+        by_end.setdefault(_end(module), []).append(module)
+    stored = set(modules)
+    targets = {target for scheme in schemes.values() for target in scheme.targets} - stored
+    found = {}
+    for target in targets:
+        alike = by_end.get(_end(target), [])
+        if len(alike) == 1 and alike[0] not in targets:
+            found[alike[0]] = target
+    return found
+
+
+def _end(module: str) -> str:
+    parts = module.split(".")
+    first = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[max(first - 1, 0) :] if first < len(parts) else parts[-1:])
 
 
 def _scheme(module: str, schemes: dict[str, Any], settings: dict[str, Any]) -> Any:

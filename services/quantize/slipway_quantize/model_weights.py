@@ -34,6 +34,7 @@ from slipway.model.weights.reading import Weights
 from slipway.texts import counted
 from slipway_quantize.experts import EXPERT
 from slipway_quantize.grid import rounding
+from slipway_quantize.levels import is_named
 from slipway_quantize.params import unknown_family_reason
 from slipway_quantize.sensitive import sensitive_reason
 
@@ -131,6 +132,10 @@ class LinearWeight:
     def stored(self) -> str:
         """Return the module's name in the checkpoint, which transformers may change while it loads."""
         return self.module if self.tied else self.source.removesuffix(".weight")
+
+    def is_among(self, names: Collection[str]) -> bool:
+        """Return whether it is among names of layers, which may be transformers' or the checkpoint's."""
+        return is_named(self.module, names) or is_named(self.stored, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +289,7 @@ def _converted_names(
     """Return how transformers names stored tensors while it loads them; nothing if the model has all of its own names.
 
     Returns:
-        The names that it gives, by the stored ones; and of the weights that it renames alone, whatever is stored of them (a packed form, its
-        scales), the stored names by those that it gives.
+        The new names by the stored ones; and, for weights that it only renames, packed or not, the stored name by the new one.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key

@@ -9,7 +9,7 @@ from slipway.machine.onnx_runtime import runtime_provider
 from slipway.stage import Context, Effort, Forecast, Hardware, Installation, Provider, Role, Stage, library_provider
 from slipway_validate.params import ValidateParams
 
-_SLOWER = {"quick": 1.0, "standard": 3.0, "thorough": 6.0}
+_SLOWER = {"quick": 1, "standard": 3, "thorough": 6}
 """How much longer a GB takes, by the effort of the validation."""
 
 
@@ -59,6 +59,6 @@ STAGE = Stage(
         seconds_per_gb=40.0,
         phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "stored": (0.15, 0.2), "output": (0.15, 0.97)},
     ),
-    forecast=Forecast(slower=lambda params: _SLOWER[params.effort]),
+    forecast=Forecast(work_bytes=lambda params, made, _: made * _SLOWER[params.effort]),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

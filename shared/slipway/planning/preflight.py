@@ -75,14 +75,19 @@ class Preflight:
         disk_needed_bytes: Size of everything that the plan makes.
         task_bytes: The same by task.
         memory_needed_bytes: Memory of the stage that needs most.
-        expected_seconds: Time of all tasks on two cores, one after another, without those in reserve.
+        task_seconds: Expected time of each task on two cores, without those in reserve and those that are not run.
     """
 
     findings: tuple[Finding, ...]
     disk_needed_bytes: int = 0
     task_bytes: dict[str, int] | None = None
     memory_needed_bytes: int = 0
-    expected_seconds: float = 0.0
+    task_seconds: dict[str, float] | None = None
+
+    @property
+    def expected_seconds(self) -> float:
+        """Return the time of all tasks, one after another."""
+        return sum((self.task_seconds or {}).values())
 
     def error(self) -> ModelExportError | None:
         """Return the error of the first check that makes the export impossible; None if none does."""
@@ -129,7 +134,7 @@ def preflight(
     calls, refused = _read_parameters(tasks)
     model = _read_configuration(base, config)
     findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
-    seconds = expected_seconds(calls, made)
+    seconds = expected_seconds(calls, made, size=size, config=model)
     findings += [
         *_advice(calls),
         *refused,
@@ -139,13 +144,13 @@ def preflight(
         *_check_disk(tasks, made, base=base, home=home, output=output),
     ]
     if here:
-        findings += [_check_memory(memory), _describe_time(seconds), *_stages(tasks)]
+        findings += [_check_memory(memory), _describe_time(sum(seconds.values())), *_stages(tasks)]
     return Preflight(
         findings=tuple(findings),
         disk_needed_bytes=sum(made.values()),
         task_bytes=made,
         memory_needed_bytes=memory,
-        expected_seconds=seconds,
+        task_seconds=seconds,
     )
 
 
@@ -208,18 +213,28 @@ class _Call(NamedTuple):
     params: StageParams
 
 
-def expected_seconds(calls: Sequence[_Call], made: Mapping[str, int]) -> float:
-    """Return the time of the tasks on two cores, one after another, without those in reserve, by the efforts of their stages."""
-    reserve = tasks_in_reserve([call.task for call in calls])
-    outputs = [call.task.id for call in calls if call.task.format and not plays(call.task.stage, Role.VALIDATION)]
-    judged = sum(made[name] for name in outputs)
-    seconds = 0.0
+def expected_seconds(
+    calls: Sequence[_Call], made: Mapping[str, int], *, size: ModelSize, config: ModelConfig
+) -> dict[str, float]:
+    """Return the time of each task on two cores, by the effort of its stage, without tasks in reserve and those that will not run."""
+    tasks = [call.task for call in calls]
+    left_out = tasks_in_reserve(tasks)
     for task, stage, params in calls:
-        validates = plays(task.stage, Role.VALIDATION)
-        times = len(outputs) + 1 if validates else 1
-        slower = stage.forecast.slower(params)
-        if task.id not in reserve:
-            seconds += stage.effort.expected_seconds(judged if validates else made[task.id], times=times, slower=slower)
+        judges = plays(task.stage, Role.VALIDATION)
+        if not judges and (
+            left_out & set(producers(task.inputs)) or (config and stage.forecast.refuses(params, config))
+        ):
+            left_out.add(task.id)
+    outputs = [
+        each for each in tasks if each.format and each.id not in left_out and not plays(each.stage, Role.VALIDATION)
+    ]
+    judged = sum(made[each.id] for each in outputs)
+    seconds = {}
+    for task, stage, params in calls:
+        judges = plays(task.stage, Role.VALIDATION)
+        work = stage.forecast.work_bytes(params, judged if judges else made[task.id], size)
+        if task.id not in left_out:
+            seconds[task.id] = stage.effort.expected_seconds(work, times=len(outputs) + 1 if judges else 1)
     return seconds
 
 

@@ -189,7 +189,12 @@ def test_no_number_makes_a_list_without_end(family: str, settings: dict[str, Any
     assert caught.value.reason == "BASE_MODEL_INVALID"
 
 
-def test_a_number_beyond_its_type_is_named() -> None:
-    with pytest.raises(GGUFExportError, match=r"llama\.context_length would be 4294967296") as caught:
-        header([field_of("llama.context_length", 1 << 32)], [])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1 << 32, "UINT32"), (-(1 << 32), "UINT32"), (1e39, "FLOAT32"), ((1, 1 << 31), "INT32")],
+    ids=str,
+)
+def test_a_number_beyond_its_type_is_named(value: Any, said: str) -> None:
+    with pytest.raises(GGUFExportError, match=rf"^llama\.context_length would be .* {said} of a GGUF file") as caught:
+        header([field_of("llama.context_length", value)], [])
     assert caught.value.reason == "BASE_MODEL_INVALID"

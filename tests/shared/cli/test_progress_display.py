@@ -265,7 +265,7 @@ def whole() -> pb.ExportEvent:
 
 def test_the_whole_only_moves_forward_and_tells_the_time_left_when_it_can() -> None:
     clock = [0.0]
-    rows, overall = Rows(clock=lambda: clock[0]), Overall({"merge": 10**9, "onnx": 10**9}, clock=lambda: clock[0])
+    rows, overall = Rows(clock=lambda: clock[0]), Overall({"merge": 5.0, "onnx": 23.0}, clock=lambda: clock[0])
     event, seen, left = whole(), [0.0], []
 
     def look() -> None:

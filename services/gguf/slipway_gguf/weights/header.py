@@ -160,12 +160,13 @@ def header(fields: Sequence[Field], entries: Sequence[Entry]) -> bytes:
     for each in fields:
         try:
             made += _text(each.key) + struct.pack("<I", each.kind) + _value(each.value, each.kind, each.item)
-        except (struct.error, TypeError, AttributeError, UnicodeError) as error:
-            if isinstance(each.value, int) and abs(each.value) >= 1 << 31:  # computed from numbers of config.json
+        except (struct.error, OverflowError, TypeError, AttributeError, UnicodeError) as error:
+            large = _find_large(each.value)
+            if large is not None:  # it comes from config.json
                 raise GGUFExportError(
-                    f"{each.key} would be {each.value}, and a GGUF file holds numbers below {1 << 32} there",
+                    f"{each.key} would be {large:g}, and {(each.item or each.kind).name} of a GGUF file does not hold it",
                     reason="BASE_MODEL_INVALID",
-                    remedy="look at the sizes in config.json",
+                    remedy="look at the numbers in config.json",
                     about={"key": each.key},
                 ) from error
             raise _metadata_error(each.key, f"cannot be stored as {each.kind.name} ({error})") from error
@@ -177,6 +178,13 @@ def header(fields: Sequence[Field], entries: Sequence[Entry]) -> bytes:
         made += _text(entry.name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, entry.kind, offset)
         offset += entry.nbytes + padding(entry.nbytes)
     return bytes(made) + bytes(padding(len(made)))
+
+
+def _find_large(value: Any) -> float | None:
+    """Return the number of a value that is farthest from 0, if a type of 32 bits may not hold it."""
+    numbers = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, int | float)]
+    largest = max(numbers, key=abs, default=0)
+    return float(largest) if abs(largest) >= 1 << 31 else None
 
 
 def _value(value: Any, kind: gguf.GGUFValueType, item: gguf.GGUFValueType | None) -> bytes:

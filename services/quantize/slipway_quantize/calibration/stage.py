@@ -12,6 +12,8 @@ from slipway_quantize.params import calibration_refusal_reason
 
 _TUNING_BYTES = 41
 """Bytes a weight of what the tuning keeps in mapped files (``docs/adr/0026-calibration-of-our-own.md``)."""
+_SECONDS_PER_GB = 900.0
+"""Of the weights of a small model in 16 bits."""
 
 
 def run(inputs: Mapping[str, Path], params: CalibrateParams, ctx: Context) -> dict[str, Path]:
@@ -33,6 +35,12 @@ def output_bytes(params: CalibrateParams, size: ModelSize) -> int:
     return size.at_level("int8") + (_TUNING_BYTES * size.weights if params.method == "autoround" else 0)
 
 
+def work_bytes(params: CalibrateParams, _: int, size: ModelSize) -> float:
+    """Count the model's weights; where their time would exceed the budget, a thirtieth of them, which are read whatever is chosen."""
+    within = params.time_budget_seconds / _SECONDS_PER_GB * 1e9
+    return min(size.weight_bytes, within + size.weight_bytes / 30)
+
+
 STAGE = Stage(
     name="calibrate",
     version=6,
@@ -42,9 +50,15 @@ STAGE = Stage(
     run=run,
     libraries=("numpy", "safetensors", "torch", "transformers"),
     keeps=Keeps.PIECES,
-    forecast=Forecast(output_bytes=output_bytes, refuses=lambda _, config: calibration_refusal_reason(config)),
+    forecast=Forecast(
+        output_bytes=output_bytes,
+        refuses=lambda _, config: calibration_refusal_reason(config),
+        work_bytes=work_bytes,
+    ),
     role=Role.CALIBRATION,
     effort=Effort(
-        seconds=60.0, seconds_per_gb=120.0, phases={"costs": (0.0, 0.15), "blocks": (0.15, 0.9), "judge": (0.9, 1.0)}
+        seconds=60.0,
+        seconds_per_gb=_SECONDS_PER_GB,
+        phases={"costs": (0.0, 0.15), "blocks": (0.15, 0.9), "judge": (0.9, 1.0)},
     ),
 )

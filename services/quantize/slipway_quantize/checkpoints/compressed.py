@@ -96,8 +96,9 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
                 done += tensor.nbytes * count // (tensor.shape[0] if tensor.shape else 1)
             _record(tensor.name, plan, why_kept, outcome)
     ctx.progress("quantize", done=done, total=total)
-    warn_unaligned([weight.module for weight in plan.unaligned], least_width(request), ctx)
-    warn_unknown(kept_names(params.keep), [*(weight.module for weight in plan.asked), *plan.stacked], ctx)
+    warn_unaligned([weight.stored for weight in plan.unaligned], least_width(request), ctx)
+    asked = [name for weight in plan.asked for name in (weight.module, weight.stored)]
+    warn_unknown(kept_names(params.keep), [*asked, *plan.stacked], ctx)
     _warn_kept(tensors, plan, ctx)
     _write_config(request.target / "config.json", plan, form if params.packed else None)
     return outcome

@@ -18,7 +18,7 @@ from slipway.model.weights.reading import Weights
 from slipway_quantize.calibrated import CalibratedWeight, Calibration, mismatch_error
 from slipway_quantize.experts import EXPERT, STACKS, keeps_experts, mixture_of
 from slipway_quantize.forms.choice import least_width
-from slipway_quantize.levels import WIDE, is_named
+from slipway_quantize.levels import WIDE
 from slipway_quantize.model_weights import (
     DTYPES,
     LinearWeight,
@@ -30,7 +30,7 @@ from slipway_quantize.model_weights import (
 from slipway_quantize.params import WITHOUT_BUDGET, size_budget_refusal
 from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.report import KEPT
-from slipway_quantize.sensitive import kept_names, sensitive_reason
+from slipway_quantize.sensitive import allowed_names, kept_names, sensitive_reason
 from slipway_quantize.split_experts import SplitExperts, require_whole_experts
 
 _APART = "it should have more bits than the others, and transformers unpacks all weights of this model with the same"
@@ -100,11 +100,12 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
     width, calibration = least_width(request), request.calibration
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
-    asked = [weight for weight in structure.linear if is_named(weight.module, keep)]
+    asked = [weight for weight in structure.linear if weight.is_among(keep)]
+    allowed = allowed_names(request.params.keep)
     wide = {
         weight.module: why
         for weight in structure.linear
-        if weight not in asked and (why := sensitive_reason(weight.module, request.params.keep))
+        if weight not in asked and not weight.is_among(allowed) and (why := sensitive_reason(weight.module))
     }
     head = [weight for weight in structure.linear if _is_kept_head(weight, structure, request) and weight not in asked]
     left = {weight.module for weight in (*asked, *head)} | wide.keys()

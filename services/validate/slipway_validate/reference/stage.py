@@ -42,8 +42,8 @@ STAGE = Stage(
     run=run,
     libraries=("torch", "transformers", "peft"),
     role=Role.REFERENCE,
-    effort=Effort(seconds=15.0, seconds_per_gb=20.0, phases={"tokenize": (0.0, 0.1), "reference": (0.1, 0.9)}),
-    forecast=Forecast(output_bytes=output_bytes),
+    effort=Effort(seconds=15.0, seconds_per_gb=200.0, phases={"tokenize": (0.0, 0.1), "reference": (0.1, 0.9)}),
+    forecast=Forecast(output_bytes=output_bytes, work_bytes=lambda _params, _made, size: size.weight_bytes),
     hardware=Hardware(memory=1.0),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -148,7 +148,7 @@ class ExportJob:
         error = checked.error()
         if error is not None:
             raise error
-        self.display.expect(checked.task_bytes or {})
+        self.display.expect(checked.task_seconds or {})
         return [str(finding) for finding in checked.findings if finding.verdict is Verdict.WARNING]
 
     @property

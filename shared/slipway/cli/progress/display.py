@@ -39,8 +39,8 @@ class Display:
     def title(self, text: str) -> None:
         """Show the title of the work."""
 
-    def expect(self, task_bytes: Mapping[str, int]) -> None:
-        """Set the estimated output size of each task, for the estimate of the remaining time."""
+    def expect(self, task_seconds: Mapping[str, float]) -> None:
+        """Set the expected time of each task, for the estimate of the remaining time."""
 
     def event(self, event: pb.ExportEvent) -> None:
         """Show one event."""
@@ -120,9 +120,9 @@ class LiveDisplay(Display):
         """Print the title above the table."""
         self._console.print(Text(text, style="bold"))
 
-    def expect(self, task_bytes: Mapping[str, int]) -> None:
+    def expect(self, task_seconds: Mapping[str, float]) -> None:
         """Weight the tasks by the size of their outputs."""
-        self._overall.task_bytes = task_bytes
+        self._overall.task_seconds = task_seconds
 
     def event(self, event: pb.ExportEvent) -> None:
         """Take an event; the table redraws itself."""
@@ -161,9 +161,9 @@ class LineDisplay(Display):
         """Write the title as the first line."""
         self._lines.title(text)
 
-    def expect(self, task_bytes: Mapping[str, int]) -> None:
+    def expect(self, task_seconds: Mapping[str, float]) -> None:
         """Weight the tasks by the size of their outputs."""
-        self._overall.task_bytes = task_bytes
+        self._overall.task_seconds = task_seconds
 
     def event(self, event: pb.ExportEvent) -> None:
         """Write the changes of an event."""

@@ -177,13 +177,13 @@ class Overall:
     """The completed share of an export. It falls only where tasks are added, or where some that had ended are run again.
 
     Attributes:
-        task_bytes: Estimated output size of each task, from the preflight; if empty, tasks are weighted by stage alone.
+        task_seconds: Expected time of each task, from the preflight; a task that has none is weighted by its stage alone.
         clock: Function that returns seconds since any fixed time.
         done: Completed share, from 0 to 1.
         tasks: Number of tasks.
     """
 
-    task_bytes: Mapping[str, int] = field(default_factory=dict)
+    task_seconds: Mapping[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     done: float = 0.0
     tasks: int = 0
@@ -227,11 +227,10 @@ class Overall:
         self._looked = now
 
     def _weight(self, row: Row, rows: Rows) -> float:
-        if plays(row.stage, Role.VALIDATION):
-            outputs = max(sum(1 for each in rows.tasks.values() if each.format and each is not row), 1)
-            made = sum(self.task_bytes.get(each.task, 0) for each in rows.tasks.values() if each.format)
-            return _effort(row).expected_seconds(made, times=outputs + 1)
-        return _effort(row).expected_seconds(self.task_bytes.get(row.task, 0))
+        if row.task in self.task_seconds:
+            return self.task_seconds[row.task]
+        outputs = sum(1 for each in rows.tasks.values() if each.format and each is not row)
+        return _effort(row).expected_seconds(0, times=max(outputs, 1) + 1 if plays(row.stage, Role.VALIDATION) else 1)
 
 
 def _effort(row: Row) -> Effort:

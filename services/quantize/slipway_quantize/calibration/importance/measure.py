@@ -85,7 +85,7 @@ def measure_importance(source: Path, data: Path, target: Path, *, params: Import
             remedy="check the model: it computes no numbers on this text",
             about={"tensor": wrong},
         )
-    save_file(means, target / FILE)
+    save_file({model.renamed.get(name, name): mean for name, mean in means.items()}, target / FILE)
     (target / FILE).chmod(0o644)
     facts = {"weights": len(means), "windows": len(chosen), "text": windows.digest, "seed": params.seed}
     facts |= report_unreached(model.experts, means, "the importance of their inputs is unknown", ctx)

@@ -34,8 +34,10 @@ STAGE = Stage(
     params=ImportanceParams,
     run=run,
     libraries=("numpy", "safetensors", "torch", "transformers"),
-    effort=Effort(seconds=10.0, seconds_per_gb=60.0, phases={"text": (0.1, 1.0)}),
+    effort=Effort(seconds=10.0, seconds_per_gb=100.0, phases={"text": (0.1, 1.0)}),
     forecast=Forecast(
-        output_bytes=lambda _, __: _OUTPUT_BYTES, refuses=lambda _, config: calibration_refusal_reason(config)
+        output_bytes=lambda _, __: _OUTPUT_BYTES,
+        refuses=lambda _, config: calibration_refusal_reason(config),
+        work_bytes=lambda _params, _made, size: size.weight_bytes,
     ),
 )

@@ -75,6 +75,7 @@ class StreamedModel:
                 for first, count in row_pieces(info):
                     require_finite(read_rows(weights, info, first, count), info.name)
         structure = find_linear_layers(config, self.family, tensors, stacks=stacks)
+        self.renamed = structure.renamed
         tensors |= {name: tensors[stored_name] for name, stored_name in structure.renamed.items()}
         self.model = _build(config, self.family)
         self._ties: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
