@@ -19,7 +19,7 @@ from slipway.model.base_format import METHODS, is_base_format
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.calibration import Calibrations, names_calibration
 from slipway.planning.deferral import defer_weights
-from slipway.planning.references import VALIDATION, by_source_name
+from slipway.planning.references import VALIDATION, by_source_name, producers
 from slipway.registry import stage_of
 from slipway.requirements import Requirements
 from slipway.stage import Role
@@ -91,6 +91,17 @@ def plan(
     if configuration.validation.enabled:
         tasks += _plan_validation(configuration, source_names, base=base, adapter=adapter, tasks=tasks)
     return tuple(tasks)
+
+
+def tasks_in_reserve(tasks: Sequence[PlannedTask]) -> set[str]:
+    """Return the ids of the tasks that run only if a recovery rule needs their output."""
+    asked = {name for task in tasks for name in producers(task.reserve)}
+    reserved: set[str] = set()
+    for task in reversed(tasks):
+        users = {each.id for each in tasks if task.id in producers(each.inputs)}
+        if not task.format and users <= reserved and (users or task.id in asked):
+            reserved.add(task.id)
+    return reserved
 
 
 def _is_read(task: PlannedTask, others: Sequence[PlannedTask]) -> bool:

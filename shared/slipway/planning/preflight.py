@@ -24,6 +24,7 @@ from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.base_format import prepared_sizes
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG
+from slipway.planning.plan import tasks_in_reserve
 from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
 from slipway.sizes import FLOAT32_BYTES, ModelSize, format_size
@@ -192,17 +193,6 @@ def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
     stages = [stage for task in tasks if (stage := known_stage(task.stage)) is not None]
     heavy = any(stage.hardware.memory or stage.hardware.gpu_memory for stage in stages)
     return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
-
-
-def tasks_in_reserve(tasks: Sequence[PlannedTask]) -> set[str]:
-    """Return the ids of the tasks that run only if a recovery rule needs their output."""
-    asked = {name for task in tasks for name in producers(task.reserve)}
-    reserved: set[str] = set()
-    for task in reversed(tasks):
-        users = {each.id for each in tasks if task.id in producers(each.inputs)}
-        if not task.format and users <= reserved and (users or task.id in asked):
-            reserved.add(task.id)
-    return reserved
 
 
 class _Call(NamedTuple):

@@ -25,9 +25,9 @@ from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
 from slipway.model.configuration import ModelConfig
 from slipway.planning.calibration import SOURCE as CALIBRATION
-from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan
+from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan, tasks_in_reserve
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent
-from slipway.planning.preflight import Finding, Preflight, Verdict, preflight, tasks_in_reserve
+from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
 from slipway.planning.references import Source, parse_reference
 from slipway.reasons import REASONS
 from slipway.settings import Settings
