@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from slipway.errors import AdapterExportError
@@ -135,14 +136,10 @@ def _targets(adapted: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
     """Return the shortest names by which peft finds exactly these modules: it looks at modules that hold others too."""
     chosen = set(adapted)
     ends = {module.rpartition(".")[2] for module in chosen}
-    named = {module[:end] for module in known for end in (*_dots(module), len(module))}
+    named = {path for module in known for path in accumulate(module.split("."), "{}.{}".format)}
     if {module for module in named if module.rpartition(".")[2] in ends} == chosen:
         return tuple(sorted(ends))
     return tuple(sorted(chosen))
-
-
-def _dots(name: str) -> list[int]:
-    return [place for place, letter in enumerate(name) if letter == "."]
 
 
 class Modules:

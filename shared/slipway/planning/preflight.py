@@ -135,7 +135,7 @@ def preflight(
     calls, refused = _read_parameters(tasks)
     model = _read_configuration(base, config)
     findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
-    seconds = expected_seconds(calls, made, size=size, config=model)
+    seconds = _expected_seconds(calls, made, size=size, config=model)
     findings += [
         *_advice(calls),
         *refused,
@@ -203,7 +203,7 @@ class _Call(NamedTuple):
     params: StageParams
 
 
-def expected_seconds(
+def _expected_seconds(
     calls: Sequence[_Call], made: Mapping[str, int], *, size: ModelSize, config: ModelConfig
 ) -> dict[str, float]:
     """Return the time of each task on two cores, by the effort of its stage, without tasks in reserve and those that will not run."""

@@ -54,38 +54,6 @@ def test_sizes_follow_from_the_number_of_weights(base: Path, tmp_path: Path) -> 
     assert not (tmp_path / "home").exists()
 
 
-def test_the_time_follows_from_the_sizes_and_leaves_out_what_is_in_reserve(tmp_path: Path) -> None:
-    big = tmp_path / "big"
-    big.mkdir()
-    with (big / "model.safetensors").open("wb") as file:  # 20 GB, all of it a hole
-        shape, size = [100_000, 100_000], 2 * 100_000**2
-        header = json.dumps({"a": {"dtype": "BF16", "shape": shape, "data_offsets": [0, size]}}).encode()
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + size)
-
-    def expected(*tasks: PlannedTask) -> float:
-        return preflight(tasks, base=big, home=tmp_path / "home", output=tmp_path / "out").expected_seconds
-
-    floats, searched = (planned("gguf", "gguf", {"type": level}, f"gguf-{level}") for level in ("bf16", "q4_k_m"))
-    merge, judge = PLAN[0], PLAN[-1]
-    assert expected(merge) == pytest.approx(100, rel=0.05)  # 5 s for each of 20 GB
-    assert expected(searched) > 2 * expected(floats)
-    assert expected(merge, floats, judge) > expected(merge, judge) + expected(floats)
-    calibrate = planned("calibrate", "calibrate", inputs={"model": "task:merge/pytorch"})
-    int4 = PlannedTask(
-        "int4",
-        "quantize",
-        {"level": "int4", "format": "pytorch"},
-        {"model": "task:merge/pytorch"},
-        "pytorch-int4",
-        reserve={"calibration": "task:calibrate/calibration"},
-    )
-    assert expected(merge, calibrate, int4) == expected(merge, int4)
-    checked = preflight((merge, judge), base=big, home=tmp_path / "home", output=tmp_path / "out")
-    [said] = [each.message for each in checked.findings if each.check == "time"]
-    assert said.startswith(f"about {round(checked.expected_seconds / 60)} min on two cores")
-
-
 def test_packages_count_for_each_output_that_gets_them(base: Path, tmp_path: Path) -> None:
     """Their weights are second names of the graphs' files, so only nodes, companions and copied projections do."""
     from slipway_onnx_export.format import OnnxConfiguration

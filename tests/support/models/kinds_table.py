@@ -131,7 +131,7 @@ def render(table: Mapping[str, Row]) -> str:
         lines.append(f"| {KINDS[name].model} ({name}) | " + " | ".join(cells) + " |")
     notes = [f"{number}. {reason}" for reason, number in reasons.items()]
     missing = [name for name in KINDS if name not in table]
-    notes += ["", f"Not run yet, though their tests pass: {', '.join(missing)}."] if missing else []
+    notes += ["", f"Not run yet as whole exports: {', '.join(missing)}."] if missing else []
     return "\n".join([*lines, "", *notes]) + "\n"
 
 

@@ -164,7 +164,7 @@ def header(fields: Sequence[Field], entries: Sequence[Entry]) -> bytes:
             large = _find_large(each.value)
             if large is not None:  # it comes from config.json
                 raise GGUFExportError(
-                    f"{each.key} would be {large:g}, and {(each.item or each.kind).name} of a GGUF file does not hold it",
+                    f"{each.key} would be {large}, and {(each.item or each.kind).name} of a GGUF file does not hold it",
                     reason="BASE_MODEL_INVALID",
                     remedy="look at the numbers in config.json",
                     about={"key": each.key},
@@ -180,11 +180,11 @@ def header(fields: Sequence[Field], entries: Sequence[Entry]) -> bytes:
     return bytes(made) + bytes(padding(len(made)))
 
 
-def _find_large(value: Any) -> float | None:
+def _find_large(value: Any) -> int | float | None:
     """Return the number of a value that is farthest from 0, if a type of 32 bits may not hold it."""
     numbers = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, int | float)]
     largest = max(numbers, key=abs, default=0)
-    return float(largest) if abs(largest) >= 1 << 31 else None
+    return largest if abs(largest) >= 1 << 31 else None
 
 
 def _value(value: Any, kind: gguf.GGUFValueType, item: gguf.GGUFValueType | None) -> bytes:
