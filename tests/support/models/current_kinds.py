@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -70,10 +71,20 @@ _REFUSED = {
 """Last parts of names that peft cannot train, by type of model: it refuses them, or its layer fails (Llama 4's router returns two values)."""
 
 
-def make_kind(name: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Kind:
-    """Save the base and the adapter of a kind into ``folder``, and return them; what is not packed of a packed one is bfloat16, as published."""
+def make_kind(
+    name: str,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> Kind:
+    """Save the base and the adapter of a kind into ``folder``, and return them; what is not packed of a packed one is bfloat16, as published.
+
+    ``changes`` has settings that differ from the kind's.
+    """
     dtype = torch.bfloat16 if KINDS[name].packed else dtype
     recipe, kind = KINDS[name], Kind(name, folder / "base", folder / "adapter")
+    recipe = replace(recipe, settings={**recipe.settings, **changes})
     torch.manual_seed(0)
     model = recipe.build().eval()
     _scatter(model)
