@@ -103,6 +103,7 @@ def test_its_outputs_are_delivered_judged_by_its_own_runtime_and_run_as_the_card
         assert "weights" in done.stdout
 
 
+@pytest.mark.slow
 def test_its_level_alone_is_delivered_where_it_is_not_wanted_unquantized(project: Path) -> None:
     more = ("--set", "validation.enabled=false", "--set", "formats.npz.unquantized=false")
     done = export(project, *more, "--out", project / "level-alone")

@@ -38,6 +38,7 @@ def test_a_classifier_is_exported_and_passes(tmp_path: Path) -> None:
         assert config["id2label"]["1"] == "kind 1"
 
 
+@pytest.mark.slow
 def test_the_plan_names_the_class(tmp_path: Path) -> None:
     done = export(tmp_path, "qwen3-tied", "--plan")
     assert done.code == 0, done.err

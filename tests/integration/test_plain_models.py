@@ -30,6 +30,7 @@ def export(models: Path, name: str, *more: str | Path, out: Path) -> Done:
     return slipway("export", "--json", *where, *more, home=models / "home")
 
 
+@pytest.mark.slow
 def test_a_plain_model_goes_through_the_chain(models: Path, tmp_path: Path) -> None:
     done = export(models, "tiny-gpt2", *QUICK, "--set", "optimization.quantization=int8", out=tmp_path)
     assert done.code == 0, done.err

@@ -66,6 +66,7 @@ def in_own_order(tensors: Tensors) -> None:
             tensors[name] = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -73,7 +74,7 @@ def in_own_order(tensors: Tensors) -> None:
             {"change": without_a_pair},
             f"has lost the factors of {_QUERIES}, without which llama.cpp would run it in silence",
         ),
-        pytest.param({"change": in_own_order}, "something else than base + adapter", marks=pytest.mark.slow),
+        ({"change": in_own_order}, "something else than base + adapter"),
     ],
     ids=["pair", "rows"],
 )

@@ -216,6 +216,7 @@ def test_levels_of_a_graph_with_states_stay_near_it(
     assert_same(folder, model, limit=most)
 
 
+@pytest.mark.slow
 def test_graphs_without_a_cache_and_with_the_last_logits_compute_the_same(base: Base, export: Export) -> None:
     assert export(base("granite4"), cache=False).facts["parity"] == "passed"
     assert export(base("granite4"), logits_to_keep=1).facts["parity"] == "passed"

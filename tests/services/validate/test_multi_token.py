@@ -89,6 +89,7 @@ def agree(kind: Kind) -> None:
     edit_tensors(kind.base, change)
 
 
+@pytest.mark.slow
 def test_the_reference_has_the_share_of_accepted_drafts_with_and_without_the_adapter(
     tmp_path: Path, held_out: Path
 ) -> None:

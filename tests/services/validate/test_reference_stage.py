@@ -192,7 +192,8 @@ def test_a_damaged_reference_is_refused(
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("made_before", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("made_before", [True, False])
 def test_outputs_of_an_adapter_that_is_not_understood_are_not_run(
     sources: dict[str, Path], tmp_path: Path, made_before: bool
 ) -> None:
