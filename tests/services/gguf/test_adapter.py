@@ -21,7 +21,6 @@ pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install '
 from slipway.errors import ModelExportError
 from slipway.proof.runtime import Unusable
 from slipway_gguf.runtime.adapter import load as load_beside
-from support.models.gguf_families import VOCABULARY
 from support.models.gguf_models import (
     llama_distributions,
     save_adapter,
@@ -30,6 +29,7 @@ from support.models.gguf_models import (
     write_adapter,
     write_gguf,
 )
+from support.models.gguf_sizes import VOCABULARY
 from support.models.saved_adapters import Tensors, edit, write
 
 pytestmark = pytest.mark.own_process

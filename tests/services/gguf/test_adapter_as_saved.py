@@ -16,7 +16,6 @@ from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway_adapter.params import AdapterParams
 from slipway_adapter.stage import STAGE
-from support.models.gguf_families import VOCABULARY
 from support.models.gguf_models import (
     llama_distributions,
     save_adapter,
@@ -25,6 +24,7 @@ from support.models.gguf_models import (
     write_adapter,
     write_gguf,
 )
+from support.models.gguf_sizes import VOCABULARY
 from support.models.saved_adapters import edit
 
 pytestmark = pytest.mark.own_process

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
-from support.models.gguf_families import FAMILIES, UNTRAINED, VOCABULARY
+from support.models.gguf_families import FAMILIES, UNTRAINED
 from support.models.gguf_models import (
     compute_like_llama,
     llama_distributions,
@@ -18,11 +18,12 @@ from support.models.gguf_models import (
     write_adapter,
     write_gguf,
 )
+from support.models.gguf_sizes import VOCABULARY
 
 pytestmark = pytest.mark.own_process
 
 _TOKENS = np.random.default_rng(3).integers(3, VOCABULARY - 20, 24).tolist()  # Gemma 3n embeds no others in its layers
-_BY_TABLE = ("gemma2", "gemma3", "gemma3-text-part", "gemma4", "gemma4-experts", "gemma4-text-part", "gpt2")
+_BY_TABLE = ("gemma", "gemma2", "gemma3", "gemma3-text-part", "gemma4", "gemma4-experts", "gemma4-text-part", "gpt2")
 """Families for which llama.cpp looks GELU up in a table of float16: a value at the edge of two entries may get the other one."""
 _MANY_BY_TABLE = "gemma3n"
 """The same in 25 layers, after which transformers' results in float32 and in float64 differ as much."""

@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 from slipway.errors import GGUFExportError
 from slipway_gguf.weights.tensors import plan_file
-from support.models.gguf_families import VOCABULARY
 from support.models.gguf_models import (
     edit_model,
     file_fields,
@@ -23,6 +22,7 @@ from support.models.gguf_models import (
     torch_distributions,
     write_gguf,
 )
+from support.models.gguf_sizes import VOCABULARY
 
 pytestmark = pytest.mark.own_process
 

@@ -20,7 +20,7 @@ from slipway_gguf.runtime.llama import Llama
 from slipway_gguf.runtime.model import GGUFModel
 from slipway_gguf.weights.mixture import Sizes, read_importance, stored_kind
 from slipway_gguf.weights.tensors import plan_file
-from support.models.gguf_families import FAMILIES, VOCABULARY, settings_of
+from support.models.gguf_families import FAMILIES, settings_of
 from support.models.gguf_models import (
     edit_model,
     file_fields,
@@ -30,6 +30,7 @@ from support.models.gguf_models import (
     torch_distributions,
     write_gguf,
 )
+from support.models.gguf_sizes import VOCABULARY
 
 pytestmark = pytest.mark.own_process
 

@@ -60,6 +60,8 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("olmoe", {"num_key_value_heads": 2}, "num_key_value_heads"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
         ("mistral3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
+        ("gemma", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

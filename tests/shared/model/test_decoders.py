@@ -35,7 +35,9 @@ def decoder(name: str, **settings: Any) -> Decoder:
 def test_defaults_are_those_of_the_class_of_transformers(name: str) -> None:
     settings = configuration(name)()
     settings.allow_global_per_layer_attribute_access = True  # sizes that some layers have otherwise
-    expected = {key: getattr(settings, key) for key in CLASSES[name].defaults if key not in _IN_ROPE_PARAMETERS}
+    names = {usual: own for own, usual in CLASSES[name].names.items()}
+    stated = [key for key in CLASSES[name].defaults if key not in _IN_ROPE_PARAMETERS]
+    expected = {key: getattr(settings, names.get(key, key)) for key in stated}
     assert {key: value for key, value in CLASSES[name].defaults.items() if key in expected} == expected
     if rotary := getattr(settings, "rope_parameters", None):
         found = decoder(name).rotary

@@ -8,31 +8,10 @@ from typing import Any
 
 import transformers as tf
 
-VOCABULARY = 320
-"""More rows than the tokenizer has tokens, as in many models."""
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "pad_token_id": None,
-    "eos_token_id": 2,
-}
+from support.models.gguf_dense import DENSE
+from support.models.gguf_sizes import LINEAR, LLAMA3, SIZES, VOCABULARY, YARN, of
+
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "rope_theta": 10000.0,
-}
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
-_LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 
 
 def _longrope(width: int, original: int) -> dict[str, Any]:
@@ -91,10 +70,6 @@ _GRANITE: dict[str, Any] = {
 }
 
 
-def _of(config: str, model: str, **more: Any) -> Callable[[], Any]:
-    return lambda: getattr(tf, model)(getattr(tf, config)(**{**_SIZES, **more}))
-
-
 def _gpt2() -> Any:
     sizes = {"vocab_size": VOCABULARY, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}
     return tf.GPT2LMHeadModel(tf.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
@@ -112,7 +87,7 @@ def _gemma(layers: int, period: int) -> dict[str, Any]:
 
 
 _MINISTRAL_ROPE = {
-    **_YARN,
+    **YARN,
     "original_max_position_embeddings": 16,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
@@ -141,7 +116,7 @@ def _parts(name: str, text: dict[str, Any], vision: dict[str, Any] | None) -> Ca
     """Return a function that makes a model with parts for text and images."""
 
     def make() -> Any:
-        config = getattr(tf, f"{name}Config")(text_config={**_SIZES, **text}, vision_config=vision)
+        config = getattr(tf, f"{name}Config")(text_config={**SIZES, **text}, vision_config=vision)
         return getattr(tf, f"{name}ForConditionalGeneration")(config)
 
     return make
@@ -159,45 +134,45 @@ _GEMMA_4: dict[str, Any] = {
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
-    "qwen3": _of("Qwen3Config", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=True),
-    "qwen3-yarn": _of("Qwen3Config", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=False, rope_parameters=_YARN),
-    "qwen2": _of("Qwen2Config", "Qwen2ForCausalLM", tie_word_embeddings=False),
-    "qwen2moe": _of("Qwen2MoeConfig", "Qwen2MoeForCausalLM", **_EXPERTS, shared_expert_intermediate_size=64),
-    "qwen3moe": _of("Qwen3MoeConfig", "Qwen3MoeForCausalLM", **_EXPERTS, head_dim=32, norm_topk_prob=True),
-    "llama": _of("LlamaConfig", "LlamaForCausalLM"),
-    "llama3": _of("LlamaConfig", "LlamaForCausalLM", rope_parameters=_LLAMA3, tie_word_embeddings=True),
-    "llama-linear-bias": _of(
-        "LlamaConfig", "LlamaForCausalLM", rope_parameters=_LINEAR, attention_bias=True, mlp_bias=True
+    "qwen3": of("Qwen3Config", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=True),
+    "qwen3-yarn": of("Qwen3Config", "Qwen3ForCausalLM", head_dim=32, tie_word_embeddings=False, rope_parameters=YARN),
+    "qwen2": of("Qwen2Config", "Qwen2ForCausalLM", tie_word_embeddings=False),
+    "qwen2moe": of("Qwen2MoeConfig", "Qwen2MoeForCausalLM", **_EXPERTS, shared_expert_intermediate_size=64),
+    "qwen3moe": of("Qwen3MoeConfig", "Qwen3MoeForCausalLM", **_EXPERTS, head_dim=32, norm_topk_prob=True),
+    "llama": of("LlamaConfig", "LlamaForCausalLM"),
+    "llama3": of("LlamaConfig", "LlamaForCausalLM", rope_parameters=LLAMA3, tie_word_embeddings=True),
+    "llama-linear-bias": of(
+        "LlamaConfig", "LlamaForCausalLM", rope_parameters=LINEAR, attention_bias=True, mlp_bias=True
     ),
-    "mistral": _of("MistralConfig", "MistralForCausalLM", head_dim=32, sliding_window=None),
-    "gemma2": _of("Gemma2Config", "Gemma2ForCausalLM", **_gemma(4, 2)),
-    "gemma3": _of("Gemma3TextConfig", "Gemma3ForCausalLM", **_gemma(7, 6)),
-    "phi3": _of("Phi3Config", "Phi3ForCausalLM"),
-    "phi3-long": _of(
+    "mistral": of("MistralConfig", "MistralForCausalLM", head_dim=32, sliding_window=None),
+    "gemma2": of("Gemma2Config", "Gemma2ForCausalLM", **_gemma(4, 2)),
+    "gemma3": of("Gemma3TextConfig", "Gemma3ForCausalLM", **_gemma(7, 6)),
+    "phi3": of("Phi3Config", "Phi3ForCausalLM"),
+    "phi3-long": of(
         "Phi3Config", "Phi3ForCausalLM", original_max_position_embeddings=16, rope_parameters=_longrope(16, 16)
     ),
     # llama.cpp chooses by the length of its context.
-    "phi3-short": _of(
+    "phi3-short": of(
         "Phi3Config",
         "Phi3ForCausalLM",
         max_position_embeddings=1024,
         original_max_position_embeddings=512,
         rope_parameters=_longrope(16, 512),
     ),
-    "smollm3": _of("SmolLM3Config", "SmolLM3ForCausalLM", num_hidden_layers=5, tie_word_embeddings=True),
-    "granite": _of("GraniteConfig", "GraniteForCausalLM", **_GRANITE),
-    "granitemoe": _of(
+    "smollm3": of("SmolLM3Config", "SmolLM3ForCausalLM", num_hidden_layers=5, tie_word_embeddings=True),
+    "granite": of("GraniteConfig", "GraniteForCausalLM", **_GRANITE),
+    "granitemoe": of(
         "GraniteMoeConfig", "GraniteMoeForCausalLM", **_GRANITE, num_local_experts=4, num_experts_per_tok=2
     ),
     "gpt2": _gpt2,
-    "qwen35": _of("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", **_DELTA_NET, tie_word_embeddings=True),
-    "qwen35moe": _of("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", **_DELTA_NET, **_SHARED_EXPERT),
-    "qwen3next": _of("Qwen3NextConfig", "Qwen3NextForCausalLM", **_DELTA_NET, **_SHARED_EXPERT),
-    "lfm2": _of("Lfm2Config", "Lfm2ForCausalLM", **_CONVOLUTION, block_multiple_of=32),
-    "lfm2moe": _of(
+    "qwen35": of("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", **_DELTA_NET, tie_word_embeddings=True),
+    "qwen35moe": of("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", **_DELTA_NET, **_SHARED_EXPERT),
+    "qwen3next": of("Qwen3NextConfig", "Qwen3NextForCausalLM", **_DELTA_NET, **_SHARED_EXPERT),
+    "lfm2": of("Lfm2Config", "Lfm2ForCausalLM", **_CONVOLUTION, block_multiple_of=32),
+    "lfm2moe": of(
         "Lfm2MoeConfig", "Lfm2MoeForCausalLM", **_CONVOLUTION, **_EXPERTS, num_dense_layers=1, use_expert_bias=True
     ),
-    "granitehybrid": _of(
+    "granitehybrid": of(
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",
         **_MAMBA,
@@ -208,7 +183,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         layer_types=["mamba", "attention", "mamba"],
         num_hidden_layers=3,
     ),
-    "granitehybrid-dense": _of(
+    "granitehybrid-dense": of(
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",
         **_MAMBA,
@@ -219,7 +194,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         layer_types=["mamba", "attention", "mamba"],
         num_hidden_layers=3,
     ),
-    "granite-4-attention": _of(
+    "granite-4-attention": of(
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",
         **_GRANITE,
@@ -228,7 +203,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         layer_types=["attention"] * 2,
         tie_word_embeddings=True,
     ),
-    "granite-4-attention-experts": _of(
+    "granite-4-attention-experts": of(
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",
         **_GRANITE,
@@ -238,8 +213,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         position_embedding_type="rope",
         layer_types=["attention"] * 2,
     ),
-    "nemotron_h": _of("NemotronHConfig", "NemotronHForCausalLM", **_NEMOTRON, hybrid_override_pattern="M-*M-"),
-    "nemotron_h_moe": _of(
+    "nemotron_h": of("NemotronHConfig", "NemotronHForCausalLM", **_NEMOTRON, hybrid_override_pattern="M-*M-"),
+    "nemotron_h_moe": of(
         "NemotronHConfig",
         "NemotronHForCausalLM",
         **_NEMOTRON,
@@ -250,20 +225,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         moe_shared_expert_intermediate_size=48,
         routed_scaling_factor=1.5,
     ),
-    "mixtral": _of(
+    "mixtral": of(
         "MixtralConfig", "MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2, sliding_window=None
     ),
-    "olmoe": _of("OlmoeConfig", "OlmoeForCausalLM", num_experts=4, num_experts_per_tok=2, num_key_value_heads=4),
-    "mistral3": _of(
+    "olmoe": of("OlmoeConfig", "OlmoeForCausalLM", num_experts=4, num_experts_per_tok=2, num_key_value_heads=4),
+    "mistral3": of(
         "Ministral3Config",
         "Ministral3ForCausalLM",
         head_dim=32,
         rope_parameters=_MINISTRAL_ROPE,
     ),
-    "gemma4": _of(
-        "Gemma4TextConfig", "Gemma4ForCausalLM", **_GEMMA_4, num_kv_shared_layers=2, use_double_wide_mlp=True
-    ),
-    "gemma4-experts": _of(
+    "gemma4": of("Gemma4TextConfig", "Gemma4ForCausalLM", **_GEMMA_4, num_kv_shared_layers=2, use_double_wide_mlp=True),
+    "gemma4-experts": of(
         "Gemma4TextConfig",
         "Gemma4ForCausalLM",
         **_GEMMA_4 | {"hidden_size_per_layer_input": 0},
@@ -275,7 +248,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         attention_k_eq_v=True,
         final_logit_softcapping=5.0,
     ),
-    "gemma3n": _of(
+    "gemma3n": of(
         "Gemma3nTextConfig",
         "Gemma3nForCausalLM",
         num_hidden_layers=25,
@@ -309,10 +282,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mistral3-text-part": _parts(
         "Mistral3", {"model_type": "ministral3", "head_dim": 32, "rope_parameters": _MINISTRAL_ROPE}, _PIXTRAL
     ),
-    "glm4moe": _of(
-        "Glm4MoeConfig", "Glm4MoeForCausalLM", **_ROUTED, head_dim=32, use_qk_norm=True, attention_bias=True
-    ),
-    "gpt-oss": _of(
+    "glm4moe": of("Glm4MoeConfig", "Glm4MoeForCausalLM", **_ROUTED, head_dim=32, use_qk_norm=True, attention_bias=True),
+    "gpt-oss": of(
         "GptOssConfig",
         "GptOssForCausalLM",
         num_local_experts=4,
@@ -322,7 +293,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         num_hidden_layers=4,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
-    "gpt-oss-yarn": _of(
+    "gpt-oss-yarn": of(
         "GptOssConfig",
         "GptOssForCausalLM",
         num_local_experts=4,
@@ -330,17 +301,17 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         head_dim=32,
         sliding_window=16,
         num_hidden_layers=4,
-        rope_parameters={**_YARN, "truncate": True},
+        rope_parameters={**YARN, "truncate": True},
     ),
-    "deepseek2": _of("DeepseekV3Config", "DeepseekV3ForCausalLM", **_ROUTED, **_LATENT),
-    "deepseek2-yarn": _of(
+    "deepseek2": of("DeepseekV3Config", "DeepseekV3ForCausalLM", **_ROUTED, **_LATENT),
+    "deepseek2-yarn": of(
         "DeepseekV3Config",
         "DeepseekV3ForCausalLM",
         **_ROUTED,
         **_LATENT,
-        rope_parameters={**_YARN, "mscale": 0.8, "mscale_all_dim": 0.8},
+        rope_parameters={**YARN, "mscale": 0.8, "mscale_all_dim": 0.8},
     ),
-    "falcon-h1": _of(
+    "falcon-h1": of(
         "FalconH1Config",
         "FalconH1ForCausalLM",
         **_MAMBA,
@@ -356,6 +327,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         embedding_multiplier=5.0,
         lm_head_multiplier=0.6,
     ),
+    **DENSE,
 }
 
 

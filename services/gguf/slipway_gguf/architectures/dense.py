@@ -12,7 +12,7 @@ from slipway_gguf.architectures.refusals import (
     other_windows,
     without_yarn,
 )
-from slipway_gguf.architectures.settings import EVERY_LAYER, EXPERTS, SILU, SILU_WITHOUT_BIAS, Assumed
+from slipway_gguf.architectures.settings import EVERY_LAYER, EXPERTS, GELU, SILU, SILU_WITHOUT_BIAS, TIED, Assumed
 
 _GEMMA: Assumed = {
     "hidden_activation": ("gelu_pytorch_tanh",),
@@ -58,6 +58,11 @@ DENSE: tuple[Architecture, ...] = (
         "Qwen3MoeForCausalLM",
         assumes={**SILU_WITHOUT_BIAS, **EVERY_LAYER, "norm_topk_prob": (True,)},
         experts=EXPERTS,
+    ),
+    Architecture(
+        "gemma",
+        "GemmaForCausalLM",
+        assumes={**GELU, **TIED, "attention_bias": (False,), "use_bidirectional_attention": (False,)},
     ),
     Architecture(
         "gemma2", "Gemma2ForCausalLM", assumes=_GEMMA, rope=("linear",), has_windows=True, refuses=other_windows

@@ -13,7 +13,7 @@ from typing import Any
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.classes import CLASSES, DecoderClass
-from slipway.model.decoders.decoder import Decoder
+from slipway.model.decoders.decoder import LOCAL, Decoder
 from slipway.model.decoders.layers import layer_kinds
 from slipway.model.decoders.values import ConfigValues
 
@@ -83,6 +83,11 @@ class Numbers:
 def kv_heads_by_layer(numbers: Numbers) -> tuple[int, ...]:
     """Return the number of heads of keys and values in each layer; 0 in layers without attention."""
     return numbers.by_kind("full_attention", numbers.decoder.kv_heads)
+
+
+def local_layers(numbers: Numbers) -> tuple[bool, ...]:
+    """Return for each layer whether it has a sliding window."""
+    return tuple(each == LOCAL for each in numbers.kinds)
 
 
 def rope_number(numbers: Numbers, key: str) -> float | None:

@@ -12,7 +12,16 @@ from typing import Any
 
 from slipway.model.decoders.decoder import LOCAL
 from slipway.model.limits import MOST_PARTS
-from slipway_gguf.architectures.entry import CONFIG_VALUES, WHOLE, Architecture, Key, Numbers, Piece, Target
+from slipway_gguf.architectures.entry import (
+    CONFIG_VALUES,
+    WHOLE,
+    Architecture,
+    Key,
+    Numbers,
+    Piece,
+    Target,
+    local_layers,
+)
 from slipway_gguf.architectures.refusals import other_gemma_3n, other_gemma_4
 from slipway_gguf.architectures.settings import EXPERTS, Assumed
 from slipway_gguf.architectures.views import first_row
@@ -65,7 +74,7 @@ _KEYS: Mapping[str, Key] = {
     "attention.key_length_swa": lambda numbers: numbers.decoder.width,
     "attention.value_length_swa": lambda numbers: numbers.decoder.width,
     "attention.shared_kv_layers": lambda numbers: numbers.count("num_kv_shared_layers"),
-    "attention.sliding_window_pattern": lambda numbers: tuple(each == LOCAL for each in numbers.kinds),
+    "attention.sliding_window_pattern": local_layers,
     "embedding_length_per_layer_input": lambda numbers: numbers.count("hidden_size_per_layer_input"),
     # Without the key llama.cpp takes 30.
     "final_logit_softcapping": lambda numbers: numbers.number("final_logit_softcapping", 0.0),
@@ -104,7 +113,7 @@ def _sparsity(numbers: Numbers) -> tuple[float, ...]:
 
 _GEMMA_3N_KEYS: Mapping[str, Key] = {
     "attention.shared_kv_layers": lambda numbers: numbers.count("num_kv_shared_layers"),
-    "attention.sliding_window_pattern": lambda numbers: tuple(each == LOCAL for each in numbers.kinds),
+    "attention.sliding_window_pattern": local_layers,
     "embedding_length_per_layer_input": lambda numbers: numbers.whole("hidden_size_per_layer_input"),
     "altup.active_idx": lambda numbers: numbers.count("altup_active_idx"),
     "altup.num_inputs": lambda numbers: numbers.whole("altup_num_inputs"),

@@ -11,6 +11,12 @@ Assumed = Mapping[str, tuple[Any, ...]]
 
 SILU: Assumed = {"hidden_act": ("silu", "swish")}
 SILU_WITHOUT_BIAS: Assumed = {**SILU, "attention_bias": (False,)}
+GELU: Assumed = {"hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")}
+"""llama.cpp has one function for all of these."""
+TIED: Assumed = {"tie_word_embeddings": (True,)}
+"""The graph has no head of its own."""
+UNTIED: Assumed = {"tie_word_embeddings": (False,)}
+"""The graph has no head without a tensor of its own."""
 EXPERTS = ("num_local_experts", "num_experts")
 ROUTED_EXPERTS = ("n_routed_experts",)
 EVERY_LAYER: Assumed = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slipway.model.decoders.dense import DENSE
 from slipway.model.decoders.kinds import DecoderClass, Local, Windowed
 from slipway.model.decoders.recurrent import GRANITE, LLAMA, RECURRENT
 
@@ -275,6 +276,7 @@ _CLASSES = (
         {"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
         transposed=True,
     ),
+    *DENSE,
     *RECURRENT,
 )
 CLASSES: Mapping[str, DecoderClass] = {each.name: each for each in _CLASSES}

@@ -51,9 +51,13 @@ class Decoder:
 
 
 def settings_of(config: ModelConfig) -> dict[str, Any]:
-    """Return the settings of a decoder, with the defaults of its class."""
+    """Return the settings of a decoder by their usual names, with the defaults of its class."""
     kind = CLASSES.get(config.class_name)
-    return {**(kind.defaults if kind else {}), **config}
+    if kind is None:
+        return dict(config)
+    own = {name: config[other] for other, name in kind.names.items() if config.get(other) is not None}
+    settings = {**kind.defaults, **config, **own}
+    return {**settings, "num_key_value_heads": kind.kv_heads(settings)} if kind.kv_heads else settings
 
 
 def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -39,6 +39,8 @@ class DecoderClass:
         period: Period of the layers with full attention, where that is the rule; otherwise 0.
         norm_offset: Number that it adds to the weights of its norms.
         transposed: Whether its matrices are stored as (in, out).
+        names: Usual names of settings that have another one in this class, by that name.
+        kv_heads: Returns the number of heads of keys and values, for classes without a setting that says it; None if all heads have their own.
         width: Setting with the width of a head, as far as the rotary embedding sees it.
         by_layer: Whether ``layer_types`` says more than which layers have a window, such as which of them are recurrent.
     """
@@ -50,5 +52,7 @@ class DecoderClass:
     period: int = 0
     norm_offset: float = 0.0
     transposed: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    kv_heads: Callable[[Mapping[str, Any]], Any] | None = None
     width: str = "head_dim"
     by_layer: bool = False

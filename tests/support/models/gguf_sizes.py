@@ -1,0 +1,38 @@
+"""Sizes and scalings of tiny models that are written as GGUF, and a maker of one. Data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers as tf
+
+VOCABULARY = 320
+"""More rows than the tokenizer has tokens, as in many models."""
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "pad_token_id": None,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 10000.0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+
+
+def of(config: str, model: str, **more: Any) -> Callable[[], Any]:
+    """Return a function that makes a model of these classes of transformers."""
+    return lambda: getattr(tf, model)(getattr(tf, config)(**{**SIZES, **more}))
