@@ -17,11 +17,21 @@ from slipway_gguf.architectures.dense import DENSE
 from slipway_gguf.architectures.entry import Architecture
 from slipway_gguf.architectures.experts import EXPERT
 from slipway_gguf.architectures.gemma import GEMMA
+from slipway_gguf.architectures.layer_norm import LAYER_NORM
 from slipway_gguf.architectures.mamba import MAMBA
 from slipway_gguf.architectures.refusals import describe_assumption
 from slipway_gguf.architectures.vision import VISION
 
-ARCHITECTURES: tuple[Architecture, ...] = (*DENSE, *DELTA_NET, *CONVOLUTION, *MAMBA, *EXPERT, *GEMMA, *VISION)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *DENSE,
+    *LAYER_NORM,
+    *DELTA_NET,
+    *CONVOLUTION,
+    *MAMBA,
+    *EXPERT,
+    *GEMMA,
+    *VISION,
+)
 """In the order in which they are named to users."""
 
 KNOWN = ", ".join(dict.fromkeys(each.class_name for each in ARCHITECTURES))

@@ -12,6 +12,8 @@ from slipway_gguf.architectures.entry import Architecture, Refusal
 
 _GREATER = {"gemma2": 46, "gemma3": 62}
 """Number of layers of the largest model, in which llama.cpp scales attention by a head's share of the hidden size."""
+_LARGE = 64
+"""Number of layers of the largest Cohere, from which on llama.cpp reads norms of queries and keys."""
 _LINEAR = "linear_attention"
 _SHORT_STEP = 0.001
 """Least time step that transformers takes for Nemotron-H by default, and llama.cpp does not know."""
@@ -60,6 +62,25 @@ def other_period(architecture: Architecture, settings: Mapping[str, Any]) -> str
     if pattern != period:
         return describe_assumption(architecture, "sliding_window_pattern", pattern, str(period))
     return ""
+
+
+def unlisted_windows(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse a model whose layers have no window, or one by another rule than its class's where no list says which."""
+    period = architecture.kind.period
+    if settings.get("sliding_window") is None:
+        return describe_assumption(architecture, "sliding_window", None, "a number")
+    pattern = settings.get("sliding_window_pattern")
+    if settings.get("layer_types") is None and pattern not in (None, period):
+        return describe_assumption(architecture, "sliding_window_pattern", pattern, str(period))
+    return ""
+
+
+def other_head_norms(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse norms of queries and keys in a smaller model than the largest, and a larger one without them (Cohere)."""
+    layers, norms = settings.get("num_hidden_layers"), bool(settings.get("use_qk_norm"))
+    if not isinstance(layers, int) or norms == (layers >= _LARGE):
+        return ""
+    return describe_assumption(architecture, "use_qk_norm", norms, f"true from {_LARGE} layers on, and otherwise false")
 
 
 def other_rotation(architecture: Architecture, settings: Mapping[str, Any]) -> str:

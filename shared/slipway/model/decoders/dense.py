@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
-from slipway.model.decoders.kinds import DecoderClass
+from collections.abc import Mapping
 
-DENSE: tuple[DecoderClass, ...] = ()
+from slipway.model.decoders.kinds import DecoderClass, Local, Windowed
+
+_LAYER_NORM: Mapping[str, str] = {"layer_norm_eps": "layer_norm_epsilon"}
+
+DENSE: tuple[DecoderClass, ...] = (
+    DecoderClass(
+        "CohereForCausalLM",
+        {
+            "max_position_embeddings": 8192,
+            "layer_norm_epsilon": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+            "logit_scale": 0.0625,
+        },
+        names=_LAYER_NORM,
+    ),
+    DecoderClass(
+        "Cohere2ForCausalLM",
+        {
+            "max_position_embeddings": 8192,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "logit_scale": 0.0625,
+            "sliding_window": 4096,
+        },
+        windowed=Windowed.ALWAYS,
+        local=Local.PERIOD,
+        period=4,
+        names=_LAYER_NORM,
+    ),
+)
 """Each with what its code adds to a ``config.json``."""
