@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.models.gguf_sizes import of
+from support.models.gguf_sizes import YARN, of
+
+_WINDOWS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+}
+
+
+def _olmo3_rope(full: dict[str, Any]) -> dict[str, Any]:
+    """Return a rotary embedding that is scaled in layers without a window."""
+    return {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": full["rope_theta"]}}
+
 
 DENSE: dict[str, Callable[[], Any]] = {
     "gemma": of("GemmaConfig", "GemmaForCausalLM", head_dim=32),
     "command-r": of("CohereConfig", "CohereForCausalLM", logit_scale=0.3),
     "command-r-plus": of("CohereConfig", "CohereForCausalLM", logit_scale=0.3, use_qk_norm=True, num_hidden_layers=64),
     "cohere2": of("Cohere2Config", "Cohere2ForCausalLM", logit_scale=0.3, num_hidden_layers=5, sliding_window=16),
+    "olmo": of("OlmoConfig", "OlmoForCausalLM", clip_qkv=0.5),
+    "olmo2": of("Olmo2Config", "Olmo2ForCausalLM"),
+    "olmo3": of("Olmo3Config", "Olmo3ForCausalLM", **_WINDOWS, rope_parameters=_olmo3_rope(YARN)),
 }

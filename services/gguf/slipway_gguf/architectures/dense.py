@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slipway_gguf.architectures.entry import Architecture, Key, rope_number
+from slipway_gguf.architectures.entry import Architecture, Key, local_layers, rope_number
 from slipway_gguf.architectures.refusals import (
     first_of,
+    other_local_base,
     other_rotation,
     other_scale_of_yarn,
+    other_width,
     other_windows,
+    unlisted_windows,
     without_yarn,
 )
-from slipway_gguf.architectures.settings import EVERY_LAYER, EXPERTS, GELU, SILU, SILU_WITHOUT_BIAS, TIED, Assumed
+from slipway_gguf.architectures.settings import (
+    EVERY_LAYER,
+    EXPERTS,
+    GELU,
+    SILU,
+    SILU_WITHOUT_BIAS,
+    TIED,
+    UNTIED,
+    Assumed,
+)
 
 _GEMMA: Assumed = {
     "hidden_activation": ("gelu_pytorch_tanh",),
@@ -25,6 +37,9 @@ _MINISTRAL_KEYS: Mapping[str, Key] = {
     "rope.scaling.yarn_log_multiplier": lambda numbers: rope_number(numbers, "mscale_all_dim"),
     "attention.temperature_scale": lambda numbers: rope_number(numbers, "llama_4_scaling_beta"),
 }
+
+_OLMO_EPSILON = 1e-5
+"""OLMo's own code has this number, and no setting for it."""
 
 DENSE: tuple[Architecture, ...] = (
     Architecture("llama", "LlamaForCausalLM", assumes=SILU, rope=_LLAMA_SCALINGS, paired=True),
@@ -84,6 +99,27 @@ DENSE: tuple[Architecture, ...] = (
         refuses=other_rotation,
     ),
     Architecture("granite", "GraniteForCausalLM", assumes=SILU, paired=True),
+    Architecture(
+        "olmo",
+        "OlmoForCausalLM",
+        assumes=SILU_WITHOUT_BIAS,
+        paired=True,
+        keys={
+            "attention.layer_norm_epsilon": lambda _: _OLMO_EPSILON,
+            "attention.clamp_kqv": lambda numbers: numbers.optional_number("clip_qkv"),
+        },
+        needs=("token_embd.weight",),
+        refuses=other_width,
+    ),
+    Architecture("olmo2", "Olmo2ForCausalLM", assumes={**SILU_WITHOUT_BIAS, **UNTIED}, refuses=other_width),
+    Architecture(
+        "olmo2",
+        "Olmo3ForCausalLM",
+        assumes={**SILU_WITHOUT_BIAS, **UNTIED},
+        has_windows=True,
+        keys={"attention.sliding_window_pattern": local_layers},
+        refuses=first_of(other_width, unlisted_windows, other_local_base),
+    ),
     Architecture(
         "gpt2",
         "GPT2LMHeadModel",

@@ -64,6 +64,10 @@ class Numbers:
         """Return a setting that is a finite number."""
         return CONFIG_VALUES.number(self.decoder.settings, key, default)
 
+    def optional_number(self, key: str) -> float | None:
+        """Return a setting that is a finite number; None if it is left out."""
+        return CONFIG_VALUES.optional_number(self.decoder.settings, key)
+
     def flag(self, key: str) -> bool:
         """Return a setting that is true or false."""
         return CONFIG_VALUES.flag(self.decoder.settings, key)

@@ -75,6 +75,31 @@ def unlisted_windows(architecture: Architecture, settings: Mapping[str, Any]) ->
     return ""
 
 
+def other_width(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse heads of another width than the hidden size by their number, where shapes of tensors follow from that."""
+    width, hidden, heads = (settings.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
+    if (
+        width is None
+        or not isinstance(hidden, int)
+        or not isinstance(heads, int)
+        or heads < 1
+        or width == hidden // heads
+    ):
+        return ""
+    return describe_assumption(architecture, "head_dim", width, f"hidden_size / num_attention_heads, {hidden // heads}")
+
+
+def other_local_base(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse another base of the rotary embedding in layers with a window than in those without."""
+    given = settings.get("rope_parameters") or {}
+    parts = [given.get(kind) or {} for kind in (FULL, LOCAL)] if isinstance(given, Mapping) else []
+    full, local = (
+        part.get("rope_theta", settings.get(key)) if isinstance(part, Mapping) else None
+        for part, key in zip(parts or [{}, {}], ("rope_theta", "rope_local_base_freq"), strict=True)
+    )
+    return "" if full == local else describe_assumption(architecture, "rope_theta", local, f"{full} in all layers")
+
+
 def other_head_norms(architecture: Architecture, settings: Mapping[str, Any]) -> str:
     """Refuse norms of queries and keys in a smaller model than the largest, and a larger one without them (Cohere)."""
     layers, norms = settings.get("num_hidden_layers"), bool(settings.get("use_qk_norm"))

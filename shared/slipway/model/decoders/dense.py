@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from slipway.model.decoders.kinds import DecoderClass, Local, Windowed
 
 _LAYER_NORM: Mapping[str, str] = {"layer_norm_eps": "layer_norm_epsilon"}
+
+_LLAMA_2: Mapping[str, Any] = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 
 DENSE: tuple[DecoderClass, ...] = (
     DecoderClass(
@@ -33,6 +36,15 @@ DENSE: tuple[DecoderClass, ...] = (
         local=Local.PERIOD,
         period=4,
         names=_LAYER_NORM,
+    ),
+    DecoderClass("OlmoForCausalLM", {"max_position_embeddings": 2048}),
+    DecoderClass("Olmo2ForCausalLM", _LLAMA_2),
+    DecoderClass(
+        "Olmo3ForCausalLM",
+        {**_LLAMA_2, "rope_theta": 500_000.0, "rope_local_base_freq": 500_000.0, "sliding_window": 4096},
+        windowed=Windowed.ALWAYS,
+        local=Local.PERIOD,
+        period=4,
     ),
 )
 """Each with what its code adds to a ``config.json``."""
