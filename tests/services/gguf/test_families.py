@@ -23,7 +23,18 @@ from support.models.gguf_sizes import VOCABULARY
 pytestmark = pytest.mark.own_process
 
 _TOKENS = np.random.default_rng(3).integers(3, VOCABULARY - 20, 24).tolist()  # Gemma 3n embeds no others in its layers
-_BY_TABLE = ("gemma", "gemma2", "gemma3", "gemma3-text-part", "gemma4", "gemma4-experts", "gemma4-text-part", "gpt2")
+_BY_TABLE = (
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3-text-part",
+    "gemma4",
+    "gemma4-experts",
+    "gemma4-text-part",
+    "gpt2",
+    "phi2",
+    "starcoder2",
+)
 """Families for which llama.cpp looks GELU up in a table of float16: a value at the edge of two entries may get the other one."""
 _MANY_BY_TABLE = "gemma3n"
 """The same in 25 layers, after which transformers' results in float32 and in float64 differ as much."""

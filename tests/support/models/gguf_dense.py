@@ -27,4 +27,6 @@ DENSE: dict[str, Callable[[], Any]] = {
     "olmo": of("OlmoConfig", "OlmoForCausalLM", clip_qkv=0.5),
     "olmo2": of("Olmo2Config", "Olmo2ForCausalLM"),
     "olmo3": of("Olmo3Config", "Olmo3ForCausalLM", **_WINDOWS, rope_parameters=_olmo3_rope(YARN)),
+    "phi2": of("PhiConfig", "PhiForCausalLM"),
+    "starcoder2": of("Starcoder2Config", "Starcoder2ForCausalLM"),
 }

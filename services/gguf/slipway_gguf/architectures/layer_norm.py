@@ -6,8 +6,8 @@ Sources: llama.cpp's ``conversion/command_r.py``, and ``src/models/``.
 from __future__ import annotations
 
 from slipway_gguf.architectures.entry import Architecture, local_layers
-from slipway_gguf.architectures.refusals import other_head_norms, unlisted_windows
-from slipway_gguf.architectures.settings import SILU_WITHOUT_BIAS, TIED
+from slipway_gguf.architectures.refusals import first_of, other_head_norms, other_width, unlisted_windows
+from slipway_gguf.architectures.settings import GELU, SILU_WITHOUT_BIAS, TIED, UNTIED
 
 LAYER_NORM: tuple[Architecture, ...] = (
     Architecture(
@@ -20,7 +20,7 @@ LAYER_NORM: tuple[Architecture, ...] = (
             # Older files name the length of the trained texts so, and a shorter one as usual.
             "context_length": lambda numbers: numbers.whole("model_max_length", "max_position_embeddings"),
         },
-        refuses=other_head_norms,
+        refuses=first_of(other_width, other_head_norms),
     ),
     Architecture(
         "cohere2",
@@ -32,7 +32,15 @@ LAYER_NORM: tuple[Architecture, ...] = (
             "logit_scale": lambda numbers: numbers.number("logit_scale"),
             "attention.sliding_window_pattern": local_layers,
         },
-        refuses=unlisted_windows,
+        refuses=first_of(other_width, unlisted_windows),
     ),
+    Architecture(
+        "phi2",
+        "PhiForCausalLM",
+        assumes={**GELU, **UNTIED, "qk_layernorm": (False,)},
+        partial=True,
+        refuses=other_width,
+    ),
+    Architecture("starcoder2", "Starcoder2ForCausalLM", assumes={**GELU, "use_bias": (True,)}, refuses=other_width),
 )
 """In the order in which they are named to users."""

@@ -46,5 +46,21 @@ DENSE: tuple[DecoderClass, ...] = (
         local=Local.PERIOD,
         period=4,
     ),
+    DecoderClass(
+        "PhiForCausalLM",
+        {"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "partial_rotary_factor": 0.5},
+        names=_LAYER_NORM,
+    ),
+    DecoderClass(
+        "Starcoder2ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        windowed=Windowed.ALWAYS,
+        names={"norm_epsilon": "layer_norm_epsilon"},
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
