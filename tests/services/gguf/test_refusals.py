@@ -71,6 +71,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("olmo3", {"rope_parameters": {"sliding_attention": {"rope_theta": 1e6}}}, "rope_theta"),
         ("phi2", {"qk_layernorm": True}, "qk_layernorm"),
         ("starcoder2", {"use_bias": False}, "use_bias"),
+        ("stablelm", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

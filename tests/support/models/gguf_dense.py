@@ -29,4 +29,12 @@ DENSE: dict[str, Callable[[], Any]] = {
     "olmo3": of("Olmo3Config", "Olmo3ForCausalLM", **_WINDOWS, rope_parameters=_olmo3_rope(YARN)),
     "phi2": of("PhiConfig", "PhiForCausalLM"),
     "starcoder2": of("Starcoder2Config", "Starcoder2ForCausalLM"),
+    "stablelm": of("StableLmConfig", "StableLmForCausalLM", use_qkv_bias=True),
+    "stablelm-parallel": of(
+        "StableLmConfig",
+        "StableLmForCausalLM",
+        use_parallel_residual=True,
+        qk_layernorm=True,
+        partial_rotary_factor=0.5,
+    ),
 }

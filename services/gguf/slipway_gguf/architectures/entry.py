@@ -188,7 +188,8 @@ class Architecture:
         experts: Settings of which one has the number of experts; empty if there are none.
         dense: Setting with the number of layers at the beginning that have no experts.
         tensors: What becomes of tensors that have another name or other values in the file: by name, in a layer by what follows its number.
-        stacks: Beginnings of the names of tensors that only differ in a number behind it, and the name of the tensor that they become together.
+        stacks: Beginnings of the names of tensors, in a layer of what follows its number, that only differ in a number behind it, and the name
+            of the tensor that they become together.
         everywhere: Ends of the names of tensors that llama.cpp wants in all layers, also in those that use none of their own: they get the
             first layer's.
         keys: Keys of the metadata beside those that all have, or instead of them; None leaves a key out.

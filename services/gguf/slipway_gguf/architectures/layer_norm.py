@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from slipway_gguf.architectures.entry import Architecture, local_layers
 from slipway_gguf.architectures.refusals import first_of, other_head_norms, other_width, unlisted_windows
-from slipway_gguf.architectures.settings import GELU, SILU_WITHOUT_BIAS, TIED, UNTIED
+from slipway_gguf.architectures.settings import GELU, SILU, SILU_WITHOUT_BIAS, TIED, UNTIED
 
 LAYER_NORM: tuple[Architecture, ...] = (
     Architecture(
@@ -42,5 +42,16 @@ LAYER_NORM: tuple[Architecture, ...] = (
         refuses=other_width,
     ),
     Architecture("starcoder2", "Starcoder2ForCausalLM", assumes={**GELU, "use_bias": (True,)}, refuses=other_width),
+    Architecture(
+        "stablelm",
+        "StableLmForCausalLM",
+        assumes={**SILU, **UNTIED},
+        partial=True,
+        stacks={
+            "self_attn.q_layernorm.norms.": "attn_q_norm.weight",
+            "self_attn.k_layernorm.norms.": "attn_k_norm.weight",
+        },
+        refuses=other_width,
+    ),
 )
 """In the order in which they are named to users."""

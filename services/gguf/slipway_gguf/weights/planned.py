@@ -79,8 +79,7 @@ class Planned:
         if self.fixed is not None:
             yield 0, None, self.fixed[None]
             return
-        wholes = [part.values() for part in self.parts]
-        wholes = [whole[None] for whole in wholes] if len(self.shape) == 1 else wholes
+        wholes = [self._rows(part) for part in self.parts]
         last = len(wholes) - 1
         places = [(0, 0), (last // 2, wholes[last // 2].shape[0] // 2), (last, wholes[last].shape[0] - 1)]
         for index, first in dict.fromkeys(places):
@@ -95,8 +94,12 @@ class Planned:
         if self.fixed is not None:
             yield None, self.fixed
         for part in self.parts:
-            whole = part.values()
-            whole = whole[None] if len(self.shape) == 1 else whole
+            whole = self._rows(part)
             step = max(1, most // max(1, math.prod(whole.shape[1:])))
             for first in range(0, whole.shape[0], step):
                 yield part, whole[first : first + step]
+
+    def _rows(self, part: Part) -> Array:
+        """Return a part's values with an axis for rows: a vector is one row, also of a tensor that has several."""
+        whole = part.values()
+        return whole[None] if len(self.shape) == 1 or whole.ndim == 1 else whole

@@ -174,10 +174,13 @@ def _plan_unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorN
 
 def _stack_of(name: str, found: Architecture) -> tuple[str, int] | None:
     """Return the tensor of the file that this one is a part of, and its number in it; None if the table says nothing of it."""
+    layer = _LAYER.match(name)
+    named = [(name, ""), *([(layer[2], f"blk.{int(layer[1])}.")] if layer else [])]
     for beginning, target in found.stacks.items():
-        number = name.removeprefix(beginning).removesuffix(".weight")
-        if name.startswith(beginning) and number.isdecimal():
-            return target, int(number)
+        for own, block in named:
+            number = own.removeprefix(beginning).removesuffix(".weight")
+            if own.startswith(beginning) and number.isdecimal():
+                return block + target, int(number)
     return None
 
 

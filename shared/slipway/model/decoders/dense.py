@@ -62,5 +62,10 @@ DENSE: tuple[DecoderClass, ...] = (
         windowed=Windowed.ALWAYS,
         names={"norm_epsilon": "layer_norm_epsilon"},
     ),
+    DecoderClass(
+        "StableLmForCausalLM",
+        {"max_position_embeddings": 4096, "layer_norm_epsilon": 1e-5, "partial_rotary_factor": 0.25},
+        names=_LAYER_NORM,
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
