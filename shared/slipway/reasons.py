@@ -87,6 +87,10 @@ REASONS: Mapping[str, Reason] = {
     "BASE_MODEL_INVALID": Reason(
         _C.INVALID_INPUT, "the base model's folder is incomplete or of an unknown architecture"
     ),
+    "TOKENIZER_INVALID": Reason(
+        _C.INVALID_INPUT,
+        "the model's tekken.json is damaged, so no tokenizer that other libraries read can be made from it",
+    ),
     "BASE_MODEL_MISMATCH": Reason(
         _C.INVALID_INPUT, "the adapter was trained on another base model; base_model.trust overrides this"
     ),

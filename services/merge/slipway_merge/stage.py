@@ -28,7 +28,7 @@ def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[s
 
 STAGE = Stage(
     name="merge",
-    version=4,
+    version=5,
     inputs=("base", "adapter"),
     outputs=("pytorch",),
     params=MergeParams,

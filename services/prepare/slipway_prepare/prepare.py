@@ -15,8 +15,18 @@ from safetensors.torch import save_file
 from slipway.files.paths import real_file
 from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
-from slipway.model.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
+from slipway.model.model_files import (
+    CHAT_TEMPLATES,
+    CONFIG,
+    GENERATION_CONFIG,
+    LEFTOVERS,
+    copy_companions,
+    has_chat_template,
+    has_safetensors,
+)
 from slipway.model.sentences import MODULE_WEIGHTS, pickled_modules
+from slipway.model.tokens.byte_level import complete_tokenizer
+from slipway.model.tokens.tekken import TEKKEN
 from slipway.stage import Context
 from slipway.texts import counted
 from slipway_prepare.bitsandbytes_format import nf4_round_trip, read_bitsandbytes
@@ -59,12 +69,8 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
         if params.merge_onto == "nf4":
             recipes = _as_nf4(base, recipes, made)
         output.mkdir()
+        _copy_small_files(folder, output, params, ctx)  # first, because a damaged tokenizer ends it
         size = write_weights(output, recipes, source, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
-    if params.save_tokenizer:
-        copy_companions(folder, output)
-        _convert_modules(folder, output, ctx)
-    elif (folder / GENERATION_CONFIG).is_file():
-        shutil.copyfile(real_file(folder, GENERATION_CONFIG), output / GENERATION_CONFIG)
     _write_config(output, config, recipes, changed=bool(made.recipes))
     ctx.record(
         source="safetensors" if has_safetensors(folder) else "pickle",
@@ -72,6 +78,29 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
         model_class=config.class_and_type,
     )
     _report(ctx, made, recipes, merge_onto=params.merge_onto)
+
+
+def _copy_small_files(folder: Path, output: Path, params: PrepareParams, ctx: Context) -> None:
+    if params.save_tokenizer:
+        copy_companions(folder, output)
+        _convert_modules(folder, output, ctx)
+        _complete_tokenizer(folder, output, ctx)
+    elif (folder / GENERATION_CONFIG).is_file():
+        shutil.copyfile(real_file(folder, GENERATION_CONFIG), output / GENERATION_CONFIG)
+
+
+def _complete_tokenizer(folder: Path, output: Path, ctx: Context) -> None:
+    """Make the files that transformers reads of a tokenizer that is Mistral's ``tekken.json`` alone."""
+    tekken = complete_tokenizer(output, source=folder)
+    if tekken is None:
+        return
+    size = len(tekken.special) + len(tekken.tokens)
+    ctx.record(tokenizer={"made_from": TEKKEN, "version": tekken.version, "tokens": size})
+    if not has_chat_template(output):
+        ctx.warn(
+            f"the tokenizer is made from {TEKKEN}, which says nothing of how conversations are written, and the model has no "
+            f"{' or '.join(CHAT_TEMPLATES)}: its outputs have no chat template"
+        )
 
 
 def _convert_modules(folder: Path, output: Path, ctx: Context) -> None:

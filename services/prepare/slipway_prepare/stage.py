@@ -1,4 +1,4 @@
-"""Prepare stage: it turns a base model stored as pickle, in 8-bit floats or quantized into plain 16- or 32-bit safetensors."""
+"""Prepare stage: it turns a base model stored as pickle, in 8-bit floats or quantized into plain 16- or 32-bit safetensors with a usual tokenizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(inputs: Mapping[str, Path], params: PrepareParams, ctx: Context) -> dict
 
 STAGE = Stage(
     name="prepare",
-    version=3,
+    version=4,
     inputs=("base",),
     outputs=("base",),
     params=PrepareParams,

@@ -9,9 +9,12 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.model.safetensors_file import read_weights
 from slipway.model.sentences import pickled_modules
+from slipway.model.tokens.tekken import lacks_tokenizer
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "mxfp4")
 """Values of ``quant_method`` that the prepare stage undoes."""
+
+TEKKEN_ONLY = "tekken"
 
 NAME_ITS_KIND = "name its kind, for example base_model.model_type: bert (--set base_model.model_type=bert)"
 """Remedy for a model whose ``config.json`` names no ``model_type``."""
@@ -22,7 +25,7 @@ _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 def base_format(folder: Path) -> str:
     """Return the stored format of a model that must be prepared first; empty for plain 16- or 32-bit safetensors.
 
-    For example ``pickle``, ``fp8``, ``gptq`` or ``pickle gptq``.
+    For example ``pickle``, ``fp8``, ``gptq`` or ``pickle gptq``; ``tekken`` is a plain model whose tokenizer only Mistral's library reads.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``SAFETENSORS_CORRUPT``, or ``BASE_QUANTIZATION_UNSUPPORTED`` when it is
@@ -41,7 +44,7 @@ def base_format(folder: Path) -> str:
         return f"pickle {method}".strip()
     if not method and any(tensor.dtype in _FLOAT8 for tensor in read_weights(folder).values()):
         return "fp8"
-    return method
+    return method or (TEKKEN_ONLY if lacks_tokenizer(folder) else "")
 
 
 def check_kind(folder: Path, named: str) -> None:
@@ -61,7 +64,7 @@ def check_kind(folder: Path, named: str) -> None:
 
 def is_base_format(text: str) -> bool:
     """Return whether a text is a format that :func:`base_format` returns for a model that must be prepared."""
-    return text == "pickle" or text.removeprefix("pickle ") in METHODS
+    return text in ("pickle", TEKKEN_ONLY) or text.removeprefix("pickle ") in METHODS
 
 
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:

@@ -141,7 +141,7 @@ def check_formats(names: Collection[str], formats: Mapping[str, str]) -> None:
         if name not in names:
             what, remedy = f"source_formats has {quoted(name)}, which is not a source", "use a name of sources"
         elif stored_as and not is_base_format(stored_as):
-            what, remedy = f"source_formats[{name}] is {quoted(stored_as)}", f"use pickle, {', '.join(METHODS)}"
+            what, remedy = f"source_formats[{name}] is {quoted(stored_as)}", f"use pickle, tekken, {', '.join(METHODS)}"
         else:
             continue
         raise ServiceError(what, reason="REQUEST_INVALID", remedy=remedy, about={"field": "source_formats"})

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 pytest.importorskip("xllamacpp", reason="llama.cpp splits the texts: pip install 'slipway-ml[gguf]'")
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from slipway.errors import GGUFExportError
+from slipway.model.tokens.byte_level import complete_tokenizer
 from slipway.validation.texts import TextKind
 from slipway_gguf.vocabulary import read
 from slipway_gguf.vocabulary.splitting import KNOWN
 from slipway_gguf.vocabulary.tokens import spaces_of
+from support.models.tekken import texts, write_tekken
 from support.models.tokenizers_of_kinds import (
     MARKS,
     Vocabulary,
@@ -67,6 +69,23 @@ def test_each_way_to_split_gives_the_tokenizers_tokens(
     assert {kind.value for kind in Vocabulary(file).different(tokenizer)} == set(
         filter(None, found.get("differs", "").split("; "))
     )
+
+
+@pytest.mark.parametrize("version", ["v3", "v13"])
+def test_a_tokenizer_made_from_tekken_json_gives_the_tokenizers_tokens(version: str, tmp_path: Path) -> None:
+    model = write_tekken(tmp_path / "model", version)
+    complete_tokenizer(model)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    rows = tokenizer.get_vocab_size()
+    found = values(model, rows=rows)
+    assert (found["pre"], found["add_bos_token"]) == ("tekken", True)
+    assert (found["bos_token_id"], found["eos_token_id"]) == (1, 2)
+    vocabulary = Vocabulary(write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=rows))
+    assert {kind.value for kind in vocabulary.different(tokenizer)} <= set(found["differs"].split("; "))
+    different = [text for text in texts() if vocabulary.tokens(text) != tokenizer.encode(text).ids]
+    # Runs of letters with and without case, and what Unicode counts as a space and llama.cpp does not.
+    assert [text for text in different if text.isascii()] == []
+    assert len(different) < len(texts()) // 4
 
 
 @pytest.mark.parametrize("prefix", ["", "legacy", "always", "first"])

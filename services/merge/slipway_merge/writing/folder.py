@@ -23,6 +23,8 @@ from slipway.model.model_files import (
     tokenizer_files,
 )
 from slipway.model.sentences import MODULE_PICKLE, MODULES, is_sentence_encoder, module_files, sentence_files
+from slipway.model.tokens.byte_level import SETTINGS, complete_tokenizer
+from slipway.model.tokens.tekken import TOKENIZER
 
 #: Safetensors names of data types → names in ``config.json``.
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
@@ -114,7 +116,9 @@ def copy_small_files(base: ModelFolder, adapter: Path, output: ModelFolder, *, t
     for name, text in written.items():
         (output.path / name).parent.mkdir(exist_ok=True)
         (output.path / name).write_bytes(text)
-    return sorted({*chosen, *written})
+    # mistral-common saves tekken.json alone.
+    made_files = (TOKENIZER, SETTINGS) if complete_tokenizer(output.path) else ()
+    return sorted({*chosen, *written, *made_files})
 
 
 def _modules_of(encoder: Path, base: Path) -> dict[str, Path]:

@@ -18,6 +18,7 @@ from slipway_merge.stage import STAGE
 from slipway_merge.writing import output_file
 from slipway_merge.writing.folder import copy_small_files, merged_config
 from support.models.sentence_models import write_modules
+from support.models.tekken import write_tekken
 
 LEFTOVERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "trainer_state.json", "training_args.bin")
 
@@ -54,6 +55,16 @@ def test_tokenizer_of_the_checkpoint_wins_and_is_not_mixed(make_case):
     assert (out / "additional_chat_templates/rag.jinja").read_text() == "rag"
     assert json.loads((out / "generation_config.json").read_text()) == {"top_k": 7}
     assert not (out / "vocab.json").exists()
+    assert "tokenizer.json" in ctx.facts["small_files"]
+
+
+def test_a_checkpoint_of_mistrals_library_gets_a_usual_tokenizer(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json='{"model": {}}', chat_template_DOT_jinja="base template")
+    write_tekken(case.adapter)
+    out, ctx = case.merge()
+    assert {"tekken.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= names(out)
+    assert "[INST]" in json.loads((out / "tokenizer.json").read_text())["model"]["vocab"]
     assert "tokenizer.json" in ctx.facts["small_files"]
 
 
