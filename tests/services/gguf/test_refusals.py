@@ -72,6 +72,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("phi2", {"qk_layernorm": True}, "qk_layernorm"),
         ("starcoder2", {"use_bias": False}, "use_bias"),
         ("stablelm", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("nemotron", {"hidden_act": "silu"}, "hidden_act"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

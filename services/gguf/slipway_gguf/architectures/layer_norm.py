@@ -53,5 +53,11 @@ LAYER_NORM: tuple[Architecture, ...] = (
         },
         refuses=other_width,
     ),
+    Architecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        assumes={**UNTIED, "hidden_act": ("relu2",)},
+        partial=True,
+    ),
 )
 """In the order in which they are named to users."""

@@ -67,5 +67,11 @@ DENSE: tuple[DecoderClass, ...] = (
         {"max_position_embeddings": 4096, "layer_norm_epsilon": 1e-5, "partial_rotary_factor": 0.25},
         names=_LAYER_NORM,
     ),
+    DecoderClass(
+        "NemotronForCausalLM",
+        {"max_position_embeddings": 4096, "layer_norm_epsilon": 1e-5, "partial_rotary_factor": 0.5},
+        norm_offset=1.0,
+        names={"norm_eps": "layer_norm_epsilon"},
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
