@@ -37,5 +37,5 @@ DENSE: dict[str, Callable[[], Any]] = {
         qk_layernorm=True,
         partial_rotary_factor=0.5,
     ),
-    "nemotron": of("NemotronConfig", "NemotronForCausalLM", head_dim=32, attention_bias=True, mlp_bias=True),
+    "nemotron": of("NemotronConfig", "NemotronForCausalLM", attention_bias=True, mlp_bias=True),
 }

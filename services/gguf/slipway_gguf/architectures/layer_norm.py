@@ -58,6 +58,7 @@ LAYER_NORM: tuple[Architecture, ...] = (
         "NemotronForCausalLM",
         assumes={**UNTIED, "hidden_act": ("relu2",)},
         partial=True,
+        refuses=other_width,
     ),
 )
 """In the order in which they are named to users."""
