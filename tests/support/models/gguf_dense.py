@@ -38,4 +38,6 @@ DENSE: dict[str, Callable[[], Any]] = {
         partial_rotary_factor=0.5,
     ),
     "nemotron": of("NemotronConfig", "NemotronForCausalLM", attention_bias=True, mlp_bias=True),
+    "chatglm": of("GlmConfig", "GlmForCausalLM", head_dim=16),
+    "glm4": of("Glm4Config", "Glm4ForCausalLM", head_dim=16, tie_word_embeddings=True),
 }

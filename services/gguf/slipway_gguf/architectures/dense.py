@@ -120,6 +120,8 @@ DENSE: tuple[Architecture, ...] = (
         keys={"attention.sliding_window_pattern": local_layers},
         refuses=first_of(other_width, unlisted_windows, other_local_base),
     ),
+    Architecture("chatglm", "GlmForCausalLM", assumes=SILU, partial=True),
+    Architecture("glm4", "Glm4ForCausalLM", assumes=SILU, partial=True),
     Architecture(
         "gpt2",
         "GPT2LMHeadModel",

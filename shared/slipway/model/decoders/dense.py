@@ -11,6 +11,14 @@ _LAYER_NORM: Mapping[str, str] = {"layer_norm_eps": "layer_norm_epsilon"}
 
 _LLAMA_2: Mapping[str, Any] = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 
+_GLM: Mapping[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-07,
+    "partial_rotary_factor": 0.5,
+}
+
 DENSE: tuple[DecoderClass, ...] = (
     DecoderClass(
         "CohereForCausalLM",
@@ -73,5 +81,7 @@ DENSE: tuple[DecoderClass, ...] = (
         norm_offset=1.0,
         names={"norm_eps": "layer_norm_epsilon"},
     ),
+    DecoderClass("GlmForCausalLM", _GLM),
+    DecoderClass("Glm4ForCausalLM", _GLM),
 )
 """Each with what its code adds to a ``config.json``."""
