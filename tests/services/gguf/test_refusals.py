@@ -74,6 +74,8 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("stablelm", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act"),
         ("nemotron", {"head_dim": 32}, "head_dim"),
+        ("ernie4_5", {"use_bias": True}, "use_bias"),
+        ("chatglm", {"head_dim": 32}, "head_dim"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

@@ -39,5 +39,6 @@ DENSE: dict[str, Callable[[], Any]] = {
     ),
     "nemotron": of("NemotronConfig", "NemotronForCausalLM", attention_bias=True, mlp_bias=True),
     "chatglm": of("GlmConfig", "GlmForCausalLM", head_dim=16),
-    "glm4": of("Glm4Config", "Glm4ForCausalLM", head_dim=16, tie_word_embeddings=True),
+    "glm4": of("Glm4Config", "Glm4ForCausalLM", head_dim=32, tie_word_embeddings=True),
+    "ernie4_5": of("Ernie4_5Config", "Ernie4_5ForCausalLM", head_dim=32),
 }

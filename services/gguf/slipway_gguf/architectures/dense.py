@@ -120,8 +120,9 @@ DENSE: tuple[Architecture, ...] = (
         keys={"attention.sliding_window_pattern": local_layers},
         refuses=first_of(other_width, unlisted_windows, other_local_base),
     ),
-    Architecture("chatglm", "GlmForCausalLM", assumes=SILU, partial=True),
+    Architecture("chatglm", "GlmForCausalLM", assumes=SILU, partial=True, refuses=other_width),
     Architecture("glm4", "Glm4ForCausalLM", assumes=SILU, partial=True),
+    Architecture("ernie4_5", "Ernie4_5ForCausalLM", assumes={**SILU, "use_bias": (False,)}),
     Architecture(
         "gpt2",
         "GPT2LMHeadModel",

@@ -83,5 +83,16 @@ DENSE: tuple[DecoderClass, ...] = (
     ),
     DecoderClass("GlmForCausalLM", _GLM),
     DecoderClass("Glm4ForCausalLM", _GLM),
+    DecoderClass(
+        "Ernie4_5ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+        },
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
