@@ -32,7 +32,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=12,
+    version=13,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,
