@@ -76,6 +76,8 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("nemotron", {"head_dim": 32}, "head_dim"),
         ("ernie4_5", {"use_bias": True}, "use_bias"),
         ("chatglm", {"head_dim": 32}, "head_dim"),
+        ("exaone4", {"num_hidden_layers": 64}, "sliding_window"),
+        ("exaone4", {"sliding_window": 16}, "num_hidden_layers"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.models.gguf_sizes import YARN, of
+from support.models.gguf_sizes import LLAMA3, YARN, of
 
-_WINDOWS: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "sliding_window": 16,
-    "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
-}
+_KINDS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+_WINDOWS: dict[str, Any] = {"num_hidden_layers": 4, "sliding_window": 16, "layer_types": _KINDS}
 
 
 def _olmo3_rope(full: dict[str, Any]) -> dict[str, Any]:
@@ -41,4 +38,14 @@ DENSE: dict[str, Callable[[], Any]] = {
     "chatglm": of("GlmConfig", "GlmForCausalLM", head_dim=16),
     "glm4": of("Glm4Config", "Glm4ForCausalLM", head_dim=32, tie_word_embeddings=True),
     "ernie4_5": of("Ernie4_5Config", "Ernie4_5ForCausalLM", head_dim=32),
+    "exaone4": of(
+        "Exaone4Config",
+        "Exaone4ForCausalLM",
+        sliding_window=None,
+        layer_types=["full_attention"] * 2,
+        rope_parameters=LLAMA3,
+    ),
+    "exaone4-windows": of(
+        "Exaone4Config", "Exaone4ForCausalLM", num_hidden_layers=64, layer_types=_KINDS * 16, sliding_window=16
+    ),
 }

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from slipway_gguf.architectures.entry import Architecture, Key, local_layers, rope_number
 from slipway_gguf.architectures.refusals import (
+    EXAONE_LAYERS,
     first_of,
+    largest_without_windows,
     other_local_base,
     other_rotation,
     other_scale_of_yarn,
@@ -123,6 +125,23 @@ DENSE: tuple[Architecture, ...] = (
     Architecture("chatglm", "GlmForCausalLM", assumes=SILU, partial=True, refuses=other_width),
     Architecture("glm4", "Glm4ForCausalLM", assumes=SILU, partial=True),
     Architecture("ernie4_5", "Ernie4_5ForCausalLM", assumes={**SILU, "use_bias": (False,)}),
+    Architecture(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        when=lambda settings: settings.get("sliding_window") is None,
+        assumes=SILU,
+        rope=_LLAMA_SCALINGS,
+        refuses=first_of(other_width, largest_without_windows),
+    ),
+    Architecture(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        assumes={**SILU, "num_hidden_layers": (EXAONE_LAYERS,)},
+        rope=_LLAMA_SCALINGS,
+        has_windows=True,
+        keys={"attention.sliding_window_pattern": local_layers},
+        refuses=first_of(other_width, unlisted_windows),
+    ),
     Architecture(
         "gpt2",
         "GPT2LMHeadModel",

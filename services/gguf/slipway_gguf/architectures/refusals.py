@@ -12,6 +12,8 @@ from slipway_gguf.architectures.entry import Architecture, Refusal
 
 _GREATER = {"gemma2": 46, "gemma3": 62}
 """Number of layers of the largest model, in which llama.cpp scales attention by a head's share of the hidden size."""
+EXAONE_LAYERS = 64
+"""Number of layers of the largest EXAONE 4, the only one in which llama.cpp computes windows."""
 _LARGE = 64
 """Number of layers of the largest Cohere, from which on llama.cpp reads norms of queries and keys."""
 _LINEAR = "linear_attention"
@@ -98,6 +100,13 @@ def other_local_base(architecture: Architecture, settings: Mapping[str, Any]) ->
         for part, key in zip(parts or [{}, {}], ("rope_theta", "rope_local_base_freq"), strict=True)
     )
     return "" if full == local else describe_assumption(architecture, "rope_theta", local, f"{full} in all layers")
+
+
+def largest_without_windows(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse the number of layers of the largest EXAONE 4, in which llama.cpp always computes windows."""
+    if settings.get("num_hidden_layers") != EXAONE_LAYERS:
+        return ""
+    return describe_assumption(architecture, "sliding_window", None, f"a number in {EXAONE_LAYERS} layers")
 
 
 def other_head_norms(architecture: Architecture, settings: Mapping[str, Any]) -> str:

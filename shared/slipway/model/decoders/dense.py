@@ -94,5 +94,12 @@ DENSE: tuple[DecoderClass, ...] = (
             "tie_word_embeddings": True,
         },
     ),
+    DecoderClass(
+        "Exaone4ForCausalLM",
+        {**_LLAMA_2, "num_key_value_heads": 32, "sliding_window": 4096},
+        windowed=Windowed.ALWAYS,
+        local=Local.PERIOD,
+        period=4,
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
