@@ -207,7 +207,7 @@ def rope_of(found: Architecture, decoder: Decoder) -> Rope:
         raise unsupported_error("head_dim", decoder.width, found)
     fields = [
         Field(f"{found.name}.rope.dimension_count", rotary.rotated, _KIND.UINT32),
-        _float(found, "rope.freq_base", rotary.base),
+        _float(found, "rope.freq_base", rotary.stretched_base()),
     ]
     if found.name == "gemma3":
         fields.append(_float(found, "rope.freq_base_swa", rotary.local_base))
@@ -288,7 +288,22 @@ def _several_axes(architecture: Architecture, decoder: Decoder) -> Rope:
     return Rope()
 
 
-_SCALINGS = {"mrope": _several_axes, "linear": _linear, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope}
+def _stretched(architecture: Architecture, decoder: Decoder) -> Rope:
+    """Return nothing beside the base, which is stretched; without ``alpha`` frequencies depend on the length of a text."""
+    parameters = decoder.rotary.parameters
+    if not parameters.get("alpha"):
+        raise unsupported_error("rope_type", decoder.rotary.kind, architecture)
+    return Rope()
+
+
+_SCALINGS = {
+    "dynamic": _stretched,
+    "mrope": _several_axes,
+    "linear": _linear,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}
 
 
 def _scaling(architecture: Architecture, kind: str) -> tuple[Field, ...]:

@@ -48,4 +48,10 @@ DENSE: dict[str, Callable[[], Any]] = {
     "exaone4-windows": of(
         "Exaone4Config", "Exaone4ForCausalLM", num_hidden_layers=64, layer_types=_KINDS * 16, sliding_window=16
     ),
+    "hunyuan-dense": of(
+        "HunYuanDenseV1Config",
+        "HunYuanDenseV1ForCausalLM",
+        head_dim=32,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
+    ),
 }

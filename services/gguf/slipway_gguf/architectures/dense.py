@@ -142,6 +142,7 @@ DENSE: tuple[Architecture, ...] = (
         keys={"attention.sliding_window_pattern": local_layers},
         refuses=first_of(other_width, unlisted_windows),
     ),
+    Architecture("hunyuan-dense", "HunYuanDenseV1ForCausalLM", assumes=SILU_WITHOUT_BIAS, rope=("dynamic",)),
     Architecture(
         "gpt2",
         "GPT2LMHeadModel",

@@ -101,5 +101,6 @@ DENSE: tuple[DecoderClass, ...] = (
         local=Local.PERIOD,
         period=4,
     ),
+    DecoderClass("HunYuanDenseV1ForCausalLM", _LLAMA_2),
 )
 """Each with what its code adds to a ``config.json``."""

@@ -51,6 +51,11 @@ class Rotary:
             raise self.values.invalid(ORIGINAL, length, "a length of at least 2 tokens")
         return length
 
+    def stretched_base(self) -> float:
+        """Return the base of the frequencies, which a fixed ``alpha`` stretches for long texts (HunYuan; NTK-aware scaling)."""
+        alpha = self.values.positive(self.parameters, "alpha", 1.0) if self.kind == "dynamic" else 1.0
+        return self.base * alpha ** (self.rotated / max(1, self.rotated - 2))
+
     def factor(self) -> float:
         """Return by how much frequencies are divided."""
         return self.values.positive(self.parameters, "factor")
