@@ -54,4 +54,5 @@ DENSE: dict[str, Callable[[], Any]] = {
         head_dim=32,
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
     ),
+    "seed_oss": of("SeedOssConfig", "SeedOssForCausalLM", head_dim=32),
 }

@@ -144,6 +144,9 @@ DENSE: tuple[Architecture, ...] = (
     ),
     Architecture("hunyuan-dense", "HunYuanDenseV1ForCausalLM", assumes=SILU_WITHOUT_BIAS, rope=("dynamic",)),
     Architecture(
+        "seed_oss", "SeedOssForCausalLM", assumes={**SILU, "attention_out_bias": (False,), "mlp_bias": (False,)}
+    ),
+    Architecture(
         "gpt2",
         "GPT2LMHeadModel",
         assumes={

@@ -102,5 +102,9 @@ DENSE: tuple[DecoderClass, ...] = (
         period=4,
     ),
     DecoderClass("HunYuanDenseV1ForCausalLM", _LLAMA_2),
+    DecoderClass(
+        "SeedOssForCausalLM",
+        {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6},
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
