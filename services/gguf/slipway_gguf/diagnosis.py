@@ -22,7 +22,7 @@ from slipway_gguf.files import text_files
 from slipway_gguf.weights.completeness import EMBEDDING, HEAD
 from slipway_gguf.weights.ggml import StoredTensor, row_bytes, stored_tensors
 from slipway_gguf.weights.planned import Planned
-from slipway_gguf.weights.tensors import plan_file
+from slipway_gguf.weights.tensors import PlannedFile, plan_file
 from slipway_gguf.weights.writing import Written, float32_rows
 
 _SAMPLED_ROWS = 4
@@ -146,9 +146,10 @@ def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
     if architecture_of(text_part(config) or config) is None:
         return ""
     [file] = text_files(folder)
-    stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
-    planned = plan_file(model).tensors
+    reader, plan = gguf.GGUFReader(file), plan_file(model)
+    stored, planned = {each.name: each for each in reader.tensors}, plan.tensors
     faults = [*_describe_missing(planned, stored), *_describe_other_head(planned, stored)]
+    faults += _describe_other_pooling(plan, reader)
     wrong = [each for each in planned if each.name in stored and _is_strange(each, stored[each.name])]
     turned = [each for each in wrong if _has_own_order(each, stored[each.name])]
     if turned:
@@ -171,6 +172,22 @@ def _describe_missing(planned: list[Planned], stored: Mapping[str, Any]) -> list
     ]
     others = [each for each in lacking if each.name != HEAD]
     return [*faults, *([f"it lacks {len(others)} tensors ({_names(others)})"] if others else [])]
+
+
+def _describe_other_pooling(plan: PlannedFile, reader: gguf.GGUFReader) -> list[str]:
+    """Describe a pooling of the file that is not the model's."""
+    key = f"{plan.parameters.architecture.name}.pooling_type"
+    wanted = next((field.value for field in plan.parameters.fields if field.key == key), None)
+    field = reader.fields.get(key)
+    found = field.contents() if field is not None else None
+    if plan.sentences is None or wanted == found:
+        return []
+    ours, theirs = (_pooling_name(number) for number in (found, wanted))
+    return [f"it makes one vector of a text by the pooling {ours!r}, and the model by {theirs!r}"]
+
+
+def _pooling_name(number: int | None) -> str:
+    return "none" if number is None else gguf.PoolingType(number).name.lower()
 
 
 def _describe_other_head(planned: list[Planned], stored: Mapping[str, Any]) -> list[str]:

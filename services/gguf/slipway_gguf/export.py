@@ -26,6 +26,7 @@ from slipway_gguf.weights.header import general_fields
 from slipway_gguf.weights.mixture import read_importance, sizes_of, stored_kind
 from slipway_gguf.weights.naming import names_in
 from slipway_gguf.weights.planned import Planned
+from slipway_gguf.weights.sentences import RANK, Sentences
 from slipway_gguf.weights.tensors import PlannedFile, plan_file
 from slipway_gguf.weights.writing import Written, write_file
 
@@ -55,6 +56,8 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
         )
     if parameters.differs:
         ctx.warn(f"llama.cpp computes {architecture.class_name} a little otherwise: {parameters.differs}")
+    if planned.sentences:
+        _warn_of_vectors(planned.sentences, ctx)
     projector = plan_images(model, planned)
     _warn_of_lost_tensors(planned, projector, ctx)
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
@@ -71,7 +74,7 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     fields = (
         *general_fields(architecture.name, params, level, tensors, experts=parameters.experts, lineage=lineage),
         *parameters.fields,
-        *vocabulary.read(model, rows=rows),
+        *vocabulary.read(model, rows=rows, reads=planned.sentences is not None),
     )
     folder = ctx.workdir / "gguf"
     folder.mkdir()
@@ -89,10 +92,12 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     copy_companions(model, folder)
     images = write_images(folder, projector, params, lineage, ctx)
     _warn_of_wide_tensors((*written.widened, *images.get("stored_wider", ())), ctx)
-    modelfile.write(folder, written.path.name, model, projector=images.get("file", ""))
+    if not planned.sentences or planned.sentences.pooling != RANK:  # Ollama has no rerankers
+        chats = planned.sentences is None
+        modelfile.write(folder, written.path.name, model, projector=images.get("file", ""), chats=chats)
     facts = _facts(written, level, parameters, lineage) | {"weighed_tensors": len(importance)} | checks
     facts |= {"left_out": list(planned.left_out)} if planned.left_out else {}
-    facts |= _part_facts(planned, projector, images)
+    facts |= _part_facts(planned, projector, images) | (_sentence_facts(planned.sentences) if planned.sentences else {})
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     size = written.size + images.get("size", 0)
     ctx.record(**facts, size_after_bytes=size, seconds=round(time.monotonic() - started, 3))
@@ -121,6 +126,24 @@ def _require_rounded(tensors: Sequence[Planned], kinds: Mapping[str, Kind], leve
         ctx.warn(
             f"{share:.0%} of the weights stay in 16 bits at {level.label}, because their rows' lengths are no multiples of {_BLOCK}, first "
             f"{min(odd)!r}"
+        )
+
+
+def _sentence_facts(sentences: Sentences) -> dict[str, Any]:
+    """Return what the file says of the vector or score of a text."""
+    pooled = {"pooling": sentences.pooling, "normalized": sentences.normalized}
+    return {**pooled, **({"gelu_approximation": True} if sentences.approximates else {})}
+
+
+def _warn_of_vectors(sentences: Sentences, ctx: Context) -> None:
+    if not sentences.pooling:
+        ctx.warn(
+            "no modules.json beside the model says how a text becomes one vector, so the file does not either: name it when you serve the file "
+            "(llama-server --embedding --pooling mean)"
+        )
+    elif sentences.pooling != RANK and not sentences.normalized:
+        ctx.warn(
+            "llama-server gives vectors the length 1, and the model does not: serve the file with --embd-normalize -1 for the model's lengths"
         )
 
 

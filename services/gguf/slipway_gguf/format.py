@@ -15,6 +15,7 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
+from slipway.model.families import DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
 from slipway_gguf.params import INPUT_ROUNDINGS, LEVELS, UNQUANTIZED, GGUFParams
 from slipway_gguf.stage import output_bytes
 
@@ -86,6 +87,7 @@ FORMAT = Format(
         name="llama.cpp",
         files=("*.gguf",),
         load="slipway_gguf.runtime:load",
+        families=(DECODER.name, FEATURE_EXTRACTION.name, SEQUENCE_CLASSIFIER.name),
         reads_text=True,
         explain="slipway_gguf.diagnosis:explain",
         stored="slipway_gguf.runtime.stored:stored",

@@ -45,7 +45,7 @@ _TOOL = {
 """Tools for a comparison: a template that describes them to the model equals none that is known here."""
 
 
-def write(folder: Path, file_name: str, model: Path, *, projector: str = "") -> None:
+def write(folder: Path, file_name: str, model: Path, *, projector: str = "", chats: bool = True) -> None:
     """Write the ``Modelfile`` for a GGUF file in the same folder.
 
     Args:
@@ -53,12 +53,16 @@ def write(folder: Path, file_name: str, model: Path, *, projector: str = "") -> 
         file_name: The file's name.
         model: The model's folder.
         projector: Name of the ``mmproj`` file beside it; empty if there is none.
+        chats: Whether the model answers; one that makes vectors needs neither template nor stops.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: the tokenizer's files cannot be read.
     """
     # Ollama takes a second FROM as the part for images, but some versions then fail to load models that they run on text alone.
     images = [_IMAGES, f"# FROM ./{projector}"] if projector else []
+    if not chats:
+        (folder / NAME).write_text(f"FROM ./{file_name}\n", encoding="utf-8")
+        return
     _write(folder, [f"FROM ./{file_name}", *images], read_files(model))
 
 

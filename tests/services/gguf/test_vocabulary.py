@@ -216,7 +216,7 @@ _REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "prefixed": (_set("", "pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": True}), "add_prefix_space"),
     "nested": (_set("", "pre_tokenizer", _nested(20)), "splits nothing that llama.cpp knows"),
     "lower-case": (_set("", "normalizer", {"type": "Lowercase"}), "changes text before it splits .'Lowercase'"),
-    "unigram": (_set("model", "type", "Unigram"), "kind 'Unigram'"),
+    "words": (_set("model", "type", "WordLevel"), "kind 'WordLevel'"),
     "twice": (_set("model", "vocab", {"a": 0, "b": 0}), "two tokens of the vocabulary have the number 0"),
     "negative": (_set("model", "vocab", {"a": -1}), "has the number -1"),
     "large": (_set("model", "vocab", {"a": 1 << 40}), "has the number"),

@@ -153,7 +153,7 @@ def faulty(
     tensors = {each.name: each.data for each in reader.tensors}
     kinds = {each.name: each.tensor_type for each in reader.tensors}
     change(tensors)
-    writer = gguf.GGUFWriter(folder / source.name, "llama")
+    writer = gguf.GGUFWriter(folder / source.name, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue

@@ -14,6 +14,7 @@ from slipway.texts import quoted
 from slipway_gguf.architectures.convolution import CONVOLUTION
 from slipway_gguf.architectures.delta_net import DELTA_NET
 from slipway_gguf.architectures.dense import DENSE
+from slipway_gguf.architectures.encoders import ENCODERS
 from slipway_gguf.architectures.entry import Architecture
 from slipway_gguf.architectures.experts import EXPERT
 from slipway_gguf.architectures.gemma import GEMMA
@@ -31,6 +32,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *EXPERT,
     *GEMMA,
     *VISION,
+    *ENCODERS,
 )
 """In the order in which they are named to users."""
 
@@ -83,9 +85,17 @@ def refusal_reason(config: ModelConfig) -> str:
     architecture = architecture_of(part)
     if architecture is None:
         return f"the model is {config.description}, and GGUF files are written of {KNOWN}"
-    settings = settings_of(part)
+    settings = settings_of(part, architecture.facts)
     for key, values in architecture.assumes.items():
         value = settings.get(key)
         if value is not None and value not in values:
             return describe_assumption(architecture, key, value, " or ".join(map(quoted, values)) or "no such setting")
     return architecture.refuses(architecture, settings) if architecture.refuses else ""
+
+
+def adapter_refusal(config: ModelConfig) -> str:
+    """Return why no adapter's file can be written for a base with this ``config.json``; an empty text if one can."""
+    reason, architecture = refusal_reason(config), architecture_of(text_part(config) or config)
+    if reason or architecture is None or architecture.reading is None:
+        return reason
+    return f"the model is {config.description}, and adapters are written as GGUF for models that predict tokens only"

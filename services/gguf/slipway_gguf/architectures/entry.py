@@ -144,12 +144,14 @@ class Target:
         pieces: Returns the pieces that it consists of, one behind the other.
         change: Function of each value.
         offset: Number to add to each value.
+        leaves: Whether the model computes with none of the values that the pieces leave out.
     """
 
     name: str
     pieces: Pieces = whole_tensor
     change: Change = Change.NONE
     offset: float = 0.0
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,23 @@ class Heads:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a model without a language head makes of a text: the vectors of its tokens, which become one, or a score.
+
+    Attributes:
+        poolings: How the graph makes one vector of those of the tokens, by sentence-transformers' names.
+        layers: Most linear layers behind the pooling.
+        scores: Whether a head makes a score of the text instead.
+        approximates: Whether the graph approximates the GELU of the class by tanh.
+    """
+
+    poolings: tuple[str, ...] = ("mean", "cls", "lasttoken")
+    layers: int = 0
+    scores: bool = False
+    approximates: bool = False
+
+
 Refusal = Callable[["Architecture", Mapping[str, Any]], str]
 
 
@@ -175,7 +194,7 @@ class Architecture:
 
     Attributes:
         name: Its name in a GGUF file, and the beginning of the keys of its numbers.
-        class_name: The class of transformers, one of :data:`~slipway.model.decoders.classes.CLASSES`.
+        class_name: The class of transformers.
         when: Whether the entry is for a model with these settings; None for all of the class. The first entry that is for a model counts.
         assumes: Values that the graph assumes for settings; a setting may also be missing or null.
         rope: Kinds of rope scaling that the graph computes; empty if it has no rotary embedding.
@@ -196,8 +215,12 @@ class Architecture:
         factors: Returns tensors of numbers that come from settings, by name, such as divisors of the rotary embedding's frequencies.
         unadapted: Ends of the names of tensors whose products the graph computes without an adapter's factors.
         needs: Names of tensors that each file has.
+        lacks: Names of tensors that a layer has not, although others of its kind have one.
         refuses: Returns why a model's settings are not computed; an empty text if they are.
         heads: Layers that predict further tokens, for classes that may have them.
+        reading: What the model makes of a text, for classes without a language head.
+        facts: What is said of the class, if it is none of :data:`~slipway.model.decoders.classes.CLASSES`.
+        rename: Returns the name of a tensor as ``tensors`` and gguf know it; an empty text for a tensor that no result depends on.
     """
 
     name: str
@@ -220,10 +243,14 @@ class Architecture:
     factors: Callable[[Numbers], Mapping[str, tuple[float, ...]]] | None = None
     unadapted: tuple[str, ...] = ()
     needs: tuple[str, ...] = ("token_embd.weight", "output_norm.weight")
+    lacks: tuple[str, ...] = ()
     refuses: Refusal | None = None
     heads: Heads | None = None
+    reading: Reading | None = None
+    facts: DecoderClass | None = None
+    rename: Callable[[str], str] | None = None
 
     @property
     def kind(self) -> DecoderClass:
         """The class of transformers."""
-        return CLASSES[self.class_name]
+        return self.facts or CLASSES[self.class_name]

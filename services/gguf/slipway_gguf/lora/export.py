@@ -29,10 +29,12 @@ from slipway.errors import AdapterExportError
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.files.paths import real_file
 from slipway.model.adapters.saved import Pair, Saved, read_saved
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CHAT_TEMPLATES, tokenizer_files
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_gguf import modelfile
+from slipway_gguf.architectures import adapter_refusal
 from slipway_gguf.architectures.entry import WHOLE, Piece, keep, transpose
 from slipway_gguf.diagnosis import check_file
 from slipway_gguf.metadata import Parameters
@@ -67,6 +69,7 @@ def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Conte
     started = time.monotonic()
     saved, base = read_saved(inputs["adapter"]), plan_file(inputs["base"])
     _check_plain(saved)
+    _check_predicts(inputs["base"])
     pairs = saved.pairs()
     factors = plan_factors(pairs, base.tensors, base.parameters)
     kinds = {each.name: factor_kind(each) for each in factors.tensors}
@@ -125,6 +128,18 @@ def _check_plain(saved: Saved) -> None:
             f"the adapter is more or less than pairs of factors: {extra}",
             remedy="deliver the merged model instead; the stage adapter with target=gguf makes of an adapter what this stage reads",
             about={"rule": extra},
+        )
+
+
+def _check_predicts(base: Path) -> None:
+    """Refuse a base that makes vectors or a score of a text."""
+    reason = adapter_refusal(ModelConfig.read(base))
+    if reason:
+        raise AdapterExportError(
+            reason,
+            reason="FAMILY_UNSUPPORTED",
+            remedy="deliver the merged model as GGUF instead",
+            about={"rule": "family"},
         )
 
 

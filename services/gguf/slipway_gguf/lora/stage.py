@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipway.sizes import ModelSize
 from slipway.stage import Context, Effort, Forecast, Stage
-from slipway_gguf.architectures import refusal_reason
+from slipway_gguf.architectures import adapter_refusal
 from slipway_gguf.params import AdapterParams
 
 _SHARE = 4
@@ -39,5 +39,5 @@ STAGE = Stage(
     run=run,
     libraries=("gguf", "jinja2", "numpy", "xllamacpp"),
     effort=Effort(seconds=1.0),
-    forecast=Forecast(output_bytes=output_bytes, refuses=lambda _, config: refusal_reason(config)),
+    forecast=Forecast(output_bytes=output_bytes, refuses=lambda _, config: adapter_refusal(config)),
 )

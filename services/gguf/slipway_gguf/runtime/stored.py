@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,10 +60,18 @@ class StoredFile:
             for each in planned
             if len(each.parts) == 1 and len(each.shape) == _MATRIX and each.name in self._tensors and _is_whole(each)
         }
-        self.names = frozenset(self._planned)
+        places = Counter(name for each in planned for name in {part.tensor.name for part in each.parts})
+        self._made = {
+            each.parts[0].tensor.name: each
+            for each in planned
+            if each.name in self._tensors and _is_rebuilt(each) and places[each.parts[0].tensor.name] == 1
+        }
+        self.names = frozenset({*self._planned, *self._made})
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:
         """As :meth:`slipway.proof.stored_weights.StoredModel.weight`."""
+        if name not in self._planned:
+            return _rebuild(self._made[name], self._tensors[self._made[name].name])
         planned = self._planned[name]
         tensor = self._tensors[planned.name]
         if tuple(int(size) for size in reversed(tensor.shape)) != planned.shape:
@@ -168,6 +177,29 @@ def _is_whole(planned: Planned) -> bool:
     part, piece = planned.parts[0], planned.parts[0].piece
     plain = piece.columns is keep and planned.change is Change.NONE
     return plain and part.tensor.shape == (planned.shape[::-1] if piece.form is transpose else planned.shape)
+
+
+def _is_rebuilt(planned: Planned) -> bool:
+    """Return whether a tensor of the file has some rows of one tensor of the model, or some twice."""
+    if len(planned.shape) != _MATRIX or not planned.parts or planned.change is not Change.NONE or planned.offset:
+        return False
+    sources = {part.tensor.name for part in planned.parts}
+    plain = all(part.piece.form is keep and part.piece.columns is keep for part in planned.parts)
+    return len(sources) == 1 and plain and not _is_whole(planned)
+
+
+def _rebuild(planned: Planned, tensor: gguf.ReaderTensor) -> Dense:
+    """Return a tensor of the model with the rows that the file has; the model computes with none of the others."""
+    source = planned.parts[0].tensor
+    whole = torch.zeros(source.shape, dtype=torch.float32)
+    numbers, first = np.arange(source.shape[0])[:, None], 0
+    for part in planned.parts:
+        order = np.asarray(part.order(numbers)).reshape(-1)
+        rows = gguf.quants.dequantize(tensor.data[first : first + len(order)], tensor.tensor_type)
+        if part.piece.factor:
+            whole[order] = torch.from_numpy(np.array(rows, dtype=np.float32)) / part.piece.factor
+        first += len(order)
+    return Dense(whole)
 
 
 def _places(planned: Planned) -> Tensor | None:

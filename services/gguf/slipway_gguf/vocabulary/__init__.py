@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gguf import GGUFValueType as Kind
@@ -9,9 +10,20 @@ from gguf import GGUFValueType as Kind
 from slipway.texts import quoted
 from slipway.validation.texts import TextKind
 from slipway_gguf.metadata import BETWEEN, DIFFERS, Field
-from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of, unsupported_error
+from slipway_gguf.vocabulary.around import around_of
+from slipway_gguf.vocabulary.documents import (
+    BYTES_OR_SPACES,
+    DEFAULT,
+    UNIGRAMS,
+    WORD_PIECES,
+    TokenizerFiles,
+    read_files,
+    templates_of,
+    unsupported_error,
+)
 from slipway_gguf.vocabulary.splitting import splitting_of
 from slipway_gguf.vocabulary.tokens import (
+    TokenList,
     adds_begin_and_end,
     list_tokens,
     merge_texts,
@@ -20,43 +32,33 @@ from slipway_gguf.vocabulary.tokens import (
     spaces_of,
     special_token_ids,
 )
+from slipway_gguf.vocabulary.unigrams import list_unigrams, unigram_fields
+from slipway_gguf.vocabulary.word_pieces import list_pieces, word_fields
 
 _PREFIX = "tokenizer.ggml"
 
 
-def read(model: Path, *, rows: int) -> tuple[Field, ...]:
+def read(model: Path, *, rows: int, reads: bool = False) -> tuple[Field, ...]:
     """Return the keys of a model's tokenizer and chat templates.
 
     Args:
         model: Folder of the model.
         rows: Rows of its embedding.
+        reads: Whether the model reads whole texts: then the tokens around a text are those of the tokenizer, whatever they mean to others.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: llama.cpp has no code for such a tokenizer, or its files cannot be used.
     """
     files = read_files(model)
-    spaces = spaces_of(files.tokenizer)
-    tokens, pairs = list_tokens(files, rows=rows, spaces=spaces is not None), pairs_of(files)
     templates = templates_of(files)
     numbers = special_token_ids(files, rows=rows, template=templates.get(DEFAULT, ""))
     begin, end = adds_begin_and_end(files, numbers)
-    differs = [TextKind.SPECIAL_SPACES] if any(each.strips for each in files.added.values()) else []
-    own: tuple[Field, ...]
-    if spaces is None:
-        pre, approximate = splitting_of(
-            files.tokenizer.get("pre_tokenizer"), whole=bool(files.model.get("ignore_merges"))
-        )
-        differs += [*approximate, *([TextKind.DECOMPOSED] if _composes(files) else [])]
-        own = (_text("model", "gpt2"), _text("pre", pre), _array("merges", tuple(merge_texts(pairs)), Kind.STRING))
-    else:
-        differs += spaces.differs
-        own = (
-            _text("model", "llama"),
-            _text("pre", "default"),
-            _array("scores", scores_of(pairs, tokens), Kind.FLOAT32),
-            Field(f"{_PREFIX}.add_space_prefix", spaces.prefix, Kind.BOOL),
-        )
-    known = BETWEEN.join(dict.fromkeys(each.value for each in differs))
+    around = around_of(files) if reads else None
+    if around:
+        numbers, begin, end = around.numbers(numbers), around.begin is not None, around.end is not None
+    strips = [TextKind.SPECIAL_SPACES] if any(each.strips for each in files.added.values()) else []
+    tokens, own, known = _KINDS[files.kind](files, rows)
+    differs = BETWEEN.join(dict.fromkeys(each.value for each in (*strips, *known)))
     return (
         *own,
         _array("tokens", tokens.texts, Kind.STRING),
@@ -64,9 +66,50 @@ def read(model: Path, *, rows: int) -> tuple[Field, ...]:
         *(Field(f"{_PREFIX}.{name}_token_id", number, Kind.UINT32) for name, number in numbers.items()),
         Field(f"{_PREFIX}.add_bos_token", begin, Kind.BOOL),
         Field(f"{_PREFIX}.add_eos_token", end, Kind.BOOL),
+        *((Field(f"{_PREFIX}.add_sep_token", around.doubled, Kind.BOOL),) if around else ()),
         *_templates(templates),
-        *((Field(DIFFERS, known, Kind.STRING),) if known else ()),
+        *((Field(DIFFERS, differs, Kind.STRING),) if differs else ()),
     )
+
+
+Listed = tuple[TokenList, tuple[Field, ...], tuple[TextKind, ...]]
+"""Tokens, keys of their kind, and kinds of text that llama.cpp is known to split otherwise."""
+
+
+def _pairs(files: TokenizerFiles, rows: int) -> Listed:
+    """Return the tokens of a vocabulary of merges, of bytes or with spaces as characters."""
+    spaces = spaces_of(files.tokenizer)
+    tokens, pairs = list_tokens(files, rows=rows, spaces=spaces is not None), pairs_of(files)
+    if spaces is not None:
+        fields = (
+            _text("model", "llama"),
+            _text("pre", "default"),
+            _array("scores", scores_of(pairs, tokens), Kind.FLOAT32),
+            Field(f"{_PREFIX}.add_space_prefix", spaces.prefix, Kind.BOOL),
+        )
+        return tokens, fields, spaces.differs
+    pre, approximate = splitting_of(files.tokenizer.get("pre_tokenizer"), whole=bool(files.model.get("ignore_merges")))
+    known = (*approximate, *([TextKind.DECOMPOSED] if _composes(files) else []))
+    merges = _array("merges", tuple(merge_texts(pairs)), Kind.STRING)
+    return tokens, (_text("model", "gpt2"), _text("pre", pre), merges), known
+
+
+def _pieces(files: TokenizerFiles, rows: int) -> Listed:
+    fields, known = word_fields(files)
+    return list_pieces(files, rows=rows), (_text("model", "bert"), _text("pre", "default"), *fields), known
+
+
+def _unigrams(files: TokenizerFiles, rows: int) -> Listed:
+    tokens = list_unigrams(files, rows=rows)
+    fields, known = unigram_fields(files, tokens)
+    return tokens, (_text("model", "t5"), _text("pre", "default"), *fields), known
+
+
+_KINDS: Mapping[str, Callable[[TokenizerFiles, int], Listed]] = {
+    BYTES_OR_SPACES: _pairs,
+    WORD_PIECES: _pieces,
+    UNIGRAMS: _unigrams,
+}
 
 
 def _text(name: str, value: str) -> Field:

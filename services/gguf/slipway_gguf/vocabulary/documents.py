@@ -20,6 +20,9 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 
+BYTES_OR_SPACES, WORD_PIECES, UNIGRAMS = "BPE", "WordPiece", "Unigram"
+"""Kinds of models of tokens that llama.cpp has code for, as ``tokenizer.json`` names them."""
+
 DEFAULT = "default"
 _LARGEST = 1 << 20
 _MOST = 32
@@ -63,6 +66,7 @@ class TokenizerFiles:
         settings: ``tokenizer_config.json``, completed by ``special_tokens_map.json``.
         config: ``config.json``.
         generation: ``generation_config.json``.
+        kind: Kind of the part ``model``.
     """
 
     folder: Path
@@ -73,6 +77,7 @@ class TokenizerFiles:
     settings: Mapping[str, Any]
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
+    kind: str = BYTES_OR_SPACES
 
     def number_of(self, text: str) -> int | None:
         """Return the number of the token with this text; None if there is none."""
@@ -95,14 +100,15 @@ def read_files(folder: Path) -> TokenizerFiles:
     model = tokenizer.get("model")
     if not isinstance(model, dict):
         raise unsupported_error(f"{TOKENIZER} has no model of tokens")
-    kind = model.get("type", "BPE" if "merges" in model else None)
-    if kind != "BPE":
-        raise unsupported_error(f"the tokenizer is of the kind {quoted(kind)}, and only BPE is written so far")
+    kind = model.get("type", BYTES_OR_SPACES if "merges" in model else None)
+    if kind not in (BYTES_OR_SPACES, WORD_PIECES, UNIGRAMS):
+        raise unsupported_error(f"the tokenizer is of the kind {quoted(kind)}, for which llama.cpp has no code")
     return TokenizerFiles(
         folder=folder,
         tokenizer=tokenizer,
         model=model,
-        vocabulary=_check_vocabulary(model.get("vocab")),
+        kind=str(kind),
+        vocabulary=_check_vocabulary(_numbered(model.get("vocab")) if kind == UNIGRAMS else model.get("vocab")),
         added=_read_added_tokens(tokenizer.get("added_tokens")),
         settings={**_read_document(folder, SPECIAL_TOKENS), **_read_document(folder, TOKENIZER_CONFIG)},
         config=_read_document(folder, CONFIG),
@@ -123,6 +129,17 @@ def _read_document(folder: Path, name: str, *, required: bool = False) -> dict[s
         raise unsupported_error(
             f"{name} cannot be read: {error}", "save the tokenizer again with transformers"
         ) from error
+
+
+def _numbered(entries: Any) -> dict[str, int]:
+    """Return the numbers of tokens that are listed with their scores. A text that occurs twice keeps its first number."""
+    listed = entries if isinstance(entries, list) else []
+    numbers: dict[str, int] = {}
+    for number, entry in enumerate(listed):
+        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+            raise unsupported_error(f"{TOKENIZER} has {quoted(entry)} among its tokens, which is no text with a score")
+        numbers.setdefault(entry[0], number)
+    return numbers
 
 
 def _check_vocabulary(entries: Any) -> dict[str, int]:

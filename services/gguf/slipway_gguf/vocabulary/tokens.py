@@ -7,7 +7,7 @@ vocabulary in the manner of SentencePiece, where a space is a character of its o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,13 +57,19 @@ class TokenList:
     types: tuple[TokenType, ...]
 
 
-def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool) -> TokenList:
+def as_it_is(text: str) -> str:
+    """Return a token's text as it is."""
+    return text
+
+
+def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool, spell: Callable[[str], str] = as_it_is) -> TokenList:
     """List the tokens.
 
     Args:
         files: The tokenizer.
         rows: Number of rows of the embedding. There must be as many tokens, so numbers without one get a placeholder.
         spaces: Whether a space is written as :data:`SPACE`, and a byte without a token as ``<0xHH>``.
+        spell: Returns the text in the file of a token that is no added one.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: there are more tokens than rows, or bytes without a token.
@@ -76,7 +82,7 @@ def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool) -> TokenList:
             f"the tokenizer has a token with the number {highest}, and the embedding has {rows} rows",
             "give the tokenizer of this model, or resize its embedding",
         )
-    known = {number: (text, _type(text, files, spaces=spaces)) for text, number in files.vocabulary.items()}
+    known = {number: (spell(text), _type(text, files, spaces=spaces)) for text, number in files.vocabulary.items()}
     for number, added in files.added.items():
         # llama.cpp looks for such a token in the original text, where a space is a space.
         text = added.content.replace(SPACE, " ") if spaces and not added.special else added.content

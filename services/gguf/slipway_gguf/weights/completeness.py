@@ -56,6 +56,7 @@ def check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool
     lacking += [f"blk.{layer}.{part}" for layer in sorted(heads) for part in _NEXT_NEEDS if layer not in layers[part]]
     lacking += [f"blk.{layer}.attn_norm.weight" for layer in range(parameters.blocks) if layer not in layers_there][:1]
     lacking += [name for name in (*parameters.architecture.needs, *(() if tied else (HEAD,))) if name not in names]
+    lacking = [name for name in lacking if name not in parameters.architecture.lacks]
     if not layers_there:
         lacking.append("blk.0.attn_norm.weight")
     if lacking:

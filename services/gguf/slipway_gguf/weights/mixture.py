@@ -25,9 +25,10 @@ from slipway_gguf.weights.planned import Planned
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _FLOAT32 = (
     *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"),
+    *("token_types.weight", "cls.weight", "cls.output.weight"),
     *(".ssm_conv1d.weight", ".shortconv.conv.weight", ".altup_correct_coef.weight", ".altup_predict_coef.weight"),
 )
-"""Ends of the names of tensors that llama.cpp uses only in float32."""
+"""Ends of the names of tensors that llama.cpp uses only in float32, and of small ones that make a score."""
 _UNQUANTIZED = ("altup", "laurel", "per_layer_model_proj")
 """Parts of the names of small tensors that stay in 16 bits at every level."""
 _VALUES = (".attn_v.weight", ".attn_qkv.weight", ".attn_kv_b.weight")

@@ -47,6 +47,9 @@ def name_tensors(
         GGUFExportError: ``GGUF_INVALID``: two names stand for one tensor.
     """
     names = {name: text_name(name) if has_parts else name for name in weights}
+    if found.rename:
+        renamed = {name: found.rename(name) for name in weights}
+        names = {name: own for name, own in renamed.items() if own}
     texts = {name: own.replace("model.mtp.", "mtp.", 1) for name, own in names.items() if own}
     named: dict[str, TensorInfo] = {}
     left = []
@@ -60,7 +63,7 @@ def name_tensors(
             raise _twice_error(named[target].name, name)
         else:
             named[target] = weights[name]
-    others = sorted(name for name in weights if name not in texts)
+    others = sorted(name for name in names if name not in texts)
     return NamedTensors(named, _count_heads(texts, found.heads, layers), tuple(sorted(left)), tuple(others))
 
 

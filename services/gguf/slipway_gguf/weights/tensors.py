@@ -29,6 +29,7 @@ from slipway_gguf.metadata import Parameters, parameters_of
 from slipway_gguf.weights.completeness import BLOCK, EMBEDDING, check_complete, tensor_error
 from slipway_gguf.weights.naming import name_tensors
 from slipway_gguf.weights.planned import Part, Planned
+from slipway_gguf.weights.sentences import Sentences, read_sentences
 
 _EXPERT = re.compile(r"^(.*\.experts\.)(\d+)\.(.+\.weight)$")
 _FUSED_EXPERTS = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
@@ -118,7 +119,7 @@ def _plan_targets(name: str, info: TensorInfo, targets: Sequence[Target], parame
     """Plan the tensors of the file that are made from one tensor, of which no value may be lost."""
     made = [_plan_target(name, info, each, parameters) for each in targets]
     values = sum(math.prod(each.shape) for each in made)
-    if values < info.numel:
+    if values < info.numel and not any(each.leaves for each in targets):
         what = f"tensor {name!r} has the shape {info.shape}, of which the numbers in config.json take {values} of {info.numel} values"
         raise tensor_error(what, name)
     return made
@@ -229,6 +230,7 @@ class PlannedFile:
         tensors: The tensors.
         left_out: Names of the model's tensors that the file has no place for.
         others: Names of the tensors of parts that take more than text, such as images.
+        sentences: What the model makes of a text; None for a model that predicts tokens.
     """
 
     parameters: Parameters
@@ -236,6 +238,7 @@ class PlannedFile:
     tensors: list[Planned]
     left_out: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    sentences: Sentences | None = None
 
 
 def plan_file(model: Path) -> PlannedFile:
@@ -256,17 +259,20 @@ def plan_file(model: Path) -> PlannedFile:
             remedy="use another format for this model",
             about={"model_type": str(whole.get("model_type", ""))[:100]},
         )
-    named = name_tensors(
-        read_weights(model), architecture, decoder_of(config, CONFIG_VALUES).layers, has_parts=part is not None
-    )
+    layers = decoder_of(config, CONFIG_VALUES, architecture.facts).layers
+    named = name_tensors(read_weights(model), architecture, layers, has_parts=part is not None)
     parameters, weights = parameters_of(architecture, config, heads=named.heads), dict(named.tensors)
-    tied = is_tied(parameters, weights)
+    # llama.cpp's quantizer takes the embedding of a model without a head for one that is the head too.
+    tied = architecture.reading is not None or is_tied(parameters, weights)
     if tied and not _head_is_like_embedding(parameters):
         embedding = _embedding_of(weights)  # without one, the plan names what is lacking
         weights |= {_MODEL_HEAD: embedding} if embedding else {}
         tied = False
+    read = read_sentences(model, parameters) if architecture.reading else None
     tensors = plan_tensors(weights, parameters, tied=tied, kinds=layer_kinds(config))
-    return PlannedFile(parameters, tied, tensors, named.left_out, named.others)
+    if read:
+        parameters, tensors = replace(parameters, fields=(*parameters.fields, *read.fields)), [*tensors, *read.tensors]
+    return PlannedFile(parameters, tied, tensors, named.left_out, named.others, read)
 
 
 def _head_is_like_embedding(parameters: Parameters) -> bool:

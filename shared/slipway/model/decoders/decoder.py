@@ -50,9 +50,9 @@ class Decoder:
     windows: tuple[int, ...]
 
 
-def settings_of(config: ModelConfig) -> dict[str, Any]:
+def settings_of(config: ModelConfig, kind: DecoderClass | None = None) -> dict[str, Any]:
     """Return the settings of a decoder by their usual names, with the defaults of its class."""
-    kind = CLASSES.get(config.class_name)
+    kind = kind or CLASSES.get(config.class_name)
     if kind is None:
         return dict(config)
     own = {name: config[other] for other, name in kind.names.items() if config.get(other) is not None}
@@ -60,14 +60,16 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
     return {**settings, "num_key_value_heads": kind.kv_heads(settings)} if kind.kv_heads else settings
 
 
-def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
+def decoder_of(config: ModelConfig, values: ConfigValues, kind: DecoderClass | None = None) -> Decoder:
     """Return the decoder with this configuration, whose class is one of :data:`CLASSES`.
 
     Args:
         config: Its configuration.
         values: Reads settings, with the errors that a format raises: ``BASE_MODEL_INVALID`` for a number that no model can have.
+        kind: What is said of its class, for a model that is built like a decoder and is none, such as an encoder.
     """
-    kind, settings = CLASSES[config.class_name], settings_of(config)
+    kind = kind or CLASSES[config.class_name]
+    settings = settings_of(config, kind)
     heads = values.whole(settings, "num_attention_heads", "n_head", most=MOST_PARTS)
     hidden = values.whole(settings, "hidden_size", "n_embd")
     kv_heads = values.whole(settings, "num_key_value_heads", default=heads, most=heads)

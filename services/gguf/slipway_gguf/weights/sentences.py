@@ -1,0 +1,136 @@
+"""What a model without a language head makes of a text: keys for its pooling or its score, and the linear layers behind its pooling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+
+from slipway.errors import GGUFExportError
+from slipway.model.safetensors_file import read_safetensors
+from slipway.model.sentences import Dense, Pooling, UnknownPoolingError, read_pooling
+from slipway.texts import quoted
+from slipway_gguf.architectures.entry import Architecture
+from slipway_gguf.metadata import Field, Parameters, field_of
+from slipway_gguf.weights.planned import Part, Planned
+
+RANK = "rank"
+KINDS = {
+    "mean": gguf.PoolingType.MEAN,
+    "cls": gguf.PoolingType.CLS,
+    "lasttoken": gguf.PoolingType.LAST,
+    RANK: gguf.PoolingType.RANK,
+}
+"""llama.cpp's numbers of poolings, by sentence-transformers' names; the last one gives a score."""
+NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last", RANK: RANK}
+"""llama.cpp's names of them, as ``llama-server --pooling`` takes them."""
+_FIRST_LAYER = 2
+"""Number of the first linear layer in names of tensors and keys: that of its folder in sentence-transformers, behind transformer and pooling."""
+_TYPES = "tokenizer.ggml.token_type_count"
+_SHARES = ("qwen3",)
+"""Architectures whose scores llama.cpp turns into shares of a sum, so that two are needed."""
+_YES, _NO = "yes", "no"
+_WEIGHT, _BIAS = "linear.weight", "linear.bias"
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    """What a model makes of a text.
+
+    Attributes:
+        pooling: How the vectors of tokens become one, by llama.cpp's name; ``rank`` for a score; empty if no file says how.
+        normalized: Whether the vector gets the length 1.
+        approximates: Whether llama.cpp approximates the GELU of the model by tanh.
+        fields: Keys of the metadata.
+        tensors: Linear layers behind the pooling.
+    """
+
+    pooling: str
+    normalized: bool
+    approximates: bool
+    fields: tuple[Field, ...] = ()
+    tensors: tuple[Planned, ...] = ()
+
+
+def read_sentences(model: Path, parameters: Parameters) -> Sentences:
+    """Return what a model makes of a text, by the files of sentence-transformers beside it.
+
+    Raises:
+        GGUFExportError: ``FAMILY_UNSUPPORTED`` for a pooling or a layer behind it that llama.cpp does not compute.
+    """
+    architecture, settings = parameters.architecture, parameters.decoder.settings
+    reading = architecture.reading
+    assert reading is not None
+    exact = settings.get("hidden_act", settings.get("hidden_activation")) == "gelu"
+    approximates = reading.approximates and exact
+    types = settings.get("type_vocab_size")
+    fields = (field_of(_TYPES, types),) if isinstance(types, int) and types > 0 else ()
+    if reading.scores:
+        labels = (_labels(architecture),) if architecture.name in _SHARES else ()
+        return Sentences(RANK, False, approximates, (*fields, _pooling_field(architecture, RANK), *labels))
+    try:
+        pooling = read_pooling(model)
+    except UnknownPoolingError as error:
+        raise _refused_error(architecture, f"its files say how a text becomes one vector, and {error}") from error
+    if pooling is None:
+        return Sentences("", False, approximates, fields)
+    _check_pooling(architecture, pooling)
+    layers = tuple(_layer(each, number) for number, each in enumerate(pooling.layers, _FIRST_LAYER))
+    sizes = [
+        field_of(f"{architecture.name}.dense_{number}_feat_{side}", size)
+        for number, each in enumerate(pooling.layers, _FIRST_LAYER)
+        for side, size in (("in", each.inputs), ("out", each.outputs))
+    ]
+    mode = pooling.modes[0]
+    return Sentences(
+        NAMES[mode],
+        pooling.normalized,
+        approximates,
+        (*fields, _pooling_field(architecture, mode), *sizes),
+        layers,
+    )
+
+
+def _pooling_field(architecture: Architecture, mode: str) -> Field:
+    return field_of(f"{architecture.name}.pooling_type", int(KINDS[mode]))
+
+
+def _labels(architecture: Architecture) -> Field:
+    return field_of(f"{architecture.name}.classifier.output_labels", (_YES, _NO))
+
+
+def _check_pooling(architecture: Architecture, pooling: Pooling) -> None:
+    """Refuse a pooling, and layers behind it, that the graph does not compute."""
+    reading = architecture.reading
+    assert reading is not None
+    if len(pooling.modes) > 1 or pooling.modes[0] not in reading.poolings:
+        known = ", ".join(reading.poolings)
+        raise _refused_error(architecture, f"its pooling is {' with '.join(pooling.modes)}, and llama.cpp has {known}")
+    if len(pooling.layers) not in (0, reading.layers):
+        what = f"{reading.layers} linear layers" if reading.layers else "no linear layer"
+        raise _refused_error(
+            architecture,
+            f"{len(pooling.layers)} linear layers (Dense) follow its pooling, and llama.cpp computes {what} there",
+        )
+    for layer in pooling.layers:
+        biased = _BIAS in read_safetensors(layer.file).tensors
+        if layer.activation != "Identity" or biased:
+            what = "a bias" if biased else f"the activation {quoted(layer.activation)}"
+            raise _refused_error(
+                architecture, f"a linear layer (Dense) behind its pooling has {what}, and in llama.cpp none has"
+            )
+
+
+def _layer(layer: Dense, number: int) -> Planned:
+    tensor = read_safetensors(layer.file).tensors[_WEIGHT]
+    return Planned(f"dense_{number}.weight", tensor.shape, (Part(tensor),))
+
+
+def _refused_error(architecture: Architecture, what: str) -> GGUFExportError:
+    return GGUFExportError(
+        f"the model is a sentence encoder ({architecture.class_name}): {what}",
+        reason="FAMILY_UNSUPPORTED",
+        remedy="use another format for this model",
+        about={"architecture": architecture.name},
+    )
