@@ -147,6 +147,13 @@ DENSE: tuple[Architecture, ...] = (
         "seed_oss", "SeedOssForCausalLM", assumes={**SILU, "attention_out_bias": (False,), "mlp_bias": (False,)}
     ),
     Architecture(
+        "arcee",
+        "ArceeForCausalLM",
+        assumes={"hidden_act": ("relu2",), "attention_bias": (False,), "mlp_bias": (False,)},
+        rope=_LLAMA_SCALINGS,
+        paired=True,
+    ),
+    Architecture(
         "gpt2",
         "GPT2LMHeadModel",
         assumes={

@@ -106,5 +106,6 @@ DENSE: tuple[DecoderClass, ...] = (
         "SeedOssForCausalLM",
         {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6},
     ),
+    DecoderClass("ArceeForCausalLM", {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
 )
 """Each with what its code adds to a ``config.json``."""
