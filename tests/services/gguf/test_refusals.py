@@ -81,6 +81,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("hunyuan-dense", {"attention_bias": True}, "attention_bias"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias"),
         ("arcee", {"mlp_bias": True}, "mlp_bias"),
+        ("apertus", {"hidden_act": "silu"}, "hidden_act"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),
@@ -161,6 +162,10 @@ def _lose_embedding(tensors: Tensors) -> None:
     del tensors["model.embed_tokens.weight"]
 
 
+def _lose_activation(tensors: Tensors) -> None:
+    del tensors["model.layers.1.mlp.act_fn.beta"]
+
+
 def _add_beyond(tensors: Tensors) -> None:
     tensors["model.layers.77.mlp.gate.e_score_correction_bias"] = torch.zeros(8)
 
@@ -179,10 +184,11 @@ def _number_highly(tensors: Tensors) -> None:
         ("qwen3next", _lengthen, {}, "in_proj_qkvz"),
         ("falcon-h1", _lose_embedding, {"tie_word_embeddings": True, "embedding_multiplier": 2.0}, "token_embd"),
         ("glm4moe", _add_beyond, {}, "blk.77."),
+        ("apertus", _lose_activation, {}, "mlp.act_fn.beta"),
         ("qwen3vl", _add_again, {}, "language_model.model.norm.weight"),
         ("gemma3n", _number_highly, {}, "altup_proj.weight"),
     ],
-    ids=["rows", "no embedding", "layer", "twice", "number"],
+    ids=["rows", "no embedding", "layer", "activation", "twice", "number"],
 )
 def test_tensors_that_would_be_lost_are_refused_by_name(
     family: str, change: Callable[[Tensors], None], settings: dict[str, Any], named: str, tmp_path: Path

@@ -56,4 +56,5 @@ DENSE: dict[str, Callable[[], Any]] = {
     ),
     "seed_oss": of("SeedOssConfig", "SeedOssForCausalLM", head_dim=32),
     "arcee": of("ArceeConfig", "ArceeForCausalLM", head_dim=32, rope_parameters=YARN),
+    "apertus": of("ApertusConfig", "ApertusForCausalLM", head_dim=32, rope_parameters=LLAMA3),
 }

@@ -154,6 +154,13 @@ DENSE: tuple[Architecture, ...] = (
         paired=True,
     ),
     Architecture(
+        "apertus",
+        "ApertusForCausalLM",
+        assumes={"hidden_act": ("xielu",), "attention_bias": (False,)},
+        rope=_LLAMA_SCALINGS,
+        scalars={f"mlp.act_fn.{each}": f"xielu.{each}" for each in ("alpha_n", "alpha_p", "beta", "eps")},
+    ),
+    Architecture(
         "gpt2",
         "GPT2LMHeadModel",
         assumes={

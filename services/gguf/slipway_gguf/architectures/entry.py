@@ -209,6 +209,7 @@ class Architecture:
         tensors: What becomes of tensors that have another name or other values in the file: by name, in a layer by what follows its number.
         stacks: Beginnings of the names of tensors, in a layer of what follows its number, that only differ in a number behind it, and the name
             of the tensor that they become together.
+        scalars: Ends of the names of tensors with one value in each layer, by what follows its number, and the key whose list they become.
         everywhere: Ends of the names of tensors that llama.cpp wants in all layers, also in those that use none of their own: they get the
             first layer's.
         keys: Keys of the metadata beside those that all have, or instead of them; None leaves a key out.
@@ -238,6 +239,7 @@ class Architecture:
     dense: str = ""
     tensors: Mapping[str, tuple[Target, ...]] = field(default_factory=dict)
     stacks: Mapping[str, str] = field(default_factory=dict)
+    scalars: Mapping[str, str] = field(default_factory=dict)
     everywhere: tuple[str, ...] = ()
     keys: Mapping[str, Callable[[Numbers], Any]] = field(default_factory=dict)
     factors: Callable[[Numbers], Mapping[str, tuple[float, ...]]] | None = None

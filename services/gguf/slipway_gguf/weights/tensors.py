@@ -29,6 +29,7 @@ from slipway_gguf.metadata import Parameters, parameters_of
 from slipway_gguf.weights.completeness import BLOCK, EMBEDDING, check_complete, tensor_error
 from slipway_gguf.weights.naming import name_tensors
 from slipway_gguf.weights.planned import Part, Planned
+from slipway_gguf.weights.scalars import take_scalars
 from slipway_gguf.weights.sentences import Sentences, read_sentences
 
 _EXPERT = re.compile(r"^(.*\.experts\.)(\d+)\.(.+\.weight)$")
@@ -261,7 +262,9 @@ def plan_file(model: Path) -> PlannedFile:
         )
     layers = decoder_of(config, CONFIG_VALUES, architecture.facts).layers
     named = name_tensors(read_weights(model), architecture, layers, has_parts=part is not None)
-    parameters, weights = parameters_of(architecture, config, heads=named.heads), dict(named.tensors)
+    parameters = parameters_of(architecture, config, heads=named.heads)
+    scalars, weights = take_scalars(named.tensors, parameters)
+    parameters = replace(parameters, fields=(*parameters.fields, *scalars))
     # llama.cpp's quantizer takes the embedding of a model without a head for one that is the head too.
     tied = architecture.reading is not None or is_tied(parameters, weights)
     if tied and not _head_is_like_embedding(parameters):

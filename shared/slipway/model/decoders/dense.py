@@ -107,5 +107,8 @@ DENSE: tuple[DecoderClass, ...] = (
         {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6},
     ),
     DecoderClass("ArceeForCausalLM", {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
+    DecoderClass(
+        "ApertusForCausalLM", {"max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12_000_000.0}
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
