@@ -37,6 +37,8 @@ _FAULTS = (
     ArithmeticError,
 )
 """What reading weights of an unknown form may raise: then that pass is not made, and the others are."""
+_DESCRIPTIONS = ("onnx_export.json", "gguf.json")
+"""Files that say whether an output approximates GELU by tanh."""
 Report = Callable[[str, int, int], None]
 
 
@@ -87,7 +89,7 @@ class _Bench:
                 runtime = runtime_of_output(asked.name)
                 stored = open_stored(asked.output, self._spec.base, self._products.rows_of, runtime)
                 changed.enter_context(self._products.use_stored(stored))
-                if read_object_or_empty(asked.output / "onnx_export.json").get("gelu_approximation"):
+                if any(read_object_or_empty(asked.output / each).get("gelu_approximation") for each in _DESCRIPTIONS):
                     changed.enter_context(approximate_gelu(self._plain))
             elif asked.weights:
                 rounding = weight_rounding(asked.weights)
