@@ -237,5 +237,5 @@ def _is_strange(planned: Planned, stored: Any, *, own_order: bool = False) -> bo
 
 def _has_own_order(planned: Planned, stored: Any) -> bool:
     """Return whether a tensor still has the model's order of rows although llama.cpp needs another."""
-    changes = all(block.ndim > len(planned.shape) for _, _, block in planned.samples())
+    changes = len(planned.shape) > 1 and all(block.ndim > len(planned.shape) for _, _, block in planned.samples())
     return changes and not _is_strange(planned, stored, own_order=True)

@@ -32,6 +32,8 @@ _BY_TABLE = (
     "gemma4-experts",
     "gemma4-text-part",
     "gpt2",
+    "gptneox",
+    "gptneox-sequential",
     "phi2",
     "starcoder2",
 )

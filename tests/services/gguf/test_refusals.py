@@ -82,6 +82,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias"),
         ("arcee", {"mlp_bias": True}, "mlp_bias"),
         ("apertus", {"hidden_act": "silu"}, "hidden_act"),
+        ("gptneox", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

@@ -57,4 +57,6 @@ DENSE: dict[str, Callable[[], Any]] = {
     "seed_oss": of("SeedOssConfig", "SeedOssForCausalLM", head_dim=32),
     "arcee": of("ArceeConfig", "ArceeForCausalLM", head_dim=32, rope_parameters=YARN),
     "apertus": of("ApertusConfig", "ApertusForCausalLM", head_dim=32, rope_parameters=LLAMA3),
+    "gptneox": of("GPTNeoXConfig", "GPTNeoXForCausalLM"),
+    "gptneox-sequential": of("GPTNeoXConfig", "GPTNeoXForCausalLM", use_parallel_residual=False),
 }

@@ -5,9 +5,17 @@ Sources: llama.cpp's ``conversion/command_r.py``, and ``src/models/``.
 
 from __future__ import annotations
 
-from slipway_gguf.architectures.entry import Architecture, local_layers
+from slipway_gguf.architectures.entry import Architecture, Numbers, Piece, Target, local_layers
 from slipway_gguf.architectures.refusals import first_of, other_head_norms, other_width, unlisted_windows
 from slipway_gguf.architectures.settings import GELU, SILU, SILU_WITHOUT_BIAS, TIED, UNTIED
+from slipway_gguf.architectures.views import in_groups
+
+
+def _heads_apart(numbers: Numbers) -> tuple[Piece, ...]:
+    """Return queries, keys and values of all heads behind each other; the model has those of each head so."""
+    heads, width = numbers.decoder.heads, numbers.decoder.width
+    return tuple(Piece(rows=in_groups(heads, part * width, (part + 1) * width)) for part in range(3))
+
 
 LAYER_NORM: tuple[Architecture, ...] = (
     Architecture(
@@ -58,6 +66,17 @@ LAYER_NORM: tuple[Architecture, ...] = (
         "NemotronForCausalLM",
         assumes={**UNTIED, "hidden_act": ("relu2",)},
         partial=True,
+        refuses=other_width,
+    ),
+    Architecture(
+        "gptneox",
+        "GPTNeoXForCausalLM",
+        assumes={**GELU, **UNTIED, "attention_bias": (True,)},
+        partial=True,
+        tensors={
+            f"attention.query_key_value.{end}": (Target(f"attn_qkv.{end}", _heads_apart),) for end in ("weight", "bias")
+        },
+        keys={"use_parallel_residual": lambda numbers: numbers.flag("use_parallel_residual")},
         refuses=other_width,
     ),
 )

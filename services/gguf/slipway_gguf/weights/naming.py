@@ -10,7 +10,7 @@ from slipway.errors import GGUFExportError
 from slipway.model.safetensors_file import TensorInfo
 from slipway_gguf.architectures.entry import Architecture, Heads
 
-_NO_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
+_NO_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
 """Tensors in old checkpoints that are weights of no class."""
 _MOST_HEADS = 8
 

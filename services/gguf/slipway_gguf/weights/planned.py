@@ -79,6 +79,9 @@ class Planned:
         if self.fixed is not None:
             yield 0, None, self.fixed[None]
             return
+        if self._is_joined_vector:
+            yield 0, None, self._join_vector()
+            return
         wholes = [self._rows(part) for part in self.parts]
         last = len(wholes) - 1
         places = [(0, 0), (last // 2, wholes[last // 2].shape[0] // 2), (last, wholes[last].shape[0] - 1)]
@@ -93,11 +96,24 @@ class Planned:
         """
         if self.fixed is not None:
             yield None, self.fixed
+        if self._is_joined_vector:
+            yield None, self._join_vector()
+            return
         for part in self.parts:
             whole = self._rows(part)
             step = max(1, most // max(1, math.prod(whole.shape[1:])))
             for first in range(0, whole.shape[0], step):
                 yield part, whole[first : first + step]
+
+    @property
+    def _is_joined_vector(self) -> bool:
+        return len(self.shape) == 1 and len(self.parts) > 1
+
+    def _join_vector(self) -> Array:
+        """Return a vector's parts behind each other as one row. (1, values)."""
+        factors = [np.float32(part.piece.factor) for part in self.parts]
+        parts = [part.values().astype(np.float32).reshape(-1) for part in self.parts]
+        return np.concatenate([values * factor for values, factor in zip(parts, factors, strict=True)])[None]
 
     def _rows(self, part: Part) -> Array:
         """Return a part's values with an axis for rows: a vector is one row, also of a tensor that has several."""

@@ -19,6 +19,11 @@ _GLM: Mapping[str, Any] = {
     "partial_rotary_factor": 0.5,
 }
 
+
+def _all_heads(_: Mapping[str, Any]) -> None:
+    """Return nothing: each head has keys and values of its own, whatever settings say."""
+
+
 DENSE: tuple[DecoderClass, ...] = (
     DecoderClass(
         "CohereForCausalLM",
@@ -109,6 +114,17 @@ DENSE: tuple[DecoderClass, ...] = (
     DecoderClass("ArceeForCausalLM", {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
     DecoderClass(
         "ApertusForCausalLM", {"max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12_000_000.0}
+    ),
+    DecoderClass(
+        "GPTNeoXForCausalLM",
+        {
+            "max_position_embeddings": 2048,
+            "layer_norm_epsilon": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "use_parallel_residual": True,
+        },
+        names={**_LAYER_NORM, "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+        kv_heads=_all_heads,
     ),
 )
 """Each with what its code adds to a ``config.json``."""
