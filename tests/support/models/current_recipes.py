@@ -299,7 +299,10 @@ KINDS: dict[str, Recipe] = {
         },
     ),
     "falcon-h1": Recipe(
-        "FalconH1Config", "FalconH1ForCausalLM", {**SIZES, **_MAMBA, "mamba_d_ssm": 128, "mamba_rms_norm": True}
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        # As the released models with norms have it: behind the gate.
+        {**SIZES, **_MAMBA, "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     ),
     "mistral3": Recipe(
         "Mistral3Config",
