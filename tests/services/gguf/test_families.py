@@ -24,6 +24,8 @@ pytestmark = pytest.mark.own_process
 
 _TOKENS = np.random.default_rng(3).integers(3, VOCABULARY - 20, 24).tolist()  # Gemma 3n embeds no others in its layers
 _BY_TABLE = (
+    "bloom",
+    "bloom-uneven",
     "gemma",
     "gemma2",
     "gemma3",

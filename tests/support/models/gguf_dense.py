@@ -59,4 +59,6 @@ DENSE: dict[str, Callable[[], Any]] = {
     "apertus": of("ApertusConfig", "ApertusForCausalLM", head_dim=32, rope_parameters=LLAMA3),
     "gptneox": of("GPTNeoXConfig", "GPTNeoXForCausalLM"),
     "gptneox-sequential": of("GPTNeoXConfig", "GPTNeoXForCausalLM", use_parallel_residual=False),
+    "bloom": of("BloomConfig", "BloomForCausalLM"),
+    "bloom-uneven": of("BloomConfig", "BloomForCausalLM", hidden_size=96, num_attention_heads=6),
 }

@@ -158,7 +158,7 @@ def compute_like_llama(model: Any) -> None:
         return torch.relu(values - least)
 
     for module in model.modules():
-        if "GELU" in type(module).__name__:
+        if "gelu" in type(module).__name__.lower():
             module.register_forward_hook(rounded)
         if getattr(module, "activation_sparsity", 0.0):
             module._gaussian_topk = partial(sparse, share=module.activation_sparsity)

@@ -5,7 +5,9 @@ Sources: llama.cpp's ``conversion/command_r.py``, and ``src/models/``.
 
 from __future__ import annotations
 
-from slipway_gguf.architectures.entry import Architecture, Numbers, Piece, Target, local_layers
+from collections.abc import Mapping
+
+from slipway_gguf.architectures.entry import Architecture, Key, Numbers, Piece, Target, local_layers
 from slipway_gguf.architectures.refusals import first_of, other_head_norms, other_width, unlisted_windows
 from slipway_gguf.architectures.settings import GELU, SILU, SILU_WITHOUT_BIAS, TIED, UNTIED
 from slipway_gguf.architectures.views import in_groups
@@ -16,6 +18,14 @@ def _heads_apart(numbers: Numbers) -> tuple[Piece, ...]:
     heads, width = numbers.decoder.heads, numbers.decoder.width
     return tuple(Piece(rows=in_groups(heads, part * width, (part + 1) * width)) for part in range(3))
 
+
+def _without_transformer(name: str) -> str:
+    """Return a tensor's name without the beginning that some checkpoints lack."""
+    return name.removeprefix("transformer.")
+
+
+_FOUR_TIMES: Mapping[str, Key] = {"feed_forward_length": lambda numbers: 4 * numbers.decoder.hidden}
+"""The class has no setting for the width of the feed-forward network."""
 
 LAYER_NORM: tuple[Architecture, ...] = (
     Architecture(
@@ -78,6 +88,18 @@ LAYER_NORM: tuple[Architecture, ...] = (
         },
         keys={"use_parallel_residual": lambda numbers: numbers.flag("use_parallel_residual")},
         refuses=other_width,
+    ),
+    Architecture(
+        "bloom",
+        "BloomForCausalLM",
+        assumes={"apply_residual_connection_post_layernorm": (False,)},
+        rope=(),
+        rename=_without_transformer,
+        tensors={
+            f"self_attention.query_key_value.{end}": (Target(f"attn_qkv.{end}", _heads_apart),)
+            for end in ("weight", "bias")
+        },
+        keys=_FOUR_TIMES,
     ),
 )
 """In the order in which they are named to users."""

@@ -79,7 +79,7 @@ def decoder_of(config: ModelConfig, values: ConfigValues, kind: DecoderClass | N
     listed = settings.get("layers_block_type") or settings.get("hybrid_override_pattern") or ()
     default = len(listed) if isinstance(listed, list | str) and listed else None  # Nemotron-H counts its list
     layers = values.whole(settings, "num_hidden_layers", "n_layer", default=default, most=MOST_LAYERS)
-    positions = values.whole(settings, "max_position_embeddings", "n_positions")
+    positions = values.whole(settings, "max_position_embeddings", "n_positions", default=kind.positions or None)
     return Decoder(
         kind=kind,
         settings=settings,

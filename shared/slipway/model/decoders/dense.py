@@ -126,5 +126,12 @@ DENSE: tuple[DecoderClass, ...] = (
         names={**_LAYER_NORM, "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         kv_heads=_all_heads,
     ),
+    DecoderClass(
+        "BloomForCausalLM",
+        {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        names={"n_embed": "hidden_size", "seq_length": "max_position_embeddings"},
+        kv_heads=_all_heads,
+        positions=2048,
+    ),
 )
 """Each with what its code adds to a ``config.json``."""

@@ -41,6 +41,7 @@ class DecoderClass:
         transposed: Whether its matrices are stored as (in, out).
         names: Usual names of settings that have another one in this class, by that name.
         kv_heads: Returns the number of heads of keys and values, for classes without a setting that says it; None if all heads have their own.
+        positions: Most tokens of a text, for classes without a limit and with no setting that says what they were trained on; otherwise 0.
         width: Setting with the width of a head, as far as the rotary embedding sees it.
         by_layer: Whether ``layer_types`` says more than which layers have a window, such as which of them are recurrent.
     """
@@ -54,5 +55,6 @@ class DecoderClass:
     transposed: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     kv_heads: Callable[[Mapping[str, Any]], Any] | None = None
+    positions: int = 0
     width: str = "head_dim"
     by_layer: bool = False
