@@ -26,6 +26,9 @@ _TOKENS = np.random.default_rng(3).integers(3, VOCABULARY - 20, 24).tolist()  # 
 _BY_TABLE = (
     "bloom",
     "bloom-uneven",
+    "falcon",
+    "falcon-groups",
+    "falcon-one-norm",
     "gemma",
     "gemma2",
     "gemma3",

@@ -84,6 +84,8 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("apertus", {"hidden_act": "silu"}, "hidden_act"),
         ("gptneox", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+        ("falcon", {"alibi": True}, "alibi"),
+        ("falcon", {"parallel_attn": False}, "parallel_attn"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

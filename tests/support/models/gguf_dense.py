@@ -61,4 +61,14 @@ DENSE: dict[str, Callable[[], Any]] = {
     "gptneox-sequential": of("GPTNeoXConfig", "GPTNeoXForCausalLM", use_parallel_residual=False),
     "bloom": of("BloomConfig", "BloomForCausalLM"),
     "bloom-uneven": of("BloomConfig", "BloomForCausalLM", hidden_size=96, num_attention_heads=6),
+    "falcon": of("FalconConfig", "FalconForCausalLM"),
+    "falcon-groups": of("FalconConfig", "FalconForCausalLM", new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-one-norm": of(
+        "FalconConfig",
+        "FalconForCausalLM",
+        new_decoder_architecture=True,
+        num_kv_heads=4,
+        num_ln_in_parallel_attn=1,
+        ffn_hidden_size=96,
+    ),
 }

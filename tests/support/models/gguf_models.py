@@ -25,6 +25,9 @@ from slipway_gguf.stage import STAGE
 from support.models.gguf_families import FAMILIES
 from support.models.saved_adapters import edit
 
+_LINEAR = ("Linear", "Conv1D", "FalconLinear")
+"""Names of the classes of layers that an adapter changes."""
+
 
 def save_family(family: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
     """Save a model in which every weight matters, and return it: norms and biases differ from 1 and 0, and positions can be told apart."""
@@ -79,7 +82,7 @@ def save_adapter(
 
     By default it changes every layer that it can, except those with one of the texts ``without`` in their name.
     """
-    layers = (module for module in model.named_modules() if type(module[1]).__name__ in ("Linear", "Conv1D"))
+    layers = (module for module in model.named_modules() if type(module[1]).__name__ in _LINEAR)
     options = {
         "r": 4,
         "lora_alpha": 10,

@@ -6,6 +6,7 @@ Sources: llama.cpp's ``conversion/command_r.py``, and ``src/models/``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from slipway_gguf.architectures.entry import Architecture, Key, Numbers, Piece, Target, local_layers
 from slipway_gguf.architectures.refusals import first_of, other_head_norms, other_width, unlisted_windows
@@ -14,9 +15,11 @@ from slipway_gguf.architectures.views import in_groups
 
 
 def _heads_apart(numbers: Numbers) -> tuple[Piece, ...]:
-    """Return queries, keys and values of all heads behind each other; the model has those of each head so."""
-    heads, width = numbers.decoder.heads, numbers.decoder.width
-    return tuple(Piece(rows=in_groups(heads, part * width, (part + 1) * width)) for part in range(3))
+    """Return queries, keys and values of all heads behind each other; the model has so those of the heads that share keys."""
+    groups, width = numbers.decoder.kv_heads, numbers.decoder.width
+    queries = numbers.decoder.heads // groups * width
+    ends = (0, queries, queries + width, queries + 2 * width)
+    return tuple(Piece(rows=in_groups(groups, first, end)) for first, end in pairwise(ends))
 
 
 def _without_transformer(name: str) -> str:
@@ -100,6 +103,18 @@ LAYER_NORM: tuple[Architecture, ...] = (
             for end in ("weight", "bias")
         },
         keys=_FOUR_TIMES,
+    ),
+    Architecture(
+        "falcon",
+        "FalconForCausalLM",
+        assumes={
+            "activation": GELU["hidden_act"],
+            "alibi": (False,),
+            "bias": (False,),
+            "parallel_attn": (True,),
+        },
+        tensors={"self_attention.query_key_value.weight": (Target("attn_qkv.weight", _heads_apart),)},
+        refuses=other_width,
     ),
 )
 """In the order in which they are named to users."""

@@ -42,6 +42,7 @@ _EMBEDDINGS = (
     "backbone.embeddings.weight",
     "gpt_neox.embed_in.weight",
     "word_embeddings.weight",
+    "transformer.word_embeddings.weight",
 )
 
 

@@ -24,6 +24,13 @@ def _all_heads(_: Mapping[str, Any]) -> None:
     """Return nothing: each head has keys and values of its own, whatever settings say."""
 
 
+def _falcon_heads(settings: Mapping[str, Any]) -> Any:
+    """Return the heads of keys of a Falcon: older ones have one or as many as queries, whatever the number says."""
+    if settings.get("multi_query") and not settings.get("new_decoder_architecture"):
+        return 1
+    return settings.get("num_kv_heads")
+
+
 DENSE: tuple[DecoderClass, ...] = (
     DecoderClass(
         "CohereForCausalLM",
@@ -132,6 +139,20 @@ DENSE: tuple[DecoderClass, ...] = (
         names={"n_embed": "hidden_size", "seq_length": "max_position_embeddings"},
         kv_heads=_all_heads,
         positions=2048,
+    ),
+    DecoderClass(
+        "FalconForCausalLM",
+        {
+            "max_position_embeddings": 2048,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "alibi": False,
+            "new_decoder_architecture": False,
+            "multi_query": True,
+            "parallel_attn": True,
+        },
+        names={"n_embed": "hidden_size", "ffn_hidden_size": "intermediate_size"},
+        kv_heads=_falcon_heads,
     ),
 )
 """Each with what its code adds to a ``config.json``."""
