@@ -26,6 +26,7 @@ from slipway.model.model_files import (
 )
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec, plan_files
+from slipway.model.sentences import MODULE_PICKLE, is_sentence_encoder, module_files
 from slipway.stage import Context
 from slipway_adapter.base import Fitted, fit
 from slipway_adapter.factors import Form, common_form, normalize, own_form
@@ -34,6 +35,8 @@ from slipway_adapter.rules import LLAMA, check_rules, refusal_error
 
 _KEPT = ("base_model_name_or_path", "revision", "task_type", "peft_version")
 """Settings that describe the adapter's origin; they are kept."""
+_WITHOUT_HEAD = (None, "FEATURE_EXTRACTION")
+"""Tasks of adapters that leave a sentence encoder what it is."""
 T = TypeVar("T")
 
 
@@ -60,7 +63,7 @@ def write_peft_folder(saved: Saved, base: Path, output: Path, params: AdapterPar
         lora_alpha=_most_common(form.alpha for form in forms.values()),
         scaling_folded=any(form.folded for form in forms.values()),
         dtype=_most_common(form.dtype for form in forms.values()),
-        copied=copy_tokenizer(saved.folder, base, output),
+        copied=[*copy_tokenizer(saved.folder, base, output), *_copy_modules(saved, base, output, params)],
     )
 
 
@@ -166,6 +169,22 @@ def copy_tokenizer(adapter: Path, base: Path, output: Path) -> list[str]:
         (output / name).parent.mkdir(exist_ok=True)
         (output / name).write_bytes(text)
     return sorted({*chosen, *written})
+
+
+def _copy_modules(saved: Saved, base: Path, output: Path, params: AdapterParams) -> list[str]:
+    """Copy pooling and prompts of a sentence encoder, so that sentence-transformers opens the adapter; return the names of the files.
+
+    They are the checkpoint's, otherwise the base's, unless the adapter has trained a head.
+    """
+    encoder = saved.folder if is_sentence_encoder(saved.folder) else base
+    if params.target in LLAMA or saved.raw.get("task_type") not in _WITHOUT_HEAD or not is_sentence_encoder(encoder):
+        return []
+    chosen, _ = module_files(encoder, base)
+    kept = {name: path for name, path in chosen.items() if not name.endswith(MODULE_PICKLE)}
+    for name, path in kept.items():
+        (output / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, output / name)
+    return sorted(kept)
 
 
 def _names(folder: Path) -> list[str]:

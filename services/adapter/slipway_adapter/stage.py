@@ -47,7 +47,7 @@ def output_bytes(params: AdapterParams, size: ModelSize) -> int:
 
 STAGE = Stage(
     name="adapter",
-    version=3,
+    version=4,
     inputs=("base", "adapter"),
     optional_inputs=("onnx",),
     outputs=("adapter",),

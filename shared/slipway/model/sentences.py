@@ -19,7 +19,8 @@ from slipway.model.safetensors_file import read_safetensors
 from slipway.texts import printable
 
 MODULES = "modules.json"
-_SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json")
+SENTENCE_SETTINGS = "config_sentence_transformers.json"
+_SETTINGS = (SENTENCE_SETTINGS, "sentence_bert_config.json")
 MODULE_WEIGHTS, MODULE_PICKLE = "model.safetensors", "pytorch_model.bin"
 _MODULE_FILES = ("config.json", MODULE_WEIGHTS, MODULE_PICKLE)
 _WITHOUT_FILES = ("Normalize",)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 from slipway.errors import AdapterExportError, ModelExportError
@@ -18,8 +18,10 @@ from slipway_adapter.runtime import load
 from slipway_merge.combine.stage import STAGE as COMBINE
 from slipway_merge.params import CombineParams
 from support.models.current_kinds import make_kind
+from support.models.family_models import make_family_model
 from support.models.merge_cases import logits
 from support.models.saved_adapters import edit
+from support.models.sentence_models import write_modules, write_prompts
 
 
 def trained_updates(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
@@ -201,3 +203,17 @@ def test_values_beyond_float16_are_refused(tune, deliver, bases):
     edit(adapter, tensors=lambda tensors: {name: tensor * 1e6 for name, tensor in tensors.items()})
     with pytest.raises(AdapterExportError, match="beyond F16"):
         deliver(bases("qwen3"), adapter, dtype="float16")
+
+
+def test_a_sentence_encoders_adapter_has_pooling_and_prompts(tmp_path: Path, deliver: Any) -> None:
+    base = make_family_model("bert-features", tmp_path / "base")
+    write_prompts(write_modules(base, normalized=True), {"query": "q: "})
+    adapter = tmp_path / "adapter"
+    config = LoraConfig(r=2, target_modules=["query"], init_lora_weights=False, task_type="FEATURE_EXTRACTION")
+    get_peft_model(tf.AutoModel.from_pretrained(base), config).save_pretrained(adapter)
+    folder, _ = deliver(base, adapter)
+    names = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
+    assert all((folder / name).read_bytes() == (base / name).read_bytes() for name in names)
+    edit(adapter, task_type="SEQ_CLS")
+    folder, _ = deliver(base, adapter, name="classifier")
+    assert not (folder / "modules.json").exists()

@@ -22,6 +22,7 @@ from support.commands.usage_examples import usage_examples
 from support.models.current_kinds import make_kind
 from support.models.family_models import make_family_model
 from support.models.merge_models import make_family
+from support.models.sentence_models import write_modules, write_prompts
 from support.models.tiny_models import save_tokenizer
 from support.models.transformers_results import write_sound
 from support.models.whisper_models import make_whisper
@@ -207,6 +208,21 @@ def test_the_example_of_a_model_that_takes_images_too_loads_it_whole(
     values: dict[str, Any] = {}
     exec(code, values)
     assert type(values["model"]).__name__.endswith("ForConditionalGeneration")
+
+
+def test_a_hostile_prompt_stays_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = '```\n"""\'); raise SystemExit(1)\n# {{ 1 / 0 }} | <b> \u202e'
+    make_family_model("bert-features", tmp_path / "onnx")
+    write_prompts(write_modules(tmp_path / "onnx"), {"query": hostile, "a | `b`": "c"}, "a | `b`")
+    write_report(tmp_path, result=result(None, ("onnx",)))
+    card = (tmp_path / "README.md").read_text()
+    (line,) = [line for line in usage_examples(card)["onnx"].splitlines() if line.startswith("one, other = ")]
+    seen: list[str] = []
+    exec(line, {"encode": seen.append})
+    assert seen == [hostile + "How old are you?", "What is your age?"]
+    (row,) = [line for line in card.splitlines() if line.startswith("| query |")]
+    assert row.count(" | ") == 2
+    assert "| a \\| \\`b\\` | " in card
 
 
 def test_a_classifier_shows_the_probability_of_each_label(

@@ -39,6 +39,13 @@ def write_modules(
     return folder
 
 
+def write_prompts(folder: Path, prompts: Mapping[str, str], default: str | None = None) -> Path:
+    """Write the settings of sentence-transformers with the prompts of a model."""
+    settings = {"prompts": dict(prompts), "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return folder
+
+
 def write_dense(folder: Path, sizes: tuple[int, int], *, bias: bool, seed: int) -> dict[str, Any]:
     """Write the weights of a linear layer from the first size to the second into a module's folder, and return them."""
     import torch

@@ -1,7 +1,9 @@
 """Classify a text, or compute its embedding, with this folder's ONNX model: ``python example.py "A house by the sea"``.
 
 Needs ``pip install onnxruntime tokenizers numpy`` and nothing else. A model that finds answers takes ``--question``; one that
-gives vectors takes another text with ``--compare``.
+gives vectors takes another text with ``--compare``. Prompts that such a model was trained with are put before the texts by their names:
+``python example.py "How old are you?" --prompt query --compare "I am thirty." --compare-prompt document``. Without a name, the model's default
+prompt is, if it has one.
 """
 
 from __future__ import annotations
@@ -67,6 +69,14 @@ def vector(results: dict[str, Any], encoding: Any) -> Any:
     return results["last_hidden_state"][0][np.array(encoding.attention_mask, bool)].mean(axis=0)
 
 
+def read_prompts() -> tuple[dict[str, str], str]:
+    """Return the model's prompts by name, and the name of the one that every text gets; none for other models."""
+    path = HERE / "config_sentence_transformers.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    prompts = {name: text or "" for name, text in (settings.get("prompts") or {}).items()}
+    return prompts, settings.get("default_prompt_name") or ""
+
+
 def run(session: Any, encoding: Any) -> dict[str, Any]:
     """Run the graph on a text; return its outputs by name, without the places that the text leaves empty."""
     known = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids}
@@ -105,16 +115,25 @@ def main() -> None:
     parser.add_argument("text", nargs="?", default="A house by the sea")
     parser.add_argument("--question", help="a question about the text, for a model that finds answers")
     parser.add_argument("--compare", help="another text, for a model that gives vectors: print how similar the two are")
+    prompts, default = read_prompts()
+    for name, which in (("--prompt", "the text"), ("--compare-prompt", "the other text")):
+        parser.add_argument(
+            name,
+            choices=sorted(prompts),
+            default=default,
+            help=f"name of the model's prompt that is put before {which}",
+        )
     parser.add_argument("--provider", choices=("auto", "cuda", "cpu"), default="auto")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
-    encoding = tokenizer.encode(args.question, args.text) if args.question else tokenizer.encode(args.text)
+    words = prompts.get(args.prompt, "") + args.text
+    encoding = tokenizer.encode(args.question, words) if args.question else tokenizer.encode(words)
     if not encoding.ids:
         parser.error("the text has no tokens")
     session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=providers(args.provider))
     results = run(session, encoding)
     if args.compare:
-        other = tokenizer.encode(args.compare)
+        other = tokenizer.encode(prompts.get(args.compare_prompt, "") + args.compare)
         first, second = vector(results, encoding), vector(run(session, other), other)
         print(f"{first @ second / np.linalg.norm(first) / np.linalg.norm(second):.4f}")
         return

@@ -1,1 +1,1 @@
-"""Tokens of models: tokenizers that only their publisher's library reads, turned into those that transformers reads."""
+"""What becomes of texts before a model: tokenizers that only their publisher's library reads, and what a model puts before a text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family, loader_of
 from slipway.model.model_files import has_chat_template
 from slipway.model.sentences import UnknownPoolingError, is_sentence_encoder, read_pooling
+from slipway.model.tokens.prompts import Prompts, read_prompts
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_code, markdown_environment
 from slipway.results.report.evaluation import model_index, rows, sign_off
@@ -26,6 +28,8 @@ from slipway.texts import one_line
 
 _LOG = logging.getLogger(__name__)
 _FOLDER = re.compile(r"[a-z0-9][\w.-]*")
+_MOST_PROMPTS = 20
+"""Most prompts of a sentence encoder that the card lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,24 @@ def model_card(report: Report, folder: Path) -> str:
         examples=_examples(report, folder),
         evaluation=rows(report),
         sign_off=sign_off(report),
+        prompts=_prompts(report, folder),
     )
+
+
+def _prompts(report: Report, folder: Path) -> list[tuple[str, str, str]]:
+    """Return name, text and use of the prompts of a sentence encoder; those that its methods take by themselves come first."""
+    encoder = next((folder / name for name in report.result.formats if is_sentence_encoder(folder / name)), None)
+    prompts = read_prompts(encoder) if encoder else Prompts({})
+    uses = {prompts.default: "every text, unless another is named"} if prompts.default else {}
+    if prompts.differ:
+        uses |= {"query": "questions"} | ({prompts.passage_name: "passages"} if prompts.passage_name else {})
+    names = [*(name for name in uses if name in prompts.texts), *(name for name in prompts.texts if name not in uses)]
+    return [(name, _literal(prompts.texts[name]), uses.get(name, "")) for name in names[:_MOST_PROMPTS]]
+
+
+def _literal(text: str) -> str:
+    """Return a Python literal of any text, which neither ends the code of an example nor hides a part of it."""
+    return json.dumps(text).replace("`", "\\u0060")
 
 
 def _completeness(report: Report) -> str:
@@ -144,6 +165,7 @@ def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family:
     chat = chat and family.generates
     entries = sorted(path.name for path in first.glob("*"))
     sentences = family == FEATURE_EXTRACTION and is_sentence_encoder(first)
+    prompts = read_prompts(first) if sentences else Prompts({})
     usual = (
         (usage.sentence_packages if sentences else "")
         or usage.family_packages.get(family.name)
@@ -163,6 +185,9 @@ def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family:
             entries=entries,
             sentences=sentences,
             pooled=sentences and _is_pooled(first),
+            prompts=prompts,
+            words=_literal(f"{prompts.question}Once upon a time"),
+            pair=(_literal(f"{prompts.question}How old are you?"), _literal(f"{prompts.passage}What is your age?")),
         ),
     )
 
