@@ -40,6 +40,8 @@ _BY_TABLE = (
     "gptneox",
     "gptneox-sequential",
     "phi2",
+    "starcoder",
+    "starcoder-all-heads",
     "starcoder2",
 )
 """Families for which llama.cpp looks GELU up in a table of float16: a value at the edge of two entries may get the other one."""

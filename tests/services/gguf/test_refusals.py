@@ -86,6 +86,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
         ("falcon", {"alibi": True}, "alibi"),
         ("falcon", {"parallel_attn": False}, "parallel_attn"),
+        ("starcoder", {"activation_function": "relu"}, "activation_function"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

@@ -71,4 +71,6 @@ DENSE: dict[str, Callable[[], Any]] = {
         num_ln_in_parallel_attn=1,
         ffn_hidden_size=96,
     ),
+    "starcoder": of("GPTBigCodeConfig", "GPTBigCodeForCausalLM", n_inner=96),
+    "starcoder-all-heads": of("GPTBigCodeConfig", "GPTBigCodeForCausalLM", n_inner=96, multi_query=False),
 }

@@ -116,5 +116,16 @@ LAYER_NORM: tuple[Architecture, ...] = (
         tensors={"self_attention.query_key_value.weight": (Target("attn_qkv.weight", _heads_apart),)},
         refuses=other_width,
     ),
+    Architecture(
+        "starcoder",
+        "GPTBigCodeForCausalLM",
+        assumes={
+            "activation_function": GELU["hidden_act"],
+            "scale_attn_weights": (True,),
+            "add_cross_attention": (False,),
+        },
+        rope=(),
+        tensors={f"attn.c_attn.{end}": (Target(f"attn_qkv.{end}", _heads_apart),) for end in ("weight", "bias")},
+    ),
 )
 """In the order in which they are named to users."""

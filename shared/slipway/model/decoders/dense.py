@@ -154,5 +154,10 @@ DENSE: tuple[DecoderClass, ...] = (
         names={"n_embed": "hidden_size", "ffn_hidden_size": "intermediate_size"},
         kv_heads=_falcon_heads,
     ),
+    DecoderClass(
+        "GPTBigCodeForCausalLM",
+        {"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "multi_query": True},
+        kv_heads=lambda settings: 1 if settings.get("multi_query") else None,
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
