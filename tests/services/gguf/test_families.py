@@ -39,6 +39,7 @@ _BY_TABLE = (
     "gpt2",
     "gptneox",
     "gptneox-sequential",
+    "mpt",
     "phi2",
     "starcoder",
     "starcoder-all-heads",

@@ -8,8 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from slipway_gguf.architectures.entry import Architecture, Key, Numbers, Piece, Target, local_layers
-from slipway_gguf.architectures.refusals import first_of, other_head_norms, other_width, unlisted_windows
+from slipway_gguf.architectures.entry import CONFIG_VALUES, Architecture, Key, Numbers, Piece, Target, local_layers
+from slipway_gguf.architectures.refusals import (
+    first_of,
+    other_attention,
+    other_head_norms,
+    other_width,
+    unlisted_windows,
+)
 from slipway_gguf.architectures.settings import GELU, SILU, SILU_WITHOUT_BIAS, TIED, UNTIED
 from slipway_gguf.architectures.views import in_groups
 
@@ -29,6 +35,19 @@ def _without_transformer(name: str) -> str:
 
 _FOUR_TIMES: Mapping[str, Key] = {"feed_forward_length": lambda numbers: 4 * numbers.decoder.hidden}
 """The class has no setting for the width of the feed-forward network."""
+
+
+def _clamp(numbers: Numbers) -> float | None:
+    """Return the largest value of queries, keys and values; None if there is no limit."""
+    attention = numbers.decoder.settings.get("attn_config")
+    return CONFIG_VALUES.optional_number(attention, "clip_qkv") if isinstance(attention, Mapping) else None
+
+
+_MPT: Mapping[str, Key] = {
+    **_FOUR_TIMES,
+    "attention.max_alibi_bias": lambda _: 8.0,  # the class has no other, whatever settings say
+    "attention.clamp_kqv": _clamp,
+}
 
 LAYER_NORM: tuple[Architecture, ...] = (
     Architecture(
@@ -126,6 +145,14 @@ LAYER_NORM: tuple[Architecture, ...] = (
         },
         rope=(),
         tensors={f"attn.c_attn.{end}": (Target(f"attn_qkv.{end}", _heads_apart),) for end in ("weight", "bias")},
+    ),
+    Architecture(
+        "mpt",
+        "MptForCausalLM",
+        assumes={"no_bias": (True,), "logit_scale": ()},
+        rope=(),
+        keys=_MPT,
+        refuses=other_attention,
     ),
 )
 """In the order in which they are named to users."""

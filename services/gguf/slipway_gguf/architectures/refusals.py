@@ -109,6 +109,16 @@ def largest_without_windows(architecture: Architecture, settings: Mapping[str, A
     return describe_assumption(architecture, "sliding_window", None, f"a number in {EXAONE_LAYERS} layers")
 
 
+def other_attention(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse a scale of attention of its own, and norms of queries and keys (MPT, whose settings of attention are an object)."""
+    attention = settings.get("attn_config") or {}
+    if not isinstance(attention, Mapping):
+        return describe_assumption(architecture, "attn_config", attention, "an object")
+    given = {key: attention.get(key) for key in ("softmax_scale", "qk_ln", "prefix_lm")}
+    key = next((key for key, value in given.items() if value), "")
+    return describe_assumption(architecture, key, given[key], "no such setting") if key else ""
+
+
 def other_head_norms(architecture: Architecture, settings: Mapping[str, Any]) -> str:
     """Refuse norms of queries and keys in a smaller model than the largest, and a larger one without them (Cohere)."""
     layers, norms = settings.get("num_hidden_layers"), bool(settings.get("use_qk_norm"))

@@ -34,7 +34,7 @@ from slipway_gguf.weights.sentences import Sentences, read_sentences
 
 _EXPERT = re.compile(r"^(.*\.experts\.)(\d+)\.(.+\.weight)$")
 _FUSED_EXPERTS = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
-_LAYER = re.compile(r"^(?:\w+\.)*?(?:layers|h)\.(\d+)\.(.+)$")
+_LAYER = re.compile(r"^(?:\w+\.)*?(?:layers|blocks|h)\.(\d+)\.(.+)$")
 _MODEL_HEAD, _ROWS = "lm_head.weight", 4096
 _EMBEDDINGS = (
     "model.embed_tokens.weight",

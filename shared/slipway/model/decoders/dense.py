@@ -159,5 +159,16 @@ DENSE: tuple[DecoderClass, ...] = (
         {"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "multi_query": True},
         kv_heads=lambda settings: 1 if settings.get("multi_query") else None,
     ),
+    DecoderClass(
+        "MptForCausalLM",
+        {"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        names={
+            "d_model": "hidden_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "max_seq_len": "max_position_embeddings",
+        },
+        kv_heads=_all_heads,
+    ),
 )
 """Each with what its code adds to a ``config.json``."""

@@ -104,7 +104,9 @@ def _named_kinds(config: ModelConfig) -> Sequence[str]:
     pattern = settings.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern:
         return [_PATTERN.get(letter, letter) for letter in pattern]
-    layers = next((_whole(settings.get(key), 0) for key in ("num_hidden_layers", "n_layer") if settings.get(key)), 0)
+    layers = next(
+        (_whole(settings.get(key), 0) for key in ("num_hidden_layers", "n_layer", "n_layers") if settings.get(key)), 0
+    )
     if not 0 < layers <= MOST_LAYERS:
         return ()
     rule = _RULES.get(str(settings.get("model_type", "")).removesuffix("_text"))
