@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("xllamacpp", reason="llama.cpp splits the texts: pip install 'slipway-ml[gguf]'")
-from tokenizers import AddedToken, Tokenizer, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 from slipway.errors import GGUFExportError
 from slipway.model.tokens.byte_level import complete_tokenizer
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.own_process
 
 _QWEN2 = next(expressions for expressions, each in KNOWN.items() if each.pre == "qwen2")
 _LLAMA3 = next(expressions for expressions, each in KNOWN.items() if each.whole == "llama-bpe")
+_FALCON = next(expressions for expressions, each in KNOWN.items() if each.pre == "falcon")
 _FAST = ("gpt-2", "llama-bpe", "qwen2", "tekken")
 _NAMES = [
     pytest.param(name, expressions, name == each.whole, id=name, marks=() if name in _FAST else pytest.mark.slow)
@@ -69,6 +70,22 @@ def test_each_way_to_split_gives_the_tokenizers_tokens(
     assert {kind.value for kind in Vocabulary(file).different(tokenizer)} == set(
         filter(None, found.get("differs", "").split("; "))
     )
+
+
+@pytest.mark.slow
+def test_steps_behind_the_one_that_writes_bytes_split_as_expressions_do(tmp_path: Path) -> None:
+    """As Falcon's tokenizer lists them."""
+    tokenizer = byte_level(_FALCON)
+    digits, threes = (
+        pre_tokenizers.Digits(individual_digits=False),
+        pre_tokenizers.Split(Regex(_FALCON[-1]), "isolated"),
+    )
+    steps = [pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False), digits, threes]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    model = save(tokenizer, tmp_path / "model")
+    assert values(model)["pre"] == "falcon"
+    file = write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800)
+    assert Vocabulary(file).different(tokenizer) == set()
 
 
 @pytest.mark.parametrize("version", ["v3", "v13"])

@@ -40,6 +40,10 @@ _DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     + _REST
 )
+_SEED = rf"{_SHORT}|{_WORDS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_REST}"
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
+"""What tokenizers calls punctuation: Unicode's, and all signs of ASCII."""
 APPROXIMATE = (TextKind.CASED, TextKind.MARKS, TextKind.DECOMPOSED)
 """Kinds of text that llama.cpp splits differently, because its engine of expressions has no classes such as ``\\p{Lu}``."""
 
@@ -70,6 +74,9 @@ KNOWN: Mapping[tuple[str, ...], Splitting] = {
     (r"\p{N}{1,3}", _CJK, _DEEPSEEK): Splitting("deepseek-v3"),
     (r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")): Splitting("", whole="minicpm5"),
     (r"[^\n]+|[\n]+", _QWEN2): Splitting("laguna"),
+    (_SEED,): Splitting("seed-coder"),
+    (_BLOOM,): Splitting("bloom"),
+    (_PUNCTUATION, _GPT2, "[0-9]+", "[0-9][0-9][0-9]"): Splitting("falcon"),
 }
 """Ways to split by their expressions in ``tokenizer.json``, in order: each expression splits the parts that the one before it left."""
 
@@ -113,7 +120,7 @@ def _canonicalize(expression: str) -> str:
     return expression.replace("\\u3040", "\u3040")
 
 
-def _expressions(pre_tokenizer: Any, depth: int = 0) -> list[str]:
+def _expressions(pre_tokenizer: Any, depth: int = 0, *, of_bytes: bool = False) -> list[str]:
     """Return the expressions of a pre-tokenizer, without the step that writes bytes as characters."""
     if not isinstance(pre_tokenizer, dict) or depth > _NESTED:
         raise unsupported_error(
@@ -123,8 +130,12 @@ def _expressions(pre_tokenizer: Any, depth: int = 0) -> list[str]:
     match kind:
         case "Sequence":
             steps = pre_tokenizer.get("pretokenizers")
+            listed = steps if isinstance(steps, list) else []
+            kinds = [step.get("type") if isinstance(step, dict) else None for step in listed]
             return [
-                each for step in (steps if isinstance(steps, list) else []) for each in _expressions(step, depth + 1)
+                each
+                for index, step in enumerate(listed)
+                for each in _expressions(step, depth + 1, of_bytes="ByteLevel" in kinds[:index])
             ]
         case "ByteLevel":
             if pre_tokenizer.get("add_prefix_space"):
@@ -133,7 +144,11 @@ def _expressions(pre_tokenizer: Any, depth: int = 0) -> list[str]:
                 )
             return [_GPT2] if pre_tokenizer.get("use_regex", True) else []
         case "Digits":
-            return [r"\p{N}" if pre_tokenizer.get("individual_digits") else r"\p{N}+"]
+            # Of text whose bytes are written as characters only ASCII's digits are still digits.
+            digit = "[0-9]" if of_bytes else r"\p{N}"
+            return [digit if pre_tokenizer.get("individual_digits") else f"{digit}+"]
+        case "Punctuation" if pre_tokenizer.get("behavior") == "Contiguous":
+            return [_PUNCTUATION]
         case "Split":
             return [_split_expression(pre_tokenizer)]
     raise unsupported_error(f"llama.cpp has no pre-tokenizer like {quoted(kind)}; it splits by expressions only")
