@@ -25,6 +25,7 @@ from support.models.tokenizers_of_kinds import (
     Vocabulary,
     begin_texts,
     byte_level,
+    byte_level_by,
     save,
     with_spaces,
     write_vocabulary,
@@ -75,13 +76,12 @@ def test_each_way_to_split_gives_the_tokenizers_tokens(
 @pytest.mark.slow
 def test_steps_behind_the_one_that_writes_bytes_split_as_expressions_do(tmp_path: Path) -> None:
     """As Falcon's tokenizer lists them."""
-    tokenizer = byte_level(_FALCON)
     digits, threes = (
         pre_tokenizers.Digits(individual_digits=False),
         pre_tokenizers.Split(Regex(_FALCON[-1]), "isolated"),
     )
     steps = [pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False), digits, threes]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer = byte_level_by(steps)
     model = save(tokenizer, tmp_path / "model")
     assert values(model)["pre"] == "falcon"
     file = write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800)

@@ -21,11 +21,15 @@ _CORPUS = [text for several in TEXTS.values() for text in several]
 
 def byte_level(expressions: Sequence[str], *, whole: bool = False, normalizer: Any = None) -> Tokenizer:
     """Train a tokenizer of bytes that splits by these expressions, one after the other."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=whole))
     steps = [pre_tokenizers.Split(Regex(each), "isolated") for each in expressions]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    written = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return byte_level_by([*steps, written], whole=whole, normalizer=normalizer)
+
+
+def byte_level_by(steps: Sequence[Any], *, whole: bool = False, normalizer: Any = None) -> Tokenizer:
+    """Train a tokenizer of bytes that splits by these steps, of which one writes bytes as characters."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=whole))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(steps))
     tokenizer.decoder = decoders.ByteLevel()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
