@@ -89,6 +89,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("starcoder", {"activation_function": "relu"}, "activation_function"),
         ("mpt", {"attn_config": {"softmax_scale": 0.1}}, "softmax_scale"),
         ("mpt", {"no_bias": False}, "no_bias"),
+        ("jais2", {"attention_bias": False}, "attention_bias"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

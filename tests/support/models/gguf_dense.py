@@ -74,4 +74,5 @@ DENSE: dict[str, Callable[[], Any]] = {
     "starcoder": of("GPTBigCodeConfig", "GPTBigCodeForCausalLM", n_inner=96),
     "starcoder-all-heads": of("GPTBigCodeConfig", "GPTBigCodeForCausalLM", n_inner=96, multi_query=False),
     "mpt": of("MptConfig", "MptForCausalLM", num_attention_heads=6, hidden_size=96, attn_config={"clip_qkv": 0.5}),
+    "jais2": of("Jais2Config", "Jais2ForCausalLM", head_dim=32),
 }

@@ -154,5 +154,10 @@ LAYER_NORM: tuple[Architecture, ...] = (
         keys=_MPT,
         refuses=other_attention,
     ),
+    Architecture(
+        "jais2",
+        "Jais2ForCausalLM",
+        assumes={**UNTIED, "hidden_act": ("relu2",), "attention_bias": (True,), "mlp_bias": (True,)},
+    ),
 )
 """In the order in which they are named to users."""

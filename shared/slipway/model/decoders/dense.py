@@ -170,5 +170,6 @@ DENSE: tuple[DecoderClass, ...] = (
         },
         kv_heads=_all_heads,
     ),
+    DecoderClass("Jais2ForCausalLM", {"max_position_embeddings": 8192, "layer_norm_epsilon": 1e-5}, names=_LAYER_NORM),
 )
 """Each with what its code adds to a ``config.json``."""
