@@ -19,6 +19,7 @@ from slipway.formats.registry import runtime_of_output
 from slipway.model.adapters.saved import is_plain_lora
 from slipway.proof.runtime import Samples, Unusable
 from slipway.proof.stored_weights import NotUnderstoodError
+from slipway_validate.cases import find_family
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.runtime_reference import ReferenceModel, load
@@ -76,7 +77,7 @@ class _Bench:
         self._spec, self._folder, self._model = spec, folder, model
         module = model.module
         self._plain = module.get_base_model() if hasattr(module, "get_base_model") else module
-        self._products = Products(self._plain)
+        self._products = Products(self._plain, find_family(spec.run.family).unused)
         self._samples = _take_first(Samples.read(spec.run.samples), spec.windows)
 
     def compute(self, asked: Pass) -> None:

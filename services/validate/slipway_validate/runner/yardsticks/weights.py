@@ -36,17 +36,22 @@ Rows = Callable[[slice], Tensor]
 class Products:
     """The layers of a model whose weights are products or lookups, by the names that the model gives their weights.
 
+    Args:
+        model: The model.
+        unused: Beginnings of the names of layers that no result depends on, so that an output need not store them.
+
     Raises:
         NotUnderstoodError: The model has weights of another kind, such as fused experts.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, unused: tuple[str, ...] = ()) -> None:
         self.layers: dict[str, Any] = {}
         within: set[int] = set()
         for path, layer in model.named_modules():
             if isinstance(layer, nn.Linear | nn.Embedding | Conv1D) and not _FACTORS.search(f"{path}."):
                 name = f"{_WRAPPERS.sub('', _PREFIX.sub('', path))}.weight"
-                self.layers.setdefault(name, layer)
+                if not name.startswith(unused):
+                    self.layers.setdefault(name, layer)
                 within |= {id(each) for each in layer.parameters(recurse=False)}
         for path, value in model.named_parameters():
             if value.dim() >= _FUSED and value.numel() > _SMALL and id(value) not in within and ".conv" not in path:
