@@ -20,6 +20,7 @@ from slipway.model.dtypes import FLOATS
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of, remedy_of
 from slipway.model.safetensors_file import TensorInfo
+from slipway.model.tokens.sound import sound_codec
 from slipway.model.trained import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
@@ -98,6 +99,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     ctx.record(
         model_class=new_config.class_and_type, small_files=files, verified=verified, shards_resumed=writer.resumed
     )
+    if codec := sound_codec(output):
+        ctx.record(sound=dict(codec.facts))
     if trained is not None:
         ctx.record(trained_as=str(trained), head=sorted(headed.new), tensors_dropped=list(headed.dropped))
 

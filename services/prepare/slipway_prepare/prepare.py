@@ -26,6 +26,7 @@ from slipway.model.model_files import (
 )
 from slipway.model.sentences import MODULE_WEIGHTS, pickled_modules
 from slipway.model.tokens.byte_level import complete_tokenizer
+from slipway.model.tokens.sound import sound_codec
 from slipway.model.tokens.tekken import TEKKEN
 from slipway.stage import Context
 from slipway.texts import counted
@@ -85,6 +86,8 @@ def _copy_small_files(folder: Path, output: Path, params: PrepareParams, ctx: Co
         copy_companions(folder, output)
         _convert_modules(folder, output, ctx)
         _complete_tokenizer(folder, output, ctx)
+        if codec := sound_codec(output):
+            ctx.record(sound=dict(codec.facts))
     elif (folder / GENERATION_CONFIG).is_file():
         shutil.copyfile(real_file(folder, GENERATION_CONFIG), output / GENERATION_CONFIG)
 

@@ -121,7 +121,7 @@ class Usage:
 
     Attributes:
         template: Package and file name of a Jinja template for Python code. It gets ``folder`` (the folder that the code names first),
-            ``others`` (further folders), ``entries`` (names of files and folders in the first), ``sentences`` (whether it encodes whole texts), ``pooled`` (whether a graph of it does that alone), ``prompts`` (what it puts before texts: ``slipway.model.tokens.prompts``), ``words`` (literal of a text, with the prompt before it), ``pair`` (literals of a question and a passage, likewise), ``chat`` (whether all have a chat template) and ``family`` (``slipway.model.families``), and may include ``prompt.example.j2``.
+            ``others`` (further folders), ``entries`` (names of files and folders in the first), ``sentences`` (whether it encodes whole texts), ``pooled`` (whether a graph of it does that alone), ``prompts`` (what it puts before texts: ``slipway.model.tokens.prompts``), ``words`` (literal of a text, with the prompt before it), ``pair`` (literals of a question and a passage, likewise), ``sound`` (the codec of a model that answers with tokens of sound: ``slipway.model.tokens.sound``), ``answer`` and ``written`` (functions that return the code to show tokens, or a text), ``chat`` (whether all have a chat template) and ``family`` (``slipway.model.families``), and may include ``prompt.example.j2``.
         library: ``library_name`` of the card's front matter.
         packages: Packages that the code needs, as arguments of ``pip install``.
         chat_packages: The same for code that applies a chat template.

@@ -34,7 +34,7 @@ from slipway_protos.v1 import export_pb2 as pb
 __all__ = ["LINEAGE", "MANIFEST", "REPORT", "check_target", "deliver", "lineage", "tool_versions", "verify_directory"]
 
 LINEAGE, REPORT = "lineage.json", "report.json"
-_SHOWN_FACTS = ("statistics", "profile")
+_SHOWN_FACTS = ("statistics", "profile", "sound")
 _LONGEST_NAME = 200
 """File systems take 255 bytes; the unfinished directory has a longer name."""
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH

@@ -1,7 +1,8 @@
-"""The model card's example for a GGUF file that makes vectors gives what transformers gives, with the model's prompts before the texts."""
+"""The model card's example for a GGUF file that makes vectors, or tokens of sound, gives what transformers gives."""
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import torch
 from tokenizers import Tokenizer
 
 from slipway.model.sentences import load_pooling, pool
+from slipway.model.tokens.sound import SOUND_CODECS, SoundCodec
 from slipway.results.report import write_report
 from support.commands.report_parts import result
 from support.commands.usage_examples import usage_examples
 from support.models.gguf_models import write_gguf
 from support.models.gguf_readers import save_reader
 from support.models.sentence_models import write_prompts
+from support.models.sound_models import make_speaker
 
 
 def shown(model: Path, root: Path) -> str:
@@ -53,3 +56,15 @@ def test_vectors_are_as_alike_as_those_of_transformers(prompts: dict[str, str], 
     one, other = (computed(model, tmp_path / "model", text) for text in texts)
     expected = float(torch.nn.functional.cosine_similarity(one, other, dim=0))
     assert float(shown(tmp_path / "model", tmp_path)) == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["added", "special"])
+@pytest.mark.parametrize("codec", [SOUND_CODECS[0], SOUND_CODECS[2]], ids=lambda codec: codec.name)
+def test_numbers_of_sound_are_those_of_transformers(codec: SoundCodec, special: bool, tmp_path: Path) -> None:
+    model, first = make_speaker(codec, tmp_path / "model", special=special), -1024
+    numbers = ast.literal_eval(shown(tmp_path / "model", tmp_path))
+    ids = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json")).encode("Once upon a time").ids
+    with torch.no_grad():
+        made = model.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, len(ids) :]
+    first += model.config.vocab_size
+    assert numbers == [int(token) - first for token in made]

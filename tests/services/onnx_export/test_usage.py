@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway.model.tokens.sound import SOUND_CODECS
 from slipway.results.report import write_report
 from support.commands.report_parts import result
 from support.commands.usage_examples import usage_examples
@@ -20,6 +21,7 @@ from support.models.family_models import make_family_model
 from support.models.judged_families import make
 from support.models.onnx_models import Exported
 from support.models.sentence_models import write_modules, write_prompts
+from support.models.sound_models import make_speaker
 from support.models.transformers_results import write_sound
 
 LEGACY = {"engine": "legacy", "opset": 14}
@@ -131,6 +133,17 @@ def test_a_pooling_that_leaves_prompts_out_is_in_no_graph(tmp_path: Path, export
     shutil.copytree(exported.folder, tmp_path / "onnx")
     write_report(tmp_path, result=result(None, ("pytorch", "onnx")))
     assert "the graph lacks the model's own pooling" in usage_examples((tmp_path / "README.md").read_text())["onnx"]
+
+
+def test_tokens_of_sound_are_the_same_numbers_in_both(tmp_path: Path, shown: Shown) -> None:
+    pytest.importorskip("gguf", reason="the trained tokenizer comes with the tests of GGUF")
+    make_speaker(SOUND_CODECS[0], tmp_path / "pytorch")
+    found = {name: ast.literal_eval(said) for name, said in shown().items()}
+    assert found["pytorch"] == found["onnx"]
+    command = [sys.executable, "-P", "onnx/example.py", "Once upon a time"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == found["onnx"][-40:]
 
 
 def test_probabilities_are_the_same_in_both(tmp_path: Path, shown: Shown) -> None:

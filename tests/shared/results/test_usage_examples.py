@@ -16,6 +16,7 @@ import pytest
 from slipway.formats import Usage
 from slipway.formats.registry import formats
 from slipway.model.model_files import has_chat_template
+from slipway.model.tokens.sound import SOUND_CODECS
 from slipway.results.report import write_report
 from support.commands.report_parts import result
 from support.commands.usage_examples import usage_examples
@@ -23,6 +24,7 @@ from support.models.current_kinds import make_kind
 from support.models.family_models import make_family_model
 from support.models.merge_models import make_family
 from support.models.sentence_models import write_modules, write_prompts
+from support.models.sound_models import make_speaker
 from support.models.tiny_models import save_tokenizer
 from support.models.transformers_results import write_sound
 from support.models.whisper_models import make_whisper
@@ -208,6 +210,48 @@ def test_the_example_of_a_model_that_takes_images_too_loads_it_whole(
     values: dict[str, Any] = {}
     exec(code, values)
     assert type(values["model"]).__name__.endswith("ForConditionalGeneration")
+
+
+SNAC = SOUND_CODECS[0]
+
+
+def test_a_model_of_speech_shows_numbers_of_tokens_and_names_its_codec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf", reason="the trained tokenizer comes with the tests of GGUF")
+    model = make_speaker(SNAC, tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    card = (tmp_path / "README.md").read_text()
+    assert "pipeline_tag: text-to-speech" in card
+    assert "text-generation" not in card
+    assert "answers are tokens of the codec SNAC (24 kHz, hubertsiuzdak/snac_24khz)" in card
+    assert "is not part of the model" in card
+    monkeypatch.chdir(tmp_path)
+    exec(usage_examples(card)["pytorch"], {})
+    shown = ast.literal_eval(capsys.readouterr().out.strip())
+    assert len(shown) > 40
+    assert min(shown[-40:]) >= model.config.vocab_size - 1024
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "plain"])
+def test_no_example_of_a_model_of_speech_shows_a_text(chat: bool, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="the trained tokenizer comes with the tests of GGUF")
+    decoders = [name for name, each in formats().items() if each.usage is not None and name != "npz"]
+    for name in decoders:
+        make_speaker(SNAC, tmp_path / name)
+        if chat:
+            (tmp_path / name / "chat_template.jinja").write_text(TEMPLATE)
+    for name in ("model.onnx", "adapter_config.json", "tiny-LoRA.gguf"):
+        (tmp_path / "adapter" / name).touch()
+    (tmp_path / "openvino" / "openvino_tokenizer.xml").touch()
+    write_report(tmp_path, result=result(None, decoders))
+    examples = usage_examples((tmp_path / "README.md").read_text())
+    assert set(examples) == set(decoders)
+    for name, code in examples.items():
+        compile(code, name, "exec")
+        shown = [line for line in code.splitlines() if line.startswith("print(")]
+        assert shown, name
+        assert all(line.startswith("print([int(") for line in shown), (name, shown)
 
 
 def test_a_hostile_prompt_stays_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

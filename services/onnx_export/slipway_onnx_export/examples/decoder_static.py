@@ -17,6 +17,8 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 HERE = Path(__file__).resolve().parent
+OF_SOUND = ("<custom_token_999>", "<|bicodec_semantic_999|>", "<|s_999|>", "<|speech_999|>", "<|c1_999|>")
+"""Tokens of codecs of sound: their numbers are printed, which a codec takes, and no text."""
 
 
 def end_tokens() -> set[int]:
@@ -97,7 +99,9 @@ def main() -> None:
     prompt_ids = tokenizer.encode(args.prompt).ids
     if not prompt_ids:
         parser.error("the prompt has no tokens")
-    print(args.prompt + tokenizer.decode(generate(session, prompt_ids, max_new_tokens=args.max_new_tokens)))
+    made = generate(session, prompt_ids, max_new_tokens=args.max_new_tokens)
+    sound = any(tokenizer.token_to_id(token) is not None for token in OF_SOUND)
+    print(made if sound else args.prompt + tokenizer.decode(made))
 
 
 if __name__ == "__main__":

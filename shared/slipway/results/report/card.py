@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family, loader_o
 from slipway.model.model_files import has_chat_template
 from slipway.model.sentences import UnknownPoolingError, is_sentence_encoder, read_pooling
 from slipway.model.tokens.prompts import Prompts, read_prompts
+from slipway.model.tokens.sound import SoundCodec, sound_codec
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_code, markdown_environment
 from slipway.results.report.evaluation import model_index, rows, sign_off
@@ -67,6 +69,7 @@ def model_card(report: Report, folder: Path) -> str:
         evaluation=rows(report),
         sign_off=sign_off(report),
         prompts=_prompts(report, folder),
+        sound=_sound(report, folder),
     )
 
 
@@ -79,6 +82,16 @@ def _prompts(report: Report, folder: Path) -> list[tuple[str, str, str]]:
         uses |= {"query": "questions"} | ({prompts.passage_name: "passages"} if prompts.passage_name else {})
     names = [*(name for name in uses if name in prompts.texts), *(name for name in prompts.texts if name not in uses)]
     return [(name, _literal(prompts.texts[name]), uses.get(name, "")) for name in names[:_MOST_PROMPTS]]
+
+
+def _sound(report: Report, folder: Path) -> SoundCodec | None:
+    """Return the codec of a model that answers with tokens of sound."""
+    decoders = (
+        folder / name
+        for name in report.result.formats
+        if (family := _family(folder / name)) and family.name == DECODER.name
+    )
+    return next((codec for each in decoders if (codec := sound_codec(each))), None)
 
 
 def _literal(text: str) -> str:
@@ -99,7 +112,8 @@ def _completeness(report: Report) -> str:
 
 def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
     family = next((_family(folder / name) for name in report.result.formats), DECODER)
-    pipeline = {"pipeline_tag": family.task} if family else {}
+    task = "text-to-speech" if _sound(report, folder) else family.task if family else ""
+    pipeline = {"pipeline_tag": task} if task else {}
     kinds, levels = zip(*map(split_output, report.result.formats), strict=True) if report.result.formats else ((), ())
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
     tags = [
@@ -110,7 +124,7 @@ def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
         *sorted(filter(None, set(levels))),
     ]
     base = report.label("base_model")
-    index = model_index(report, family.task if family else "")
+    index = model_index(report, task)
     proven = report.result.base_match is not None and report.result.base_match.verdict == "green"
     return {
         **({"base_model": base} if base else {}),
@@ -166,6 +180,7 @@ def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family:
     entries = sorted(path.name for path in first.glob("*"))
     sentences = family == FEATURE_EXTRACTION and is_sentence_encoder(first)
     prompts = read_prompts(first) if sentences else Prompts({})
+    sound = sound_codec(first) if family.name == DECODER.name else None
     usual = (
         (usage.sentence_packages if sentences else "")
         or usage.family_packages.get(family.name)
@@ -186,10 +201,33 @@ def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family:
             sentences=sentences,
             pooled=sentences and _is_pooled(first),
             prompts=prompts,
+            sound=sound,
+            answer=partial(_answer, sound),
+            written=partial(_written, sound),
             words=_literal(f"{prompts.question}Once upon a time"),
             pair=(_literal(f"{prompts.question}How old are you?"), _literal(f"{prompts.passage}What is your age?")),
         ),
     )
+
+
+def _answer(sound: SoundCodec | None, tokens: str, *, special: bool = True) -> str:
+    """Return the line of an example that shows the tokens of an answer: as text, or as numbers if they are sound.
+
+    Args:
+        sound: The codec of the model's answers.
+        tokens: Expression of the tokens.
+        special: Whether special tokens are shown in a text.
+    """
+    if sound is None:
+        return f"print(tokenizer.decode({tokens}{'' if special else ', skip_special_tokens=True'}))"
+    return f"print([int(token) for token in {tokens}])  # those of sound go to the codec {sound.name}"
+
+
+def _written(sound: SoundCodec | None, text: str) -> str:
+    """Return the line of an example that shows an answer that a runtime wrote as text; of sound, it reads the numbers in it."""
+    if sound is None:
+        return f"print({text})"
+    return f'print([int(each) for each in re.findall(r"{sound.pattern}", {text})])  # for the codec {sound.name}'
 
 
 def _is_pooled(folder: Path) -> bool:
