@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 import torch
+from tokenizers import Tokenizer
 
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
@@ -72,13 +73,14 @@ def _cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 def test_vectors_and_scores_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     model, step = save_reader(kind, tmp_path / "model"), _step(kind)
     exact = _expected(model, tmp_path / "model", step)
-    compute_like_llama(model)
+    if kind.startswith(_BY_TABLE):
+        compute_like_llama(model)
     tokens, vectors = _expected(model, tmp_path / "model", step)
     file, _ = write_gguf(tmp_path / "model", tmp_path / "work", level="f32")
     ours = load(file.parent, threads=1)
     ours.prepare_comparison()
     results, _ = ours.forward(step)
-    most = 2e-4 if kind.startswith(_BY_TABLE) else 1e-5
+    most = 5e-4 if kind.startswith(_BY_TABLE) else 1e-5
     assert results.shape == tokens.shape
     assert np.abs(results - tokens).max() < most * max(1.0, np.abs(tokens).max())
     if not READERS[kind].pooling:
@@ -89,14 +91,15 @@ def test_vectors_and_scores_are_those_of_transformers(kind: str, tmp_path: Path)
     assert _cosines(made, vectors).min() > 1 - 1e-6
     assert _cosines(made, exact[1]).min() > 1 - 1e-6  # also as published, with the exact GELU
     assert np.abs(made - vectors).max() < most * np.abs(vectors).max()  # lengths too
-    assert _cosines(vectors, tokens.sum(1)).min() < 0.9999  # the pooling matters
+    other = tokens[:, 0] if READERS[kind].pooling == "mean" else tokens.sum(1)
+    assert _cosines(vectors[:2], other[:2]).max() < 0.9999  # the pooling matters
 
 
 @pytest.mark.slow
 def test_levels_are_as_far_off_as_their_types(tmp_path: Path) -> None:
     step = _step("qwen3")
     _, expected = _expected(save_reader("qwen3", tmp_path / "model"), tmp_path / "model", step)
-    for level, least in (("f16", 1 - 1e-6), ("q8_0", 0.9995), ("q4_k_m", 0.97)):
+    for level, least in (("f16", 1 - 5e-6), ("q8_0", 0.998), ("q4_k_m", 0.97)):
         file, _ = write_gguf(tmp_path / "model", tmp_path / level, level=level)
         ours = load(file.parent, threads=1)
         ours.prepare_comparison()
@@ -135,6 +138,30 @@ def test_a_reranker_has_no_modelfile_and_keeps_its_head(tmp_path: Path) -> None:
     assert file_fields(file)["qwen3.classifier.output_labels"] == ["yes", "no"]
     read = stored(file.parent, tmp_path / "model", lambda _: 0).weight("score.weight", turned=False)
     assert np.array_equal(read.take(slice(None)).values.numpy(), head[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [each for each in READERS if not READERS[each].pooling])
+def test_llama_cpps_server_scores_pairs_as_transformers_does(kind: str, tmp_path: Path) -> None:
+    """The server puts the tokens around and between the texts of a pair by what the file says of them."""
+    import xllamacpp
+
+    model = save_reader(kind, tmp_path / "model")
+    file, _ = write_gguf(tmp_path / "model", tmp_path / "work", level="f32")
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.verbosity = str(file), 256, 0
+    params.embedding, params.warmup = True, False
+    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    query, documents = "the model", ["a b c def", "hello world and more", "x"]
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    pairs = [torch.tensor([tokenizer.encode(query, each).ids]) for each in documents]
+    with torch.no_grad():
+        scores = np.array([float(model(input_ids=each).logits) for each in pairs])
+    given = xllamacpp.Server(params).handle_rerank({"query": query, "documents": documents})["results"]
+    found = np.array([each["relevance_score"] for each in sorted(given, key=lambda each: each["index"])])
+    expected = 1 / (1 + np.exp(-scores)) if kind == "qwen3-score" else scores
+    assert np.abs(found - expected).max() < 5e-4
+    assert np.ptp(expected) > 0.01
 
 
 def test_too_many_texts_and_empty_ones_are_refused(tmp_path: Path) -> None:
@@ -199,8 +226,8 @@ _GEMMA = {"use_bidirectional_attention": True, "query_pre_attn_scalar": 256, "sl
         ("BertModel", {}, ""),
         ("BertModel", {"hidden_act": "relu"}, "hidden_act"),
         ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ("XLMRobertaForSequenceClassification", {**_ONE, "type_vocab_size": 1}, ""),
-        ("XLMRobertaForSequenceClassification", {"type_vocab_size": 1}, "num_labels is 2"),
+        ("XLMRobertaForSequenceClassification", _ONE, ""),
+        ("XLMRobertaForSequenceClassification", {}, "num_labels is 2"),
         ("BertForSequenceClassification", _ONE, "type_vocab_size is 2"),
         ("Qwen3ForSequenceClassification", _ONE, ""),
         ("Qwen3ForSequenceClassification", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "num_labels is 3"),

@@ -146,11 +146,11 @@ def _roberta(class_name: str, **more: Any) -> Architecture:
     return _bert(class_name, "roberta.", **given)
 
 
-_ROBERTA_SCORE: Mapping[str, Any] = {
+_SCORE: Mapping[str, Any] = {
     "reading": Reading(scores=True, approximates=True),
     "rename": _scored_by({}, "roberta."),
     "needs": (*_BERT_NEEDS, *_HEAD),
-    "refuses": first_of(several_labels, pairs_of_two_types),
+    "refuses": several_labels,
 }
 
 _MODERN_ASSUMES: Assumed = {
@@ -236,18 +236,15 @@ ENCODERS: tuple[Architecture, ...] = (
     _bert(
         "BertForSequenceClassification",
         **{
-            **_ROBERTA_SCORE,
+            **_SCORE,
             "rename": _scored_by(
-                {
-                    "bert.pooler.dense.": "classifier.dense.",
-                    "classifier.": "classifier.out_proj.",
-                },
-                "bert.",
+                {"bert.pooler.dense.": "classifier.dense.", "classifier.": "classifier.out_proj."}, "bert."
             ),
+            "refuses": first_of(several_labels, pairs_of_two_types),
         },
     ),
-    _roberta("RobertaForSequenceClassification", **_ROBERTA_SCORE),
-    _roberta("XLMRobertaForSequenceClassification", **_ROBERTA_SCORE),
+    _roberta("RobertaForSequenceClassification", **_SCORE),
+    _roberta("XLMRobertaForSequenceClassification", **_SCORE),
     Architecture(
         "qwen3",
         "Qwen3ForSequenceClassification",

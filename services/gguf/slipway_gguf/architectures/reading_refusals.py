@@ -23,7 +23,7 @@ def several_labels(architecture: Architecture, settings: Mapping[str, Any]) -> s
 
 
 def pairs_of_two_types(architecture: Architecture, settings: Mapping[str, Any]) -> str:
-    """Refuse a reranker that tells the two texts of a pair by types of tokens: llama.cpp gives all tokens the first type."""
+    """Refuse a reranker that tells the two texts of a pair by types of tokens: llama.cpp gives all tokens the first type (BERT)."""
     types = settings.get("type_vocab_size")
     return "" if types in (0, 1) else describe_assumption(architecture, "type_vocab_size", types, "one type of tokens")
 
