@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.models.gguf_sizes import LLAMA3, YARN, of
+from support.models.gguf_sizes import LLAMA3, YARN, longrope, of
 
 _KINDS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 _WINDOWS: dict[str, Any] = {"num_hidden_layers": 4, "sliding_window": 16, "layer_types": _KINDS}
@@ -15,6 +15,16 @@ def _olmo3_rope(full: dict[str, Any]) -> dict[str, Any]:
     """Return a rotary embedding that is scaled in layers without a window."""
     return {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": full["rope_theta"]}}
 
+
+_LATENT: dict[str, Any] = {
+    "hidden_size": 512,  # llama.cpp divides the head's inputs by a 256th of it
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 
 DENSE: dict[str, Callable[[], Any]] = {
     "gemma": of("GemmaConfig", "GemmaForCausalLM", head_dim=32),
@@ -75,4 +85,12 @@ DENSE: dict[str, Callable[[], Any]] = {
     "starcoder-all-heads": of("GPTBigCodeConfig", "GPTBigCodeForCausalLM", n_inner=96, multi_query=False),
     "mpt": of("MptConfig", "MptForCausalLM", num_attention_heads=6, hidden_size=96, attn_config={"clip_qkv": 0.5}),
     "jais2": of("Jais2Config", "Jais2ForCausalLM", head_dim=32),
+    "minicpm3": of("MiniCPM3Config", "MiniCPM3ForCausalLM", **_LATENT),
+    "minicpm3-long": of(
+        "MiniCPM3Config",
+        "MiniCPM3ForCausalLM",
+        **_LATENT,
+        original_max_position_embeddings=16,
+        rope_parameters=longrope(8, 16),
+    ),
 }

@@ -9,20 +9,9 @@ from typing import Any
 import transformers as tf
 
 from support.models.gguf_dense import DENSE
-from support.models.gguf_sizes import LINEAR, LLAMA3, SIZES, VOCABULARY, YARN, of
+from support.models.gguf_sizes import LINEAR, LLAMA3, SIZES, VOCABULARY, YARN, longrope, of
 
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-
-
-def _longrope(width: int, original: int) -> dict[str, Any]:
-    short = [1.0 + 0.05 * index for index in range(width // 2)]
-    return {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": original,
-        "short_factor": short,
-        "long_factor": [2 * factor for factor in short],
-    }
 
 
 _ROUTED: dict[str, Any] = {
@@ -149,7 +138,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma3": of("Gemma3TextConfig", "Gemma3ForCausalLM", **_gemma(7, 6)),
     "phi3": of("Phi3Config", "Phi3ForCausalLM"),
     "phi3-long": of(
-        "Phi3Config", "Phi3ForCausalLM", original_max_position_embeddings=16, rope_parameters=_longrope(16, 16)
+        "Phi3Config", "Phi3ForCausalLM", original_max_position_embeddings=16, rope_parameters=longrope(16, 16)
     ),
     # llama.cpp chooses by the length of its context.
     "phi3-short": of(
@@ -157,7 +146,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Phi3ForCausalLM",
         max_position_embeddings=1024,
         original_max_position_embeddings=512,
-        rope_parameters=_longrope(16, 512),
+        rope_parameters=longrope(16, 512),
     ),
     "smollm3": of("SmolLM3Config", "SmolLM3ForCausalLM", num_hidden_layers=5, tie_word_embeddings=True),
     "granite": of("GraniteConfig", "GraniteForCausalLM", **_GRANITE),
@@ -339,6 +328,8 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     "qwen3next": _OF_EXPERTS,
     "glm4moe": _OF_EXPERTS,
     # llama.cpp computes latent vectors without factors.
+    "minicpm3": _LATENT_LAYERS,
+    "minicpm3-long": _LATENT_LAYERS,
     "deepseek2": (*_OF_EXPERTS, *_LATENT_LAYERS),
     "deepseek2-yarn": (*_OF_EXPERTS, *_LATENT_LAYERS),
     # peft refuses it for recurrent layers.

@@ -36,3 +36,15 @@ LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 def of(config: str, model: str, **more: Any) -> Callable[[], Any]:
     """Return a function that makes a model of these classes of transformers."""
     return lambda: getattr(tf, model)(getattr(tf, config)(**{**SIZES, **more}))
+
+
+def longrope(width: int, original: int) -> dict[str, Any]:
+    """Return LongRoPE for heads of this width, of which the texts were so long before."""
+    short = [1.0 + 0.05 * index for index in range(width // 2)]
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": original,
+        "short_factor": short,
+        "long_factor": [2 * factor for factor in short],
+    }

@@ -10,6 +10,7 @@ from slipway_gguf.architectures.refusals import (
     first_of,
     largest_without_windows,
     other_local_base,
+    other_minicpm,
     other_rotation,
     other_scale_of_yarn,
     other_width,
@@ -40,6 +41,14 @@ _MINISTRAL_KEYS: Mapping[str, Key] = {
     "attention.temperature_scale": lambda numbers: rope_number(numbers, "llama_4_scaling_beta"),
 }
 
+_LATENT_KEYS: Mapping[str, Key] = {
+    "attention.q_lora_rank": lambda numbers: numbers.whole("q_lora_rank"),
+    "attention.kv_lora_rank": lambda numbers: numbers.whole("kv_lora_rank"),
+    "attention.key_length": lambda numbers: numbers.whole("qk_nope_head_dim") + numbers.whole("qk_rope_head_dim"),
+    "attention.value_length": lambda numbers: numbers.whole(
+        "v_head_dim", default=max(1, numbers.decoder.hidden // numbers.decoder.heads)
+    ),
+}
 _OLMO_EPSILON = 1e-5
 """OLMo's own code has this number, and no setting for it."""
 
@@ -159,6 +168,15 @@ DENSE: tuple[Architecture, ...] = (
         assumes={"hidden_act": ("xielu",), "attention_bias": (False,)},
         rope=_LLAMA_SCALINGS,
         scalars={f"mlp.act_fn.{each}": f"xielu.{each}" for each in ("alpha_n", "alpha_p", "beta", "eps")},
+    ),
+    Architecture(
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        assumes={**SILU_WITHOUT_BIAS, "scale_emb": (12,), "scale_depth": (1.4,), "dim_model_base": (256,)},
+        rope=("longrope",),
+        keys=_LATENT_KEYS,
+        unadapted=(".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight", ".attn_kv_b.weight"),
+        refuses=other_minicpm,
     ),
     Architecture(
         "gpt2",

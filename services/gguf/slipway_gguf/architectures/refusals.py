@@ -91,6 +91,14 @@ def other_width(architecture: Architecture, settings: Mapping[str, Any]) -> str:
     return describe_assumption(architecture, "head_dim", width, f"hidden_size / num_attention_heads, {hidden // heads}")
 
 
+def other_minicpm(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse scales that a setting of null turns off, queries that come from the states directly, and shared heads (MiniCPM 3)."""
+    key = next((key for key in ("scale_depth", "dim_model_base") if settings.get(key) is None), "")
+    if key:
+        return describe_assumption(architecture, key, None, " or ".join(map(quoted, architecture.assumes[key])))
+    return without_latent_queries(architecture, settings) or grouped_heads(architecture, settings)
+
+
 def other_local_base(architecture: Architecture, settings: Mapping[str, Any]) -> str:
     """Refuse another base of the rotary embedding in layers with a window than in those without."""
     given = settings.get("rope_parameters") or {}

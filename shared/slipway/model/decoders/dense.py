@@ -171,5 +171,21 @@ DENSE: tuple[DecoderClass, ...] = (
         kv_heads=_all_heads,
     ),
     DecoderClass("Jais2ForCausalLM", {"max_position_embeddings": 8192, "layer_norm_epsilon": 1e-5}, names=_LAYER_NORM),
+    DecoderClass(
+        "MiniCPM3ForCausalLM",
+        {
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+        },
+        width="qk_rope_head_dim",
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
