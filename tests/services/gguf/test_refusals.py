@@ -93,6 +93,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("minicpm3", {"scale_emb": 1}, "scale_emb"),
         ("minicpm3", {"scale_depth": None}, "scale_depth"),
         ("minicpm3", {"q_lora_rank": None}, "q_lora_rank"),
+        ("youtu", {"rope_interleave": False}, "rope_interleave"),
         ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
         ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),

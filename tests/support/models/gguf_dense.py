@@ -17,7 +17,6 @@ def _olmo3_rope(full: dict[str, Any]) -> dict[str, Any]:
 
 
 _LATENT: dict[str, Any] = {
-    "hidden_size": 512,  # llama.cpp divides the head's inputs by a 256th of it
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": 24,
@@ -25,6 +24,8 @@ _LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
+_WIDE = 512
+"""llama.cpp divides the inputs of MiniCPM's head by a 256th of it."""
 
 DENSE: dict[str, Callable[[], Any]] = {
     "gemma": of("GemmaConfig", "GemmaForCausalLM", head_dim=32),
@@ -85,12 +86,14 @@ DENSE: dict[str, Callable[[], Any]] = {
     "starcoder-all-heads": of("GPTBigCodeConfig", "GPTBigCodeForCausalLM", n_inner=96, multi_query=False),
     "mpt": of("MptConfig", "MptForCausalLM", num_attention_heads=6, hidden_size=96, attn_config={"clip_qkv": 0.5}),
     "jais2": of("Jais2Config", "Jais2ForCausalLM", head_dim=32),
-    "minicpm3": of("MiniCPM3Config", "MiniCPM3ForCausalLM", **_LATENT),
+    "minicpm3": of("MiniCPM3Config", "MiniCPM3ForCausalLM", **_LATENT, hidden_size=_WIDE),
     "minicpm3-long": of(
         "MiniCPM3Config",
         "MiniCPM3ForCausalLM",
         **_LATENT,
+        hidden_size=_WIDE,
         original_max_position_embeddings=16,
         rope_parameters=longrope(8, 16),
     ),
+    "youtu": of("YoutuConfig", "YoutuForCausalLM", **_LATENT),
 }

@@ -328,6 +328,7 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     "qwen3next": _OF_EXPERTS,
     "glm4moe": _OF_EXPERTS,
     # llama.cpp computes latent vectors without factors.
+    "youtu": _LATENT_LAYERS,
     "minicpm3": _LATENT_LAYERS,
     "minicpm3-long": _LATENT_LAYERS,
     "deepseek2": (*_OF_EXPERTS, *_LATENT_LAYERS),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from slipway_gguf.architectures.entry import Architecture, Key, local_layers, rope_number
+from slipway_gguf.architectures.experts import EXPERT
 from slipway_gguf.architectures.refusals import (
     EXAONE_LAYERS,
     first_of,
@@ -49,6 +51,14 @@ _LATENT_KEYS: Mapping[str, Key] = {
         "v_head_dim", default=max(1, numbers.decoder.hidden // numbers.decoder.heads)
     ),
 }
+_DEEPSEEK = next(each for each in EXPERT if each.class_name == "DeepseekV3ForCausalLM")
+_YOUTU_KEYS: Mapping[str, Key] = {
+    **{key: value for key, value in _DEEPSEEK.keys.items() if not key.startswith("expert_")},
+    "leading_dense_block_count": lambda numbers: numbers.decoder.layers,
+    "expert_feed_forward_length": lambda numbers: numbers.decoder.inner,
+    "expert_shared_count": lambda _: 0,
+}
+"""The graph of DeepSeek, with no layer that has experts; llama.cpp wants numbers for them all the same."""
 _OLMO_EPSILON = 1e-5
 """OLMo's own code has this number, and no setting for it."""
 
@@ -178,6 +188,7 @@ DENSE: tuple[Architecture, ...] = (
         unadapted=(".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight", ".attn_kv_b.weight"),
         refuses=other_minicpm,
     ),
+    replace(_DEEPSEEK, class_name="YoutuForCausalLM", experts=(), dense="", keys=_YOUTU_KEYS, heads=None),
     Architecture(
         "gpt2",
         "GPT2LMHeadModel",

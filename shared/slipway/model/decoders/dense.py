@@ -187,5 +187,21 @@ DENSE: tuple[DecoderClass, ...] = (
         },
         width="qk_rope_head_dim",
     ),
+    DecoderClass(
+        "YoutuForCausalLM",
+        {
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "rope_interleave": True,
+        },
+        width="qk_rope_head_dim",
+    ),
 )
 """Each with what its code adds to a ``config.json``."""
