@@ -24,6 +24,7 @@ from slipway_gguf.weights.mixture import Sizes, stored_kind
 
 _TIED = Sizes("qwen3", layers=28, heads=16, kv_heads=8, experts=0, tied=True)
 _QWEN_72B = Sizes("qwen2", layers=80, heads=64, kv_heads=8, experts=0, tied=False)
+_FALCON = Sizes("falcon", layers=32, heads=71, kv_heads=1, experts=0, tied=True)
 _MIXTRAL = Sizes("llama", layers=32, heads=32, kv_heads=8, experts=8, tied=False)
 
 
@@ -47,6 +48,11 @@ _MIXTRAL = Sizes("llama", layers=32, heads=32, kv_heads=8, experts=8, tied=False
         ("q4_k_m", "token_embd.weight", 4096, _MIXTRAL, "Q4_K"),
         ("q4_k_m", "output.weight", 4096, _MIXTRAL, "Q6_K"),
         ("q4_k_m", "blk.4.ffn_gate_inp.weight", 4096, _MIXTRAL, "F32"),
+        ("q4_k_m", "token_embd.weight", 4544, _FALCON, "Q8_0"),
+        ("q4_k_m", "blk.1.ffn_down.weight", 18176, _FALCON, "Q6_K"),
+        ("q4_k_m", "blk.2.ffn_down.weight", 18176, _FALCON, "Q5_K"),
+        ("q4_k_m", "blk.4.ffn_down.weight", 18176, _FALCON, "Q4_K"),
+        ("q5_k_m", "blk.2.ffn_down.weight", 18176, _FALCON, "Q6_K"),
         ("iq4_xs", "blk.0.ffn_down.weight", 3072, _TIED, "Q5_K"),
         ("iq4_xs", "blk.9.ffn_down.weight", 96, _TIED, "IQ4_NL"),
         ("q4_0", "token_embd.weight", 1024, _TIED, "Q6_K"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -216,3 +217,35 @@ def test_kinds_of_layers_are_what_transformers_says(config: str, settings: dict[
 )
 def test_kinds_of_layers_by_settings(settings: dict[str, Any], kinds: tuple[str, ...]) -> None:
     assert layer_kinds(ModelConfig(settings)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        (
+            "GPTNeoXForCausalLM",
+            {"rotary_pct": 0.5, "rotary_emb_base": 5000, "layer_norm_eps": 1e-6},
+            {"rotary.share": 0.5, "rotary.base": 5000.0, "kv_heads": 4},
+        ),
+        ("BloomForCausalLM", {"n_embed": 32}, {"hidden": 32, "positions": 2048, "kv_heads": 4}),
+        ("BloomForCausalLM", {"seq_length": 512}, {"hidden": 24, "positions": 512}),
+        ("MptForCausalLM", {"d_model": 32, "n_heads": 8, "n_layers": 3}, {"hidden": 32, "heads": 8, "layers": 3}),
+        ("FalconForCausalLM", {"num_kv_heads": 2, "ffn_hidden_size": 40}, {"kv_heads": 1, "inner": 40}),
+        ("FalconForCausalLM", {"num_kv_heads": 2, "new_decoder_architecture": True}, {"kv_heads": 2}),
+        ("FalconForCausalLM", {"multi_query": False}, {"kv_heads": 4}),
+        ("GPTBigCodeForCausalLM", {}, {"kv_heads": 1}),
+        ("GPTBigCodeForCausalLM", {"multi_query": False}, {"kv_heads": 4}),
+    ],
+    ids=range(9),
+)
+def test_settings_with_another_name_have_the_usual_meaning(
+    name: str, settings: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = decoder(name, **settings)
+    assert {key: attrgetter(key)(found) for key in expected} == expected
+
+
+def test_a_fixed_alpha_stretches_the_base() -> None:
+    scaled = decoder("HunYuanDenseV1ForCausalLM", head_dim=8, rope_parameters={"rope_type": "dynamic", "alpha": 8.0})
+    assert scaled.rotary.stretched_base() == pytest.approx(10_000.0 * 8 ** (8 / 6))
+    assert decoder("LlamaForCausalLM").rotary.stretched_base() == 10_000.0

@@ -40,6 +40,9 @@ _MIXED = ("q4_k_m", "q5_k_m")
 _LARGE_LAYERS, _EIGHT = 80, 8
 """Number of layers of models with 70 billion weights (Llama, Qwen2), and number of experts for which llama.cpp widens small tensors."""
 
+_FALCON = "falcon"
+"""llama.cpp gives its head more bits, and its last projections fewer."""
+
 FILE = "importance.safetensors"
 _LEAST = 1e-6
 """Least importance, as a share of a tensor's mean: an input that the text never uses may still matter."""
@@ -117,7 +120,7 @@ def stored_kind(name: str, shape: tuple[int, ...], level: Level, sizes: Sizes, *
 def _choose_kind(name: str, columns: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) -> Kind:
     """Return the type that a level has for a tensor, whatever the length of its rows."""
     if name == "output.weight" or (sizes.tied and name in _EMBEDDINGS):
-        wide = base is Kind.Q8_0 or columns % gguf.GGML_QUANT_SIZES[base][0]
+        wide = base is Kind.Q8_0 or sizes.architecture == _FALCON or columns % gguf.GGML_QUANT_SIZES[base][0]
         return Kind.Q8_0 if wide else Kind.Q6_K
     match = _BLOCK.match(name)
     layer = int(match[1]) if match else 0
@@ -135,6 +138,9 @@ def _choose_kind(name: str, columns: int, level: Level, sizes: Sizes, base: Kind
 
 def _down_kind(layer: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) -> Kind:
     """Return the type of the last projection of a layer, whose inputs have outliers."""
+    if level.name == "q4_k_m" and sizes.architecture == _FALCON:
+        more = Kind.Q5_K if _gets_more_bits(layer, sizes.layers) else base
+        return Kind.Q6_K if layer < sizes.layers // 16 else more
     if level.name in _MIXED:
         return Kind.Q6_K if _gets_more_bits(layer, sizes.layers) else base
     if layer >= sizes.layers // 8:
