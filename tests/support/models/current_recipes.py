@@ -325,7 +325,16 @@ KINDS: dict[str, Recipe] = {
     "glm4-moe": Recipe(
         "Glm4MoeConfig",
         "Glm4MoeForCausalLM",
-        {**SIZES, **_GROUPED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True},
+        # One group of experts, as the released models have.
+        {
+            **SIZES,
+            **_GROUPED,
+            "n_group": 1,
+            "topk_group": 1,
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
         _NEXT_LAYER,
         _NEXT,
     ),
