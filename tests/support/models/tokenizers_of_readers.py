@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import sentencepiece
@@ -20,7 +21,26 @@ _ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def word_pieces(*, lowercase: bool = True) -> Tokenizer:
-    """Train a tokenizer of word pieces."""
+    """Return a trained tokenizer of word pieces."""
+    return Tokenizer.from_str(_word_pieces(lowercase=lowercase))
+
+
+def unigrams(*, words: bool = True) -> Tokenizer:
+    """Return a trained tokenizer of unigrams with SentencePiece's map of characters, in the form that transformers makes of it.
+
+    Args:
+        words: Whether text is split at spaces first, as transformers' class does; otherwise a step of the normalizer joins spaces.
+    """
+    return Tokenizer.from_str(_unigrams(words=words))
+
+
+def byte_pairs() -> Tokenizer:
+    """Return a trained tokenizer of bytes with the marks of BERT."""
+    return Tokenizer.from_str(_byte_pairs())
+
+
+@cache
+def _word_pieces(*, lowercase: bool) -> str:
     tokenizer = Tokenizer(models.WordPiece(unk_token=_BERT[1]))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -30,12 +50,8 @@ def word_pieces(*, lowercase: bool = True) -> Tokenizer:
     return _surround(tokenizer, _BERT[2], _BERT[3])
 
 
-def unigrams(*, words: bool = True) -> Tokenizer:
-    """Train a tokenizer of unigrams with SentencePiece, whose map of characters it has, in the form that transformers makes of it.
-
-    Args:
-        words: Whether text is split at spaces first, as transformers' class does; otherwise a step of the normalizer joins spaces.
-    """
+@cache
+def _unigrams(*, words: bool) -> str:
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(_CORPUS * 4),
@@ -64,8 +80,8 @@ def unigrams(*, words: bool = True) -> Tokenizer:
     return _surround(tokenizer, _ROBERTA[0], _ROBERTA[2], doubled=True)
 
 
-def byte_pairs() -> Tokenizer:
-    """Train a tokenizer of bytes with the marks of BERT."""
+@cache
+def _byte_pairs() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -77,15 +93,15 @@ def byte_pairs() -> Tokenizer:
     return _surround(tokenizer, _BERT[2], _BERT[3])
 
 
-def _surround(tokenizer: Tokenizer, begin: str, end: str, *, doubled: bool = False) -> Tokenizer:
-    """Put the tokens around texts and pairs."""
+def _surround(tokenizer: Tokenizer, begin: str, end: str, *, doubled: bool = False) -> str:
+    """Put the tokens around texts and pairs, and return the tokenizer as its file has it."""
     between = f"{end} {end}" if doubled else end
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A {end}",
         pair=f"{begin} $A {between} $B {end}",
         special_tokens=[(each, tokenizer.token_to_id(each)) for each in (begin, end)],
     )
-    return tokenizer
+    return str(tokenizer.to_str())
 
 
 def settings_of(tokenizer: Tokenizer) -> Mapping[str, str]:
