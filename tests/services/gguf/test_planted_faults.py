@@ -119,7 +119,9 @@ def test_the_base_is_enough_to_name_them(tiny: _Tiny, tmp_path: Path) -> None:
 
 def test_other_values_are_named(tiny: _Tiny, tmp_path: Path) -> None:
     said = explain(faulty(tiny.good, tmp_path / "bad", change=with_other_values), tiny.merged)
-    assert said == "2 tensors hold other values than the model's (blk.0.ffn_up.weight, blk.1.ffn_up.weight)"
+    assert said == (
+        "3 tensors hold other values than the model's (blk.0.ffn_up.weight, blk.1.ffn_up.weight, output_norm.weight)"
+    )
 
 
 @pytest.mark.slow

@@ -119,9 +119,10 @@ def with_the_same_head(tensors: Tensors) -> None:
 
 
 def with_other_values(tensors: Tensors) -> None:
-    """Exchange two layers' weights."""
+    """Exchange two layers' weights, and double those of a norm."""
     one, other = ("blk.0.ffn_up.weight", "blk.1.ffn_up.weight")
     tensors[one], tensors[other] = tensors[other], tensors[one]
+    tensors["output_norm.weight"] = tensors["output_norm.weight"] * 2
 
 
 PLANTED: Mapping[str, Mapping[str, Any]] = {
