@@ -93,6 +93,7 @@ class Evidence:
         every_case: Whether all shape cases are computed; otherwise only those with padding, and with a cache if there is one.
         repeats_shapes: Whether outputs that run the reference's code compute the shape cases too (:mod:`slipway_validate.outputs`).
         continues: Whether prompts are continued greedily.
+        pictures: Prompts with a picture, for a model that takes images.
         drafts: Whether an output first checks the reference's continuations as a whole, and generates its own only if it chooses other tokens.
         beside_reference: Whether outputs are timed in turn with the reference; otherwise alone.
         rounds: Rounds of timing after which stable figures suffice; 0 always takes all.
@@ -107,6 +108,7 @@ class Evidence:
     every_case: bool = True
     repeats_shapes: bool = False
     continues: bool = True
+    pictures: int = 4
     drafts: bool = True
     beside_reference: bool = True
     rounds: int = 0
@@ -121,6 +123,7 @@ EVIDENCE: Mapping[Effort, Evidence] = {
         most_windows=4,
         every_case=False,
         continues=False,
+        pictures=2,
         beside_reference=False,
         rounds=3,
         difference="at most 4 windows, the padded shapes only, no continuations, and speed was not measured beside the reference",

@@ -13,7 +13,7 @@ import numpy as np
 from slipway.documents import heldout as texts
 from slipway.errors import ModelExportError, StageError, ValidationError
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import FEATURE_EXTRACTION, Comparison, Family
+from slipway.model.families import DECODER, FEATURE_EXTRACTION, Comparison, Family
 from slipway.model.folder import ModelFolder
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway.model.sentences import UnknownPoolingError, read_pooling
@@ -28,6 +28,7 @@ from slipway_validate.cases import DEFAULT_VOCABULARY, MIN_LENGTH, longest_text,
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, LongSpec, RunResult, RunSpec, Spec, TokenizeSpec
+from slipway_validate.protocol.pictures import PICTURE_TOKENS
 
 LOGIT_FILES = 4
 """Sets of logits on disk at the same time: reference, base, merged model and the current output."""
@@ -269,9 +270,24 @@ def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tu
     """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
     longest = min(longest_text(config, family), params.longest_text or 1 << 30)
     values = values_per_token(config.text, family)
-    tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
+    tokens = params.logit_bytes // (LOGIT_FILES * values * 4)
+    tokens = max(MIN_LENGTH, tokens - PICTURE_TOKENS * count_pictures(config, family, params))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
     return max(1, min(params.windows, tokens // length)), length
+
+
+def takes_pictures(config: ModelConfig, family: Family) -> bool:
+    """Return whether a model is a decoder that takes images, and is loaded with the part for them."""
+    whole = config.class_name.endswith("ForConditionalGeneration")
+    return family is DECODER and whole and config.get("vision_config") is not None
+
+
+def count_pictures(config: ModelConfig, family: Family, params: SampleParams) -> int:
+    """Return the number of prompts with a picture whose results stay within an eighth of ``max_logit_bytes``; 0 if the model takes no images."""
+    if not takes_pictures(config, family):
+        return 0
+    each = LOGIT_FILES * values_per_token(config.text, family) * 4 * PICTURE_TOKENS
+    return min(params.evidence.pictures, params.logit_bytes // (8 * each))
 
 
 def long_spec(

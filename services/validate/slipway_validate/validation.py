@@ -29,6 +29,7 @@ from slipway.validation.verdicts import Answer
 from slipway_validate.answers.records import FORMS, choose_records
 from slipway_validate.answers.scores import Scorer
 from slipway_validate.folders import float32_bytes, runtime_for
+from slipway_validate.judging import pictures
 from slipway_validate.judging.distances import LIMITS, limits_by_level
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.fit import name_alternatives
@@ -44,6 +45,7 @@ from slipway_validate.preparation import (
     open_trained,
     prepare,
     require_success,
+    takes_pictures,
     tokenizer_folder,
     unknown_family,
 )
@@ -61,10 +63,6 @@ from slipway_validate.reference.running import (
 from slipway_validate.speed import NO_REFERENCE, QUICK, Stopwatch, note_slower, this_machine
 from slipway_validate.stored_weights import StoredWeights, survival_spec
 
-_ON_TEXT_ALONE = (
-    "the model takes images or sound too, and its outputs were compared on text alone: of the parts for images and sound, only the stored "
-    "weights that the adapter changes were"
-)
 REFERENCE = "reference"
 TIMING = "timing"
 """Folder of the process that times the reference."""
@@ -134,8 +132,6 @@ def _run_validation(
     family = trained.family
     if family is None:
         return _skip_all(inputs, outputs, params, why=unknown_family(trained.config))
-    if family is DECODER and trained.config.takes_more_than_text:
-        ctx.warn(_ON_TEXT_ALONE)
     with ExitStack() as running:
         folders = {name: inputs[input_of(name)] for name in outputs}
         try:
@@ -163,7 +159,11 @@ def _run_validation(
             scorer=_scorer(inputs, trained.config, prepared, params, ctx),
             threads=ctx.threads,
             base=inputs["base"],
+            takes_pictures=takes_pictures(trained.config, family),
         )
+        if family is DECODER and trained.config.takes_more_than_text:
+            for said in pictures.list_warnings(trained.config, evaluator.pictures):
+                ctx.warn(said)
         model_bytes = float32_bytes(inputs["base"])
         stopwatch = Stopwatch(basis.waiting, params, ctx, model_bytes=model_bytes, why=basis.alone)
         timeout = params.output_timeout_seconds
@@ -188,7 +188,7 @@ def _run_validation(
             _judge_output(run, evaluator, ctx, texts, timeout, model=model, exact=exact)
             for run in running.enter_context(closing(taken))
         ]
-        of_reference = describe(reference, stopwatch.reference_speed())
+        of_reference = describe(reference, stopwatch.reference_speed(), pictures=evaluator.pictures)
     judged = name_alternatives(sorted(results, key=lambda result: result.name))
     for each in judged:
         if each.status is OutputStatus.FAILED:

@@ -21,6 +21,7 @@ from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
 from slipway.proof.numerics import Ints, Logits
+from slipway.proof.sights import Sight
 from slipway.validation.speed import Engine
 
 OWN_FILE, OWN_FOLDER, EVIDENCE_FILE = "own_text.json", "own_text", "own_evidence.json"
@@ -182,6 +183,15 @@ class LanguageModel(Protocol):
     def embed(self, step: Step) -> Logits:
         """Return the sentence embedding of each row, (B, 1, V); only for a model that embeds."""
         raise Unusable(f"its runtime gives no sentence embedding of {len(step.input_ids)} texts")
+
+    def look(self, sight: Sight) -> Logits:
+        """Return results of the tokens behind a picture, (S, V).
+
+        Raises:
+            NotRunnable: Its runtime, or this output, takes no pictures; the message says why. Nothing is known to be wrong.
+            Unusable: It should take them, and cannot.
+        """
+        raise NotRunnable(f"{self.engine.runtime} takes no picture of it, such as one of {sight.features} tokens")
 
     def tokens_of(self, text: str) -> list[int]:
         """Return the tokens of a text, special tokens in it and around it included; only for a runtime that reads text."""

@@ -26,6 +26,7 @@ from slipway.model.trained import TrainedModel
 from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Bounds, Past, Step, Unusable, known_family
+from slipway.proof.sights import Sight
 from slipway.validation.speed import Engine
 
 LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
@@ -86,6 +87,20 @@ class TransformersModel:
         results, _ = self._call(self._called, step)
         vectors: Logits = pool(results.float(), torch.from_numpy(step.attention_mask), self._pooling).numpy()
         return vectors[:, None]
+
+    @torch.no_grad()
+    def look(self, sight: Sight) -> Logits:
+        """As :meth:`slipway.proof.runtime.LanguageModel.look`."""
+        ids = _tensor(sight.tokens)[None]
+        given = {name: _tensor(values) for name, values in sight.arguments.items()}
+        if sight.types:
+            given[sight.types] = (ids == sight.token).long()
+        try:
+            results = self._called(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits
+        except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
+            raise Unusable(f"transformers cannot compute a picture with it: {type(error).__name__}: {error}") from error
+        behind: Logits = results[0, sight.end :].float().numpy()
+        return behind
 
     def prepare_comparison(self) -> None:
         """Switch to float32. The weights keep their stored values: widening a float is exact."""

@@ -22,6 +22,7 @@ from slipway.files.regular_file import read_regular
 from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.parts import MissingPart, MultiTokenHead
+from slipway.validation.pictures import PictureComparison, PictureEffect
 from slipway.validation.speed import Engine, Machine, Memory, Speed
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
@@ -79,6 +80,7 @@ class OutputValidation(Value):
         reference_perplexity: Perplexity of the reference on the same tokens.
         cases: The same tokens in other shapes.
         survival: What its stored weights hold of the adapter, module by module; None without an adapter, or if nothing was compared.
+        pictures: Its results behind pictures; None for a model that takes none.
         missing: Parts of the base (heads that predict further tokens, parts for images and sound) of which its files lack tensors.
         speed: Measured speed; None if not benchmarked.
         memory: Memory of the output's own process.
@@ -115,6 +117,7 @@ class OutputValidation(Value):
     reference_perplexity: float | None = None
     cases: tuple[ShapeCase, ...] = ()
     survival: AdapterSurvival | None = None
+    pictures: PictureComparison | None = None
     missing: tuple[MissingPart, ...] = ()
     speed: Speed | None = None
     memory: Memory | None = None
@@ -218,6 +221,7 @@ class Reference(Value):
             reference's. Its spread tells a helpful adapter from noise (``slipway.base_match.match``).
         evidence: What the adapter does on text like that of its training: beside the run, and the user's test inputs.
         multi_token_head: How often the model accepts what its multi-token head drafts; None if it has no such head.
+        pictures: What it computes of prompts with a picture; None for a model that takes none.
         adapter_effect_error: Relative error of the base against the reference, for values that are not logits.
         adapter_effect_kl: Mean KL(reference ‖ base), nats per token: the adapter's effect on this text. An output has lost the
             training if its distance to the reference is not small compared with this.
@@ -238,6 +242,7 @@ class Reference(Value):
     gain_per_window: tuple[float | None, ...] = ()
     evidence: tuple[AdapterEvidence, ...] = ()
     multi_token_head: MultiTokenHead | None = None
+    pictures: PictureEffect | None = None
     adapter_effect_kl: float | None = None
     adapter_effect_error: float | None = None
     logit_scale: float = 1.0

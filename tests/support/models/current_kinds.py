@@ -95,7 +95,7 @@ def make_kind(
     model.save_pretrained(kind.base)
     _add_tensors(kind.base, recipe, dtype)
     _save_files(kind.base, model.config)
-    _save_adapter(model.float(), kind, recipe.task)
+    save_adapter(model.float(), kind, recipe.task)
     return kind
 
 
@@ -208,7 +208,7 @@ def expert_adapter(kind: Kind, folder: Path) -> Path:
     return write(folder, factors, target_modules=targets)
 
 
-def _save_adapter(model: Any, kind: Kind, task: str) -> None:
+def save_adapter(model: Any, kind: Kind, task: str) -> None:
     """Save a LoRA on all linear layers, stacks of experts and routers, with scaling 2.5 and random factors."""
     refused = _REFUSED.get(model.config.model_type, ())
     modules = {

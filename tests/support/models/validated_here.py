@@ -19,7 +19,15 @@ from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.yardsticks import Measured, ReferenceRun, plan_yardsticks, read_measured
 from slipway_validate.outputs import explain_shape_reuse
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, _affordable, _embeds, open_trained, padding_token
+from slipway_validate.preparation import (
+    Prepared,
+    _affordable,
+    _embeds,
+    count_pictures,
+    open_trained,
+    padding_token,
+    takes_pictures,
+)
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.main import execute
@@ -46,6 +54,7 @@ class Validated:
         self.params = ValidateParams(**{**PARAMS, **params})
         trained = open_trained({"base": base} | ({"adapter": adapter} if adapter else {}), work)
         self.settings = settings = trained.path
+        self.config = trained.config
         family = trained.family
         assert family is not None
         said = HeldOutText((Document("text.txt", text=TEXT),), "test", ("text.txt",), held_out=True)
@@ -61,7 +70,9 @@ class Validated:
             family, said, made.source, told.samples, samples, padding_token(trained.config, family), settings,
             embeds=_embeds({"base": base}, family, Context(workdir=work)),
         )  # fmt: skip
-        spec = self.spec(RUNTIME, base).model_copy(update={"adapter": adapter})
+        pictures = count_pictures(trained.config, family, self.params)
+        self.takes_pictures = takes_pictures(trained.config, family)
+        spec = self.spec(RUNTIME, base).model_copy(update={"adapter": adapter, "pictures": pictures})
         result = self._run(Spec(run=spec), work / "reference")
         self.reference = ReferenceRun(
             folder=work / "reference", result=result, family=family, samples=samples, with_adapter=adapter is not None,
@@ -70,7 +81,9 @@ class Validated:
         where = CaseResults(work / "reference", work / "reference", self.reference.measure)
         cases = [compare_case(case, where) for case in spec.cases]
         self.reference = self.reference.with_figures(cases)
-        self.evaluator = Evaluator(self.reference, family, LIMITS, decode=lambda _: "")
+        self.evaluator = Evaluator(
+            self.reference, family, LIMITS, decode=lambda _: "", takes_pictures=self.takes_pictures
+        )
 
     def spec(self, runtime: str, folder: Path) -> RunSpec:
         return self.prepared.spec(runtime, folder, params=self.params, threads=1)
@@ -93,6 +106,8 @@ class Validated:
             decode=lambda _: "",
             survival=lambda: held,
             measured=lambda: measured,
+            base=self._base,
+            takes_pictures=self.takes_pictures,
         )
         return measured
 

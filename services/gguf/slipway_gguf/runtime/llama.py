@@ -145,7 +145,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @_LOG  # type: ignore[untyped-decorator]
-def _note(level: int, text: bytes, _: Any) -> None:
+def note_error(level: int, text: bytes, _: Any) -> None:
     """Keep an error. llama.cpp holds this function until the process ends, so it must not belong to an object that may end before."""
     if level == LOG_ERROR:
         _errors.append(text.decode(errors="replace"))
@@ -193,7 +193,7 @@ class Llama:
 
     def listen(self) -> None:
         """Receive llama.cpp's log (again, after a server in this process has taken it over)."""
-        self.functions.llama_log_set(_note, None)
+        self.functions.llama_log_set(note_error, None)
 
     def _check_layout(self) -> None:
         """Refuse a library whose defaults do not lie where the structs expect them."""

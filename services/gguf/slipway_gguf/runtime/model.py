@@ -12,11 +12,13 @@ import numpy as np
 
 from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
-from slipway.proof.runtime import Bounds, LanguageModel, Past, Step, Unusable
+from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Past, Step, Unusable
+from slipway.proof.sights import Sight
 from slipway.validation.speed import Engine
 from slipway_gguf.files import text_files
 from slipway_gguf.metadata import BETWEEN, DIFFERS
 from slipway_gguf.runtime.llama import AUTO_FLASH, F16, F32, NO_FLASH, Batch, ChatServer, Llama
+from slipway_gguf.runtime.pictures import Eye
 
 _CALL = 128
 """Number of tokens that llama.cpp computes in one call; it keeps logits for each of them."""
@@ -79,6 +81,7 @@ class GGUFModel(LanguageModel):
         self._size = self._number = 0
         self._tokens: tuple[int, ...] = ()
         self._chat: ChatServer | None = None
+        self._eye: Eye | None = None
         self.engine = Engine(
             runtime="llama.cpp",
             version=llama.version,
@@ -104,6 +107,32 @@ class GGUFModel(LanguageModel):
             results[0, [0] if step.last_only else wanted] = logits
         return results, _Cached(self._tokens, self._number)
 
+    def look(self, sight: Sight) -> Logits:
+        """As :meth:`LanguageModel.look`; what continues the prompt is computed token by token."""
+        if self._beside:
+            raise NotRunnable("an adapter's file for llama.cpp has no part for images")
+        if self._eye is None:
+            self._eye = Eye(self._llama, self._model, self._file.parent, threads=self._threads)
+        with self._eye.pieces(sight) as pieces:
+            # Tokens of a picture may see later ones of it, so a piece is computed at once.
+            call = max(_CALL, self._eye.most_tokens(pieces))
+            self._open(len(sight.tokens), call=call)
+            self._decode(sight.tokens[: sight.begin], np.arange(sight.begin), last_only=True)
+            place = sight.begin
+            for each in pieces:
+                place = self._eye.add(self._context or 0, each, place=place, batch=call)
+        written = len(sight.tokens) - sight.continued
+        logits = [
+            self._decode(
+                sight.tokens[sight.end : written], np.arange(place, place + written - sight.end), last_only=False
+            )
+        ]
+        for at in range(written, len(sight.tokens)):
+            position = place + at - sight.end
+            logits.append(self._decode(sight.tokens[at : at + 1], np.array([position]), last_only=False))
+        self._open(self._size)  # the tokens of a picture are not among those that the cache is known by
+        return np.concatenate(logits)
+
     def prepare_comparison(self) -> None:
         """As :meth:`LanguageModel.prepare_comparison`."""
         self._comparing = True
@@ -114,6 +143,9 @@ class GGUFModel(LanguageModel):
         if self._chat:
             self._chat.end()
             self._chat = None
+        if self._eye:
+            self._eye.close()
+            self._eye = None
         if self._beside:
             self._beside.release()
         self._comparing = False
@@ -153,15 +185,15 @@ class GGUFModel(LanguageModel):
         length = self._llama.functions.llama_model_meta_val_str(self._model, key.encode(), buffer, _LONGEST_VALUE)
         return buffer.value.decode(errors="replace") if length > 0 else ""
 
-    def _open(self, size: int) -> None:
-        """Open an empty context."""
+    def _open(self, size: int, *, call: int = _CALL) -> None:
+        """Open an empty context that computes ``call`` tokens at once."""
         functions = self._llama.functions
         if self._context:
             functions.llama_free(self._context)
             self._context = None  # so that it is not freed twice if the next steps fail
         params = functions.llama_context_default_params()
         params.n_ctx = self._size = max(_FIRST_CONTEXT, size)
-        params.n_batch = params.n_ubatch = _CALL
+        params.n_batch = params.n_ubatch = call
         params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = max(1, self._threads)
         params.flash_attn_type = NO_FLASH if self._comparing else AUTO_FLASH

@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.formats.registry import merged_output
 from slipway.levels import LEVELS
 from slipway.model.families import DECODER, Family
 from slipway.proof.numerics import Logits
-from slipway.validation.comparisons import GreedyComparison, LogitComparison, ShapeCase
+from slipway.proof.sights import FOLDER as PICTURES
+from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
+from slipway.validation.pictures import PictureComparison, PictureEffect
 from slipway.validation.speed import Engine
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.verdicts import Limits, kept_share
@@ -21,7 +23,7 @@ from slipway_validate import folders
 from slipway_validate.answers.scores import Scorer
 from slipway_validate.cases import native_case
 from slipway_validate.folders import has_separate_adapter
-from slipway_validate.judging import explain, parts, survival, texts
+from slipway_validate.judging import explain, parts, pictures, survival, texts
 from slipway_validate.judging.compare import (
     CaseResults,
     OtherModels,
@@ -33,8 +35,9 @@ from slipway_validate.judging.compare import (
     load_logits,
 )
 from slipway_validate.judging.distances import choose_measure, coarser, distance_of, own_level
-from slipway_validate.judging.fit import fit_verdict
+from slipway_validate.judging.fit import fit_checks, fit_verdict
 from slipway_validate.judging.judge import Against, Judge, Rule
+from slipway_validate.judging.part_tensors import name_other_tensors
 from slipway_validate.judging.yardsticks import (
     HALVES,
     STATIC,
@@ -45,6 +48,7 @@ from slipway_validate.judging.yardsticks import (
     rounding_of,
 )
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
+from slipway_validate.protocol.pictures import Looked
 
 MERGED = merged_output()
 """Name of the output that is the merged model; others are compared with it."""
@@ -71,6 +75,7 @@ class Evaluator:
         scorer: Scores the answers to the user's test inputs; None if there are none.
         threads: Threads that compare results.
         base: Folder of the base, whose parts beside the text an output in transformers' form must have; None to compare no names.
+        takes_pictures: Whether the model takes pictures.
     """
 
     def __init__(
@@ -85,8 +90,11 @@ class Evaluator:
         scorer: Scorer | None = None,
         threads: int = 1,
         base: Path | None = None,
+        takes_pictures: bool = False,
     ) -> None:
         self._reference = reference
+        self._behind = reference.behind_pictures() if reference else None
+        self.pictures = _describe_pictures(reference, self._behind, expected=takes_pictures)
         self._survival = survival
         self._yardsticks = measured
         self._threads = threads
@@ -114,28 +122,37 @@ class Evaluator:
             message = f"its results have {result.vocabulary} values, the reference's {reference.result.vocabulary}"
             return result_not_run(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
         measured = self._compare_results(output, reference, spec=spec, result=result, run_folder=run_folder)
-        rule, unjudged = self._rule(measured, reference, folder)
+        rule, unjudged = self._rule(measured, reference, folder, self._yardsticks())
+        behind, of_pictures = self._compare_pictures(measured, folder, run_folder=run_folder)
         held, effect = self._survival().get(name), rule.effect
+        if behind and self._base and is_own_code(name, folder) and not all(each.passed for each in of_pictures):
+            blamed = name_other_tensors(self._base, folder, held, adapter=reference.with_adapter)
+            behind = behind.model_copy(update={"blamed": blamed})
         findings = None if held is None else survival.add_faults(held, rule.limits)
         measured = measured.model_copy(
             update={
                 "limits": rule.limits,
                 "kept": kept_share(distance_of(measured.to_reference), effect),
-                "level_cost": self._level_cost(measured),
+                "level_cost": _level_cost(measured, self._yardsticks()),
+                "pictures": behind,
                 "survival": findings,
                 "notes": (*survival.notes(findings, rule.limits), *texts.notes(result.texts)),
             }
         )
-        verdict = self._verdict(measured, result, rule, adapter=reference.with_adapter, unjudged=unjudged)
+        verdict = self._verdict(
+            measured, result, rule, adapter=reference.with_adapter, unjudged=unjudged, of_pictures=of_pictures
+        )
         if name == MERGED:
             self.merged = MergedRun(run_folder, verdict)
         else:
             shutil.rmtree(run_folder)
         return verdict
 
-    def _rule(self, output: OutputValidation, reference: ReferenceRun, folder: Path) -> tuple[Rule, str]:
+    def _rule(
+        self, output: OutputValidation, reference: ReferenceRun, folder: Path, measured: Measured
+    ) -> tuple[Rule, str]:
         """Return the limits of an output, and why its results are not compared with a yardstick; empty if they are."""
-        measured, own = self._yardsticks(), own_level(output.engine)
+        own = own_level(output.engine)
         rounding = rounding_of(output.name, folder)
         computes = output.engine.compute_dtype if output.engine else ""
         if not rounding and computes in HALVES:
@@ -179,7 +196,7 @@ class Evaluator:
         return output.model_copy(
             update={
                 **compare_together(own, others, reference.measure, threads=self._threads),
-                "to_stored": self._compare_with_stored(output.name, own, reference),
+                "to_stored": _compare_with_stored(output.name, own, reference, self._yardsticks()),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._compare_greedy(reference, spec=spec, result=result),
                 "continuation": compare_long(
@@ -191,18 +208,49 @@ class Evaluator:
             }
         )
 
-    def _level_cost(self, output: OutputValidation) -> float | None:
-        """Return what the nearest rounding to the output's level costs; None where it has no such level, or rounds in a way of its own."""
-        own = own_level(output.engine)
-        known = output.level in LEVELS or output.level == "none"
-        return self._yardsticks().cost(own) if known and own != "float32" else None
-
-    def _compare_with_stored(self, name: str, own: Logits, reference: ReferenceRun) -> LogitComparison | None:
-        """Compare the first windows with PyTorch on the output's own weights; None if those were not read."""
-        theirs = self._yardsticks().results(name)
-        if theirs is None or theirs.shape[1:] != own.shape[1:]:
-            return None
-        return compare_windows(theirs, own[: len(theirs)], reference.measure)
+    def _compare_pictures(
+        self, output: OutputValidation, folder: Path, *, run_folder: Path
+    ) -> tuple[PictureComparison | None, tuple[Check, ...]]:
+        """Compare an output's results behind pictures as those on text; return the figures with their verdicts, and the checks."""
+        reference, measured = self._behind, self._yardsticks().pictures or Measured()
+        if self.pictures is None:
+            return None, ()
+        begun = pictures.begin_comparison(self.pictures, Looked.read(run_folder))
+        if begun.not_run or begun.failed or reference is None:
+            return begun, pictures.check_unreadable(begun)
+        own = load_logits(run_folder / PICTURES / LOGITS_FILE)
+        if own.shape != reference.logits.shape:
+            failed = (
+                f"its results behind pictures have the shape {own.shape}, and the reference's {reference.logits.shape}"
+            )
+            begun = begun.model_copy(update={"failed": failed})
+            return begun, pictures.check_unreadable(begun)
+        file = self.merged.folder / PICTURES / LOGITS_FILE if self.merged else None
+        others = OtherModels(
+            reference=reference.logits,
+            base=reference.base_logits if reference.with_adapter else None,
+            merged=load_logits(file) if file is not None and file.is_file() else None,
+            labels=None,
+        )
+        figures = compare_together(own, others, reference.measure, threads=self._threads)
+        figures["to_stored"] = _compare_with_stored(output.name, own, reference, measured)
+        alike = output.model_copy(update={**figures, "checks": ()})
+        rule, unjudged = self._rule(alike, reference, folder, measured)
+        rule = replace(rule, place=pictures.PLACE)
+        judge = Judge(rule, adapter=reference.with_adapter)
+        alike = alike.model_copy(
+            update={
+                "kept": kept_share(distance_of(alike.to_reference), rule.effect),
+                "level_cost": _level_cost(alike, measured),
+                "checks": (*judge.faithful_checks(alike), *fit_checks(alike, rule.fit)),
+            }
+        )
+        faithful = explain.faithful_verdict(
+            alike, yardstick=rule.yardstick or "", unjudged=unjudged, base_limit=rule.faithful_limit, where=""
+        )
+        verdicts = {"kept": alike.kept, "level_cost": alike.level_cost, "fit": fit_verdict(alike, rule.fit)}
+        compared = begun.model_copy(update={**figures, **verdicts, "faithful": faithful})
+        return compared, pictures.name_checks(alike.checks)
 
     def _compare_greedy(self, reference: ReferenceRun, *, spec: RunSpec, result: RunResult) -> GreedyComparison | None:
         theirs, ours = reference.result.continuations, result.continuations
@@ -233,12 +281,19 @@ class Evaluator:
             return tuple(pool.map(lambda case: compare_case(case, where, skipped=skipped.get(case.name, "")), cases))
 
     def _verdict(
-        self, output: OutputValidation, result: RunResult, rule: Rule, *, adapter: bool, unjudged: str = ""
+        self,
+        output: OutputValidation,
+        result: RunResult,
+        rule: Rule,
+        *,
+        adapter: bool,
+        unjudged: str = "",
+        of_pictures: tuple[Check, ...] = (),
     ) -> OutputValidation:
         judge = Judge(rule, adapter=adapter)
         checked = output.model_copy(
             update={
-                "checks": judge.checks(output, non_finite=result.non_finite),
+                "checks": (*judge.checks(output, non_finite=result.non_finite), *of_pictures),
                 "notes": (*output.notes, *(judge.notes() if self._reference else ())),
             }
         )
@@ -246,10 +301,35 @@ class Evaluator:
         faithful = explain.faithful_verdict(
             checked, yardstick=rule.yardstick or "", unjudged=unjudged, base_limit=base_limit, where=where
         )
-        checked = checked.model_copy(update={"faithful": faithful, "fit": fit_verdict(checked, rule.fit)})
+        fit = pictures.worse(fit_verdict(checked, rule.fit), checked.pictures)
+        checked = checked.model_copy(update={"faithful": faithful, "fit": fit})
         explanation, remedy = explain.explain_checks(checked, where=where, base_limit=base_limit)
         status = OutputStatus.FAILED if checked.failed_checks else OutputStatus.PASSED
         return checked.model_copy(update={"status": status, "explanation": explanation, "remedy": remedy})
+
+
+def _describe_pictures(
+    reference: ReferenceRun | None, behind: ReferenceRun | None, *, expected: bool
+) -> PictureEffect | None:
+    if reference is None:
+        return None
+    effect = distance_of(behind.adapter_effect) if behind else None
+    return pictures.describe_effect(Looked.read(reference.folder), effect, expected=expected)
+
+
+def _level_cost(output: OutputValidation, measured: Measured) -> float | None:
+    """Return what the nearest rounding to the output's level costs; None where it has no such level, or rounds in a way of its own."""
+    own = own_level(output.engine)
+    known = output.level in LEVELS or output.level == "none"
+    return measured.cost(own) if known and own != "float32" else None
+
+
+def _compare_with_stored(name: str, own: Logits, reference: ReferenceRun, measured: Measured) -> LogitComparison | None:
+    """Compare the first windows with PyTorch on the output's own weights; None if those were not read."""
+    theirs = measured.results(name)
+    if theirs is None or theirs.shape[1:] != own.shape[1:]:
+        return None
+    return compare_windows(theirs, own[: len(theirs)], reference.measure)
 
 
 def _choose_yardstick(

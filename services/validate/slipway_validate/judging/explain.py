@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputValidation
 from slipway.validation.verdicts import Answer, Verdict
-from slipway_validate.judging import parts, survival, texts
+from slipway_validate.judging import parts, pictures, survival, texts
 from slipway_validate.judging.distances import distance_of
 
 SHAPE_CAUSES = {
@@ -27,6 +27,7 @@ SHAPE_CAUSES = {
     "continuation": "long texts go wrong where short ones are right: its KV cache or its positions fail after the first tokens",
     "answers": "its answers to the test inputs are worse than the reference's",
     "sentence_embedding": "it makes another vector of a text than the model: its pooling or normalization is another",
+    "pictures": pictures.CAUSE,
     "native_dtype": "the data type in which it is served has too little range or precision for it",
 }
 SHOWN_CHECKS = 4
@@ -121,7 +122,12 @@ def _explain_broken(
         of_parts, remedy = parts.explain(output.missing)
         said.append(of_parts)
         remedies.append(remedy)
-    others = [check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS, parts.MISSING)]
+    if pictures.UNREADABLE in names:
+        of_pictures, remedy = pictures.explain(output.pictures)
+        said.append(of_pictures)
+        remedies.append(remedy)
+    named = (*survival.CHECKS, *texts.CHECKS, parts.MISSING, pictures.UNREADABLE)
+    others = [check for check in failed if check.name not in named]
     # Each weight in the wrong place is named; results would only allow a guess.
     exchanged = output.survival is not None and any(each.exchanged for each in output.survival.faulty)
     if others and not exchanged and "non_finite_weights" not in names:
@@ -144,7 +150,8 @@ def _explain_results(output: OutputValidation, failed: list[Check], base_limit: 
         )
     shape = next((name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES), "")
     if shape and all("." in check.name for check in failed):
-        return SHAPE_CAUSES[shape], _remedy_shape(output, shape)
+        blamed = output.pictures.blamed if shape == "pictures" and output.pictures else ""
+        return ": ".join(filter(None, (SHAPE_CAUSES[shape], blamed))), _remedy_shape(output, shape)
     if any(check.against == "stored" for check in failed):
         return "it computes something else than its own weights", _REMEDY_GRAPH
     if output.format == "pytorch":
@@ -201,6 +208,8 @@ def _remedy_non_finite(output: OutputValidation) -> str:
 def _remedy_shape(output: OutputValidation, shape: str) -> str:
     if shape == "native_dtype":
         return "serve it in bfloat16 or float32"
+    if shape == "pictures":
+        return pictures.REMEDY
     if shape == "answers":
         return "use a wider level or smaller groups; if the loss is acceptable, raise quality_loss in validation.limits"
     if output.format == "pytorch":

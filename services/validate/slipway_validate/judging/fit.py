@@ -18,6 +18,7 @@ from slipway.validation.verdicts import (
     Verdict,
     kept_share,
 )
+from slipway_validate.judging import pictures
 from slipway_validate.judging.distances import Measure, distance_of
 
 _CLOSE_VALUES, _NEAR_VALUES = 0.1**2, 0.3**2
@@ -34,11 +35,13 @@ class FitRule:
         measure: How results are compared.
         effect: Distance of base and reference; None without an adapter.
         values: Number of values that are compared.
+        place: Where the results lie if not on text alone, in words.
     """
 
     measure: Measure
     effect: float | None
     values: int = 1 << 30
+    place: str = ""
 
     @property
     def is_weak(self) -> bool:
@@ -82,7 +85,9 @@ def fit_checks(output: OutputValidation, rule: FitRule) -> list[Check]:
 def fit_verdict(output: OutputValidation, rule: FitRule) -> Verdict:
     """Judge by its checks how much of the fine-tune an output keeps."""
     distance = distance_of(output.to_reference)
-    checks = [check for check in output.checks if check.question == "fit"]
+    checks = [
+        check for check in output.checks if check.question == "fit" and not check.name.startswith(pictures.PREFIX)
+    ]
     if not checks or distance is None:
         failed = any(not check.passed for check in checks)
         return Verdict(answer=Answer.FAILED, said="its results are not finite numbers") if failed else Verdict()
@@ -141,18 +146,22 @@ def _describe(output: OutputValidation, rule: FitRule, distance: float) -> str:
         else f"; the nearest rounding of these weights would be {_format_distance(output.level_cost, rule)} away"
     )
     if rule.effect is None:
-        return f"it is {_format_distance(distance, rule)} away from the model{cost}"
+        return f"it is {_format_distance(distance, rule)} away from the model{_at(rule)}{cost}"
     if output.kept is not None and not rule.is_weak:
         least = "" if output.level_cost is None else kept_share(output.level_cost, rule.effect)
         beside = "" if least in ("", None) else f" (the nearest rounding of these weights: {_percent(float(least))})"
-        return f"it keeps {_percent(output.kept)} of what the fine-tune changed{beside}"
+        return f"it keeps {_percent(output.kept)} of what the fine-tune changed{_at(rule)}{beside}"
     shown = (
         "" if output.adapter_strength is None else f", with {output.adapter_strength:.2f} times the adapter's effect"
     )
     return (
-        f"the adapter changes little on this text ({_format_distance(rule.effect, rule)}), so its direction and the distance decide: "
+        f"the adapter changes little {rule.place or 'on this text'} ({_format_distance(rule.effect, rule)}), so its direction and the distance decide: "
         f"{_format_distance(distance, rule)} away{shown}{cost}"
     )
+
+
+def _at(rule: FitRule) -> str:
+    return f" {rule.place}" if rule.place else ""
 
 
 def _format_distance(distance: float, rule: FitRule) -> str:

@@ -46,6 +46,7 @@ class Rule:
         exact: Whether weights and arithmetic are float32.
         logit_scale: The reference's scale of logits.
         arithmetic: The reference's arithmetic noise, in logits.
+        place: Where the results lie if not on text alone, in words.
     """
 
     limits: Limits
@@ -60,11 +61,12 @@ class Rule:
     exact: bool = False
     logit_scale: float = 1.0
     arithmetic: float | None = None
+    place: str = ""
 
     @property
     def fit(self) -> FitRule:
         """Return the part that judges what is left of the fine-tune."""
-        return FitRule(self.measure, self.effect, self.values)
+        return FitRule(self.measure, self.effect, self.values, self.place)
 
     @property
     def own_noise(self) -> float | None:
@@ -95,7 +97,7 @@ class Judge:
         """Return all checks that the output's figures allow."""
         checks = [_at_most("non_finite_logits", float(non_finite), 0.0, unit="count", against="itself")]
         checks += parts.checks(output.missing)
-        checks += self._check_faithful(output)
+        checks += self.faithful_checks(output)
         if output.survival is not None:
             checks += survival.checks(output.survival, self._rule.limits)
         for case in output.cases:
@@ -109,8 +111,8 @@ class Judge:
             checks += self._check_answers(output.answers)
         return (*checks, *self._check_requested(output))
 
-    def _check_faithful(self, output: OutputValidation) -> list[Check]:
-        """Check the results against the yardstick."""
+    def faithful_checks(self, output: OutputValidation) -> list[Check]:
+        """Return the checks of the results against the yardstick."""
         rule = self._rule
         sides = {"stored": output.to_stored, "merged": output.to_merged, "reference": output.to_reference}
         figures = sides.get(rule.yardstick or "")

@@ -17,6 +17,7 @@ from slipway.model.families import SPEECH, Family
 from slipway.proof.numerics import Logits, finite, logit_scale, perplexity_of, window_losses
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Samples
+from slipway.proof.sights import FOLDER as PICTURES
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import AdapterEvidence
 from slipway.validation.parts import MultiTokenHead
@@ -118,6 +119,14 @@ class ReferenceRun:
         gains = () if self.family == SPEECH else tuple(finite(gain) for gain in base_losses - losses)
         return replace(run, base_perplexity=perplexity_of(base_losses), gain_per_window=gains)
 
+    def behind_pictures(self) -> ReferenceRun | None:
+        """Return its results behind pictures as a run of its own; None if there are none."""
+        if not (self.folder / PICTURES / LOGITS_FILE).is_file():
+            return None
+        run = replace(self, folder=self.folder / PICTURES)
+        effect = compare_windows(run.logits, run.base_logits, run.measure) if run.with_adapter else None
+        return replace(run, logit_scale=logit_scale(run.logits), adapter_effect=effect)
+
     @property
     def measure(self) -> Measure:
         """Return how results are compared with those of the reference."""
@@ -209,7 +218,10 @@ def _passes(outputs: Mapping[str, Path], merged_level: str) -> Iterator[Pass]:
         level = level_of(stored_dtype(folder))
         own, beside = is_own_code(name, folder), has_separate_adapter(name)
         if not own and not beside:
-            yield Pass(name=name, output=folder.absolute())
+            # Runtimes other than PyTorch keep parts for images and sound in 16 bits.
+            yield Pass(
+                name=name, output=folder.absolute(), weights=merged_level if merged_level in HALVES else "float16"
+            )
         if not beside:
             # An output made of a merged model was rounded to that model's type first.
             costs |= dict.fromkeys(each for each in (level, merged_level) if each in _COSTS)
@@ -233,12 +245,14 @@ class Measured:
         windows: Windows that were computed.
         figures: Distance from the reference of each pass without an output.
         missing: Why passes were not made, by name.
+        pictures: The same of results behind pictures; None for a model that takes none.
     """
 
     folder: Path = Path()
     windows: int = 0
     figures: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+    pictures: Measured | None = None
 
     def noise(self, rounding: str) -> float | None:
         """Return the distance that rounded values alone make; None if it was not measured."""
@@ -262,6 +276,15 @@ def read_measured(folder: Path, asked: Yardsticks | None, reference: ReferenceRu
         said = read_json_object(folder / YARDSTICKS_FILE, largest=LARGEST_LIST)
     except (OSError, ValueError):
         return Measured(missing={each.name: "the process that computed it ended early" for each in asked.passes})
+    missing = {name: str(why) for name, why in said.items()}
+    behind = reference.behind_pictures()
+    pictures = None if behind is None else _read_passes(folder / PICTURES, asked, behind, missing)
+    return replace(_read_passes(folder, asked, reference, missing, windows=asked.windows), pictures=pictures)
+
+
+def _read_passes(
+    folder: Path, asked: Yardsticks, reference: ReferenceRun, missing: Mapping[str, str], *, windows: int = 0
+) -> Measured:
     figures = {}
     for each in asked.passes:
         path = folder / pass_file(each.name)
@@ -272,4 +295,4 @@ def read_measured(folder: Path, asked: Yardsticks | None, reference: ReferenceRu
         path.unlink()
         if distance is not None:
             figures[each.name] = distance
-    return Measured(folder, asked.windows, figures, {name: str(why) for name, why in said.items()})
+    return Measured(folder, windows, figures, missing)

@@ -24,7 +24,7 @@ LOGITS_FILE = "logits.npy"
 BEGIN, TIME = "begin", "time"
 """The line that lets a held runner go on, and the one that requests a round of timing."""
 IMPORTED, WAITING, ROUND = "imported", "waiting", "round"
-"""Keys of a runner's lines: a held runner has imported its libraries; the result is written and the runner waits; the result of a round."""
+"""Keys of a runner's lines: libraries are imported; the result is written and the runner waits; the result of a round."""
 SURVIVAL_FILE = "survival.json"
 """What outputs hold of the adapter: an object of :class:`slipway.validation.survival.AdapterSurvival` by name of the output."""
 YARDSTICKS_FILE = "yardsticks.json"
@@ -214,6 +214,7 @@ class RunSpec(_Message):
         texts: File of :class:`slipway_validate.runner.texts.ReadTexts`, for a runtime that reads text itself; None for others.
         held: Whether the process waits for ``BEGIN`` before it loads the model.
         drafting: Whether drafts of the model's multi-token head are compared with what it computes itself.
+        pictures: Prompts with a picture that the reference makes for itself and for all outputs; 0 for none, and for outputs.
     """
 
     runtime: str
@@ -236,6 +237,7 @@ class RunSpec(_Message):
     texts: Path | None = None
     held: bool = False
     drafting: bool = False
+    pictures: int = 0
 
 
 class TokenizeSpec(_Message):
@@ -296,10 +298,7 @@ class ExplainSpec(_Message):
 
 
 class SurvivalSpec(_Message):
-    """Outputs whose stored weights are compared with base and adapter: their folders by name.
-
-    ``largest_errors`` holds for each output the error of a weight above which the nearest rounding on its grid is measured too.
-    """
+    """Outputs whose stored weights are compared, by name, and the error of a weight above which its nearest rounding is measured too."""
 
     base: Path
     adapter: Path
@@ -311,9 +310,10 @@ class Pass(_Message):
     """One pass of the reference's model over windows, with other weights or inputs than its own.
 
     Attributes:
-        name: Its name; that of the output, if it computes with an output's weights.
+        name: Its name; that of the output whose weights it computes with.
         output: Folder of the output whose stored weights it computes with; None for the reference's own.
-        weights: How the merged weights are rounded (``weight_rounding`` of ``slipway_validate.runner.yardsticks.roundings``); empty: not.
+        weights: How the merged weights are rounded (``weight_rounding`` of ``slipway_validate.runner.yardsticks.roundings``); empty: not. With an
+            output, only those of parts for images and sound, where the output stores none that are read.
         outer: How the weights of embedding and head are rounded; empty: as the others.
         rounding: How values are rounded while it computes (``slipway.formats.contract.Runtime.rounds``); empty: not.
     """

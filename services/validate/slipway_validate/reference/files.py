@@ -1,7 +1,8 @@
 """Write and read the folder of a reference: samples, results and figures, which every validation of the adapter uses.
 
-``reference.json`` holds a :class:`ReferenceFile`, ``samples/`` the inputs of all models, and ``.npy`` files the reference's results. Reading
-checks everything, because a folder may come from anywhere; results are mapped into memory.
+``reference.json`` holds a :class:`ReferenceFile`, ``samples/`` the inputs of all models, and ``.npy`` files the reference's results. Only for a
+model that takes images, ``pictures/`` holds its results behind pictures, and ``samples/pictures/`` the prompts. Reading checks everything,
+because a folder may come from anywhere; results are mapped into memory.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
 from slipway.model.families import FAMILIES, SPEECH, Family
 from slipway.proof.runtime import Samples
+from slipway.proof.sights import FOLDER as PICTURES
+from slipway.proof.sights import read_sights
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import AdapterEvidence
@@ -41,6 +44,7 @@ from slipway_validate.protocol.messages import (
     long_file,
     plain_file,
 )
+from slipway_validate.protocol.pictures import Looked
 
 FILE = "reference.json"
 SAMPLES = "samples"
@@ -119,6 +123,8 @@ def write_reference(folder: Path, run: ReferenceRun, prepared: Prepared, params:
     for path in sorted(run.folder.glob("*.npy")):
         if not path.match(case_file("*")):  # its own cases are only needed for the figures
             path.rename(folder / path.name)
+    if (run.folder / PICTURES).is_dir():
+        (run.folder / PICTURES).rename(folder / PICTURES)
     figures = Figures.model_validate({name: getattr(run, name) for name in Figures.model_fields})
     file = ReferenceFile(
         inputs=dict(ctx.input_digests),
@@ -164,6 +170,7 @@ def read_reference(
     try:
         samples = _read_samples(folder / SAMPLES)
         _check_results(folder, file, samples)
+        _check_pictures(folder, file)
     except (OSError, ValueError, EOFError, SchemaError) as error:
         raise _reference_error(f"its files are damaged: {error}") from error
     if file.with_adapter != ("adapter" in inputs):
@@ -223,7 +230,7 @@ def _find_family(file: ReferenceFile) -> Family:
 
 
 def _read_samples(folder: Path) -> Samples:
-    for path in sorted(folder.iterdir()):
+    for path in sorted(each for each in folder.iterdir() if each.name != PICTURES):
         if path.suffix == ".npy" and _map_array(path).size > (
             _LARGEST_SOUNDS if path.name == SOUNDS_FILE else _LARGEST_BATCH
         ):
@@ -286,6 +293,20 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
     labels = samples.labels
     if len(shapes) > 1 or (labels is not None and labels.shape[1] > next(iter(shapes))[1]):
         raise ValueError(f"results have the shapes {sorted(shapes)}")
+
+
+def _check_pictures(folder: Path, file: ReferenceFile) -> None:
+    """Refuse prompts with pictures that outputs could not compute, and results of others."""
+    looked, sights = Looked.read(folder), read_sights(folder / SAMPLES)
+    count, tokens = (looked.pictures, looked.tokens) if looked else (0, 0)
+    if len(sights) != count or any(each.compared != tokens for each in sights):
+        raise ValueError(f"{len(sights)} prompts with a picture have results of {count} with {tokens} tokens each")
+    if any(int(each.tokens.max()) >= file.result.vocabulary for each in sights):
+        raise ValueError(f"a prompt with a picture has tokens beyond the {file.result.vocabulary} of the vocabulary")
+    for name in (LOGITS_FILE, *([BASE_LOGITS_FILE] if file.with_adapter else [])) if count else ():
+        values = _map_array(folder / PICTURES / name)
+        if values.dtype != np.float32 or values.shape != (count, tokens, file.result.vocabulary):
+            raise ValueError(f"{PICTURES}/{name} has the shape {values.shape} and the type {values.dtype}")
 
 
 def _check_continuations(file: ReferenceFile) -> None:

@@ -19,13 +19,22 @@ from slipway.proof.runtime import EVIDENCE_FILE, HEAD_FILE
 from slipway.stage import Context
 from slipway.validation.findings import AdapterEvidence, Reference
 from slipway.validation.parts import MultiTokenHead
+from slipway.validation.pictures import PictureEffect
 from slipway.validation.speed import Engine, Speed
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.distances import distance_of, level_of
 from slipway_validate.judging.evaluate import MERGED
 from slipway_validate.judging.yardsticks import ReferenceRun
 from slipway_validate.params import SampleParams
-from slipway_validate.preparation import Prepared, long_spec, open_trained, prepare, require_success, unknown_family
+from slipway_validate.preparation import (
+    Prepared,
+    count_pictures,
+    long_spec,
+    open_trained,
+    prepare,
+    require_success,
+    unknown_family,
+)
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, SurvivalSpec, Yardsticks
 from slipway_validate.reference.files import NoReferenceError, write_nothing, write_reference
@@ -56,13 +65,15 @@ def run_reference(
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     spec = reference_spec(inputs, prepared, params, ctx).model_copy(update={"benchmark": benchmark})
-    long = long_spec(prepared, ModelConfig.read(inputs["base"]), params)
+    config = ModelConfig.read(inputs["base"])
+    long = long_spec(prepared, config, params)
     if params.continuation_tokens and long is not None and long.new_tokens < params.continuation_tokens:
         ctx.warn(
             f"long continuations have {long.new_tokens} of {params.continuation_tokens} tokens: more do not fit the model or max_logit_bytes"
         )
     drafting = prepared.family is DECODER and has_multi_token_head(inputs["base"])
-    spec = spec.model_copy(update={"long": long, "drafting": drafting})
+    pictures = count_pictures(config, prepared.family, params)
+    spec = spec.model_copy(update={"long": long, "drafting": drafting, "pictures": pictures})
     timeout = params.output_timeout_seconds
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
         yield _check_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
@@ -154,8 +165,8 @@ def _check_run(
     return run.with_figures([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])
 
 
-def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
-    """Describe the reference for the report; without a run, say that outputs were not compared."""
+def describe(run: ReferenceRun | None, speed: Speed | None, *, pictures: PictureEffect | None = None) -> Reference:
+    """Describe the reference for the report, with what it computes of pictures; without a run, say that outputs were not compared."""
     if run is None:
         return Reference(description=NOT_COMPARED, engine=Engine(runtime=""))
     effect = run.adapter_effect
@@ -169,6 +180,7 @@ def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
         gain_per_window=run.gain_per_window,
         evidence=run.evidence,
         multi_token_head=run.multi_token_head,
+        pictures=pictures,
         adapter_effect_kl=effect.mean_kl if effect else None,
         adapter_effect_error=effect.relative_error if effect else None,
         logit_scale=run.logit_scale,

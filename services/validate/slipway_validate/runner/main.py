@@ -34,6 +34,7 @@ from slipway.proof.runtime import (
     Unusable,
     UnusableInput,
 )
+from slipway.proof.sights import FOLDER as PICTURES_FOLDER
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
@@ -68,6 +69,7 @@ from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.generation.generating import answer_inputs
 from slipway_validate.runner.own_text import make_own_samples, measure_own_text
+from slipway_validate.runner.pictures.looking import look_as_reference, look_at_given
 from slipway_validate.runner.texts import compare_texts
 
 
@@ -146,7 +148,21 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
         adapter=computed.adapter,
         device=model.device,
     )
+    if not spec.only_timed:
+        _look(model, spec, result, folder)
+        if spec.benchmark:
+            model.leave_comparison()
     return result, model
+
+
+def _look(model: LanguageModel, spec: RunSpec, result: RunResult, folder: Path) -> None:
+    """Compute prompts with a picture, if the model takes any. The result is written before: native code may end the process with a picture."""
+    given = (spec.samples / PICTURES_FOLDER).is_dir()
+    if not spec.pictures and not (given and spec.write_logits):
+        return
+    _write_result(result, folder)
+    look = look_as_reference if spec.pictures else look_at_given
+    look(model, spec, folder, report=_report)
 
 
 class _Computed(NamedTuple):
@@ -177,8 +193,6 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
 
         measure_head(model, spec, collector.folder, report=_report)
     texts = compare_texts(model, spec.texts) if spec.texts else None
-    if spec.benchmark:
-        model.leave_comparison()
     return _Computed(continuations, answers, long, adapter, texts)
 
 
@@ -312,6 +326,12 @@ def _to_result(error: BaseException) -> RunResult:
     return RunResult(status="failed", reason=reason, message=message)
 
 
+def _write_result(result: RunResult, folder: Path) -> None:
+    temporary = folder / f"{RESULT_FILE}.part"
+    temporary.write_text(result.model_dump_json(), encoding="utf-8")
+    temporary.replace(folder / RESULT_FILE)
+
+
 def _report(phase: str, done: int, total: int) -> None:
     _write({"phase": phase, "done": done, "total": total})
 
@@ -335,9 +355,7 @@ def main() -> int:
     # Libraries may print to stdout: only our lines may reach the pipe.
     with contextlib.redirect_stdout(sys.stderr):
         result, model = execute(spec, folder, commands)
-        temporary = folder / f"{RESULT_FILE}.part"
-        temporary.write_text(result.model_dump_json(), encoding="utf-8")
-        temporary.replace(folder / RESULT_FILE)
+        _write_result(result, folder)
         if spec.survival is not None:
             compare_weights(spec.survival, folder)
         if spec.yardsticks is not None:

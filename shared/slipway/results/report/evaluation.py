@@ -33,6 +33,7 @@ class Measure:
 _MEASURES = {
     "max_abs_diff": Measure("Largest difference"),
     "mean_kl": Measure("Mean KL divergence"),
+    "pictures.mean_kl": Measure("Mean KL divergence behind pictures"),
     "top1_agreement": Measure("Top-1 agreement", figures.share),
     "choice_agreement": Measure("Agreement of choices", figures.share),
     "relative_error": Measure("Relative error"),

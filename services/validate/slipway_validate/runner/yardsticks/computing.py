@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,24 @@ from slipway.files.json_documents import read_object_or_empty
 from slipway.formats.registry import runtime_of_output
 from slipway.model.adapters.saved import is_plain_lora
 from slipway.proof.runtime import Samples, Unusable
+from slipway.proof.sights import FOLDER as PICTURES
+from slipway.proof.sights import read_sights
 from slipway.proof.stored_weights import NotUnderstoodError
 from slipway_validate.cases import find_family
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector
+from slipway_validate.runner.pictures.looking import look
 from slipway_validate.runner.runtime_reference import ReferenceModel, load
 from slipway_validate.runner.survival.measuring import open_stored
-from slipway_validate.runner.yardsticks.roundings import RESULTS, RoundedResults, input_rounding, weight_rounding
+from slipway_validate.runner.yardsticks.encoders import round_encoder
+from slipway_validate.runner.yardsticks.roundings import (
+    RESULTS,
+    RoundedResults,
+    encoder_inputs,
+    encoder_weights,
+    input_rounding,
+    weight_rounding,
+)
 from slipway_validate.runner.yardsticks.weights import Products
 
 _FAULTS = (
@@ -79,6 +90,8 @@ class _Bench:
         self._plain = module.get_base_model() if hasattr(module, "get_base_model") else module
         self._products = Products(self._plain, find_family(spec.run.family).unused)
         self._samples = _take_first(Samples.read(spec.run.samples), spec.windows)
+        self._sights = read_sights(spec.run.samples)
+        (folder / PICTURES).mkdir(exist_ok=True)
 
     def compute(self, asked: Pass) -> None:
         """Compute one pass and write its results."""
@@ -89,19 +102,34 @@ class _Bench:
             if asked.output is not None:
                 runtime = runtime_of_output(asked.name)
                 stored = open_stored(asked.output, self._spec.base, self._products.rows_of, runtime)
-                changed.enter_context(self._products.use_stored(stored))
+                changed.enter_context(
+                    self._products.use_stored(stored, encoder=weight_rounding(asked.weights or "float32"))
+                )
                 if any(read_object_or_empty(asked.output / each).get("gelu_approximation") for each in _DESCRIPTIONS):
                     changed.enter_context(approximate_gelu(self._plain))
             elif asked.weights:
                 rounding = weight_rounding(asked.weights)
                 others = weight_rounding(asked.outer or asked.weights)
-                changed.enter_context(self._products.use_rounded(self._plain, rounding, others))
+                encoder = encoder_weights(asked.weights)
+                changed.enter_context(self._products.use_rounded(self._plain, rounding, others, encoder=encoder))
             if asked.rounding.startswith(RESULTS):
                 changed.enter_context(RoundedResults(asked.rounding))
             elif asked.rounding:
-                changed.enter_context(self._products.round_inputs(input_rounding(asked.rounding)))
+                rounding, encoder = input_rounding(asked.rounding), encoder_inputs(asked.rounding)
+                changed.enter_context(self._products.round_inputs(rounding, encoder=encoder))
             collector = Collector(self._model, self._spec.run, self._samples, self._folder, report=lambda *_: None)
             collector.windows(pass_file(asked.name))
+            if self._sights:
+                with suppress(*_FAULTS):  # then results behind pictures have no such yardstick, and those on text have
+                    self._look(asked)
+
+    def _look(self, asked: Pass) -> None:
+        """Compute the prompts with a picture, and write their results."""
+        if asked.output is not None or asked.weights:
+            self._products.check_encoder()
+        with round_encoder(self._plain) if asked.rounding else nullcontext():
+            results = look(self._model, self._sights, report=lambda *_: None)
+        np.save(self._folder / PICTURES / pass_file(asked.name), results)
 
 
 def _take_first(samples: Samples, count: int) -> Samples:

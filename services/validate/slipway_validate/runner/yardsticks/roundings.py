@@ -67,6 +67,16 @@ def weight_rounding(name: str) -> Rounding:
     return _FLOATS[name]
 
 
+def encoder_inputs(name: str) -> Rounding:
+    """Return how inputs within parts for images and sound are rounded where those of the text are by ``name``: no level gives them less than 16 bits."""
+    return _FLOATS.get(name, _FLOATS["float16"])
+
+
+def encoder_weights(name: str) -> Rounding:
+    """Return how weights of parts for images and sound are rounded where those of the text are by ``name``: levels below 16 bits leave them as they are."""
+    return _FLOATS.get(name, _FLOATS["float32"])
+
+
 class RoundedResults(TorchDispatchMode):
     """Round what operations compute to a type of 16 bits, as a graph in this type does; weights stay as they are.
 

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from slipway.model.pytorch.wide_layers import WideEmbedding
 from slipway.proof.stored_weights import Names, NotUnderstoodError, StoredModel, StoredWeight
+from slipway_validate.runner.yardsticks.encoders import is_for_images
 from slipway_validate.runner.yardsticks.roundings import Rounding
 
 _WRAPPERS = re.compile(r"\.(?:base_layer|modules_to_save|original_module)(?:\.default)?(?=\.|$)")
@@ -33,6 +34,10 @@ Rows = Callable[[slice], Tensor]
 """Reads rows of a weight, float32 (R, K)."""
 
 
+def _as_it_is(values: Tensor) -> Tensor:
+    return values
+
+
 class Products:
     """The layers of a model whose weights are products or lookups, by the names that the model gives their weights.
 
@@ -45,6 +50,7 @@ class Products:
     """
 
     def __init__(self, model: nn.Module, unused: tuple[str, ...] = ()) -> None:
+        self._model = model
         self.layers: dict[str, Any] = {}
         within: set[int] = set()
         for path, layer in model.named_modules():
@@ -54,7 +60,8 @@ class Products:
                     self.layers.setdefault(name, layer)
                 within |= {id(each) for each in layer.parameters(recurse=False)}
         for path, value in model.named_parameters():
-            if value.dim() >= _FUSED and value.numel() > _SMALL and id(value) not in within and ".conv" not in path:
+            alone = id(value) not in within and ".conv" not in path and not is_for_images(path)
+            if alone and value.dim() >= _FUSED and value.numel() > _SMALL:
                 raise NotUnderstoodError(f"{path} holds several matrices of {tuple(value.shape)}")
         self._tied = _tied_names(self.layers)
 
@@ -64,16 +71,23 @@ class Products:
         return _shape(layer)[0] if layer is not None else 0
 
     @contextmanager
-    def use_stored(self, model: StoredModel) -> Iterator[None]:
+    def use_stored(self, model: StoredModel, *, encoder: Rounding = _as_it_is) -> Iterator[None]:
         """Compute with the weights that an output stores.
 
+        Args:
+            model: What it stores.
+            encoder: Rounds the merged weights of parts for images and sound of which the output stores nothing that is read.
+
         Raises:
-            NotUnderstoodError: One of them is not there, or in an unknown form.
+            NotUnderstoodError: One of the others is not there, or in an unknown form.
         """
-        names = Names(model.names)
+        names, updates = Names(model.names), _updates_of(self._model)
         weights: dict[str, Rows] = {}
         for name, layer in self.layers.items():
             key = names.find(name) or next(filter(None, map(names.find, self._tied.get(name, ()))), None)
+            if is_for_images(name) and (key is None or not is_for_images(key)):
+                weights[name] = _merge(layer, updates.get(name), encoder)
+                continue
             if key is None:
                 raise NotUnderstoodError(f"it has no weight {name}")
             weight = model.weight(key, turned=isinstance(layer, Conv1D))
@@ -84,35 +98,53 @@ class Products:
             yield
 
     @contextmanager
-    def use_rounded(self, model: nn.Module, rounding: Rounding, others: Rounding) -> Iterator[None]:
-        """Compute with the merged weights rounded to the nearest: those of products by ``rounding``, those of embedding and head by ``others``."""
-        updates = {
-            f"{_WRAPPERS.sub('', _PREFIX.sub('', path))}.weight": each
-            for path, each in model.named_modules()
-            if isinstance(each, LoraLayer)
-        }
+    def use_rounded(
+        self, model: nn.Module, rounding: Rounding, others: Rounding, *, encoder: Rounding | None = None
+    ) -> Iterator[None]:
+        """Compute with the merged weights rounded to the nearest.
+
+        Those of products are rounded by ``rounding``, those of embedding and head by ``others``, and those of parts for images and sound by
+        ``encoder`` if it is given.
+        """
+        updates = _updates_of(model)
         # An encoder has no head that makes tokens, and most layers have no adapter: None is left out.
         ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
         outer = {id(each) for each in ends if each is not None}
-        weights = {
-            name: _merge(layer, updates.get(name), others if _is_outer(layer, outer, updates.get(name)) else rounding)
-            for name, layer in self.layers.items()
-        }
+        weights = {}
+        for name, layer in self.layers.items():
+            chosen = others if _is_outer(layer, outer, updates.get(name)) else rounding
+            chosen = encoder if encoder is not None and is_for_images(name) else chosen
+            weights[name] = _merge(layer, updates.get(name), chosen)
         with self._replace_weights(weights):
             yield
 
     @contextmanager
-    def round_inputs(self, rounding: Rounding) -> Iterator[None]:
-        """Round the inputs of each product."""
-        products = [layer for layer in self.layers.values() if not isinstance(layer, nn.Embedding)]
+    def round_inputs(self, rounding: Rounding, *, encoder: Rounding | None = None) -> Iterator[None]:
+        """Round the inputs of each product; those of parts for images and sound by ``encoder`` if it is given."""
+
+        def hook(own: Rounding) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+            return lambda _, given: (own(given[0]), *given[1:])
+
         hooks = [
-            layer.register_forward_pre_hook(lambda _, given: (rounding(given[0]), *given[1:])) for layer in products
+            layer.register_forward_pre_hook(hook(encoder if encoder and is_for_images(name) else rounding))
+            for name, layer in self.layers.items()
+            if not isinstance(layer, nn.Embedding)
         ]
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            for each in hooks:
+                each.remove()
+
+    def check_encoder(self) -> None:
+        """Check that the merged weights of parts for images and sound are known: an adapter may also change convolutions.
+
+        Raises:
+            NotUnderstoodError: It does.
+        """
+        others = sorted(name for name in _updates_of(self._model) if is_for_images(name) and name not in self.layers)
+        if others:
+            raise NotUnderstoodError(f"{others[0]} is no product")
 
     @contextmanager
     def _replace_weights(self, weights: dict[str, Rows]) -> Iterator[None]:
@@ -133,6 +165,15 @@ class Products:
                 layer.__dict__.pop("forward", None)
                 if kept[name] is not None:
                     layer.__dict__["forward"] = kept[name]
+
+
+def _updates_of(model: nn.Module) -> dict[str, LoraLayer]:
+    """Return the layers with an adapter, by the names of their weights."""
+    return {
+        f"{_WRAPPERS.sub('', _PREFIX.sub('', path))}.weight": each
+        for path, each in model.named_modules()
+        if isinstance(each, LoraLayer)
+    }
 
 
 def _reader(weight: StoredWeight) -> Rows:

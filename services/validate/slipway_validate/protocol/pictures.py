@@ -1,0 +1,55 @@
+"""What a runner writes of prompts with a picture (:mod:`slipway.proof.sights`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from slipway.files.json_documents import LARGEST_LIST
+from slipway.files.regular_file import read_regular
+from slipway.proof.sights import FOLDER
+
+PICTURES_FILE = "pictures.json"
+"""In the folder ``slipway.proof.sights.FOLDER`` of a run's results: a :class:`Looked`. Beside it are files of logits as those of windows,
+(N, P, V), N = prompts, P = tokens behind each picture."""
+PICTURES, PICTURE_TOKENS = 4, 24
+"""Prompts with a picture, and tokens behind each whose results are compared."""
+ENDED = "its process ended while it computed a picture"
+
+
+class Looked(BaseModel):
+    """What a model computed of the prompts.
+
+    Attributes:
+        pictures: Number of prompts.
+        tokens: Tokens behind each that have results.
+        not_run: Why there are none, though nothing is known to be wrong.
+        failed: Why there are none, though there should be.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pictures: int = 0
+    tokens: int = 0
+    not_run: str = ""
+    failed: str = ""
+
+    def write(self, run: Path) -> None:
+        """Write it into the folder of a run's results."""
+        (run / FOLDER / PICTURES_FILE).write_text(self.model_dump_json(), encoding="utf-8")
+
+    @classmethod
+    def read(cls, run: Path) -> Looked | None:
+        """Read it from the folder of a run's results; None if the run was not asked for pictures.
+
+        Raises:
+            ValueError: The file holds something else.
+            OSError: It cannot be read.
+        """
+        if not (run / FOLDER).is_dir():
+            return None
+        file = run / FOLDER / PICTURES_FILE
+        if not file.is_file():
+            return cls(not_run=ENDED)
+        return cls.model_validate_json(read_regular(file, largest=LARGEST_LIST))

@@ -1,0 +1,1 @@
+"""Prompts with a picture: make them for a model, and let every model compute them."""

@@ -1,0 +1,104 @@
+"""Let a model compute the prompts with a picture, and write its results; a model that cannot says so by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipway.proof.numerics import Ints, Logits
+from slipway.proof.runtime import LanguageModel, NotRunnable, Samples, Unusable
+from slipway.proof.sights import FOLDER, Sight, read_sights, write_sights
+from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunSpec
+from slipway_validate.protocol.pictures import Looked
+
+if TYPE_CHECKING:
+    from slipway_validate.runner.runtime_reference import ReferenceModel
+
+Report = Callable[[str, int, int], None]
+
+
+def look(model: LanguageModel, sights: list[Sight], *, report: Report) -> Logits:
+    """Return the results behind each picture, (N, P, V), N = prompts, P = tokens.
+
+    Raises:
+        NotRunnable: The model takes no pictures.
+        Unusable: It cannot compute them.
+    """
+    results = []
+    for number, sight in enumerate(sights):
+        results.append(model.look(sight))
+        report("pictures", number + 1, len(sights))
+    if len({each.shape for each in results}) != 1:
+        raise Unusable(f"its results behind pictures have the shapes {sorted({each.shape for each in results})}")
+    return np.stack(results)
+
+
+def look_at_given(model: LanguageModel, spec: RunSpec, folder: Path, *, report: Report) -> None:
+    """Write what an output computes of the reference's prompts; an error becomes its finding, and leaves the results on text as they are."""
+    (folder / FOLDER).mkdir()
+    try:
+        results = look(model, read_sights(spec.samples), report=report)
+        np.save(folder / FOLDER / LOGITS_FILE, results)
+        finding = Looked(pictures=len(results), tokens=results.shape[1])
+    except NotRunnable as error:
+        finding = Looked(not_run=str(error))
+    except Unusable as error:
+        finding = Looked(failed=str(error))
+    except Exception as error:  # noqa: BLE001 - a runtime's errors share no base
+        finding = Looked(failed=f"{type(error).__name__}: {error}")
+    finding.write(folder)
+
+
+def look_as_reference(model: Any, spec: RunSpec, folder: Path, *, report: Report) -> None:
+    """Make prompts for the reference's model, compute them with and without its adapter, and write both; an error says why there are none."""
+    from slipway_validate.runner.pictures.making import NoPicturesError
+
+    (folder / FOLDER).mkdir()
+    try:
+        finding = _look_as_reference(model, spec, folder, report)
+    except NoPicturesError as error:
+        finding = Looked(not_run=str(error))
+    except Exception as error:  # noqa: BLE001 - code of transformers' classes raises anything, and text is compared without it
+        finding = Looked(not_run=f"the model does not compute a picture of its own: {type(error).__name__}: {error}")
+    finding.write(folder)
+
+
+def _look_as_reference(model: Any, spec: RunSpec, folder: Path, report: Report) -> Looked:
+    from slipway_validate.runner.pictures.making import NoPicturesError, make_sights
+    from slipway_validate.runner.runtime_reference import ReferenceModel
+
+    module = model.module
+    plain = module.get_base_model() if hasattr(module, "get_base_model") else module
+    windows: Ints = Samples.read(spec.samples).tokens
+    sights = make_sights(plain, spec.model, windows, count=spec.pictures, longest=model.bounds.sequence)
+    sights = _continued(module, sights)
+    results = look(model, sights, report=report)
+    sides = {LOGITS_FILE: results}
+    if isinstance(model, ReferenceModel):
+        sides[BASE_LOGITS_FILE] = _without_adapter(model, sights, report)
+    if not all(np.isfinite(each).all() for each in sides.values()):
+        raise NoPicturesError("the model's own results behind a picture contain NaN or infinity")
+    for name, values in sides.items():
+        np.save(folder / FOLDER / name, values)
+    write_sights(sights, spec.samples)
+    return Looked(pictures=len(results), tokens=results.shape[1])
+
+
+def _continued(module: Any, sights: list[Sight]) -> list[Sight]:
+    """Return the prompts with the model's continuations, all equally long; as they are if its class writes none."""
+    from slipway_validate.runner.pictures.making import continue_sight
+
+    with suppress(ValueError, RuntimeError, LookupError, TypeError, AttributeError):
+        longer = [continue_sight(module, each) for each in sights]
+        if len({each.continued for each in longer}) == 1:
+            return longer
+    return sights
+
+
+def _without_adapter(model: ReferenceModel, sights: list[Sight], report: Report) -> Logits:
+    with model.without_adapter():
+        return look(model, sights, report=report)

@@ -1,0 +1,150 @@
+"""Prompts with a picture: what all models of one validation get, kept as arrays in one folder each.
+
+Axes: T = tokens of a prompt, H = height, W = width.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipway.files.json_documents import read_json_object
+from slipway.files.regular_file import check_regular
+from slipway.proof.numerics import Ints
+
+FOLDER = "pictures"
+"""Folder of the prompts within that of the samples, and of what a model computes of them within that of its results."""
+_META, _TOKENS, _PIXELS, _ARGUMENT = "sight.json", "tokens.npy", "pixels.npy", "argument."
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_LARGEST = 1 << 26
+_MOST = 64
+Colours = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A prompt: some text, a picture, and text again, whose results are compared.
+
+    Attributes:
+        tokens: Its tokens, (T,).
+        begin: Place of the first token that stands for the picture.
+        end: Place behind the last one.
+        token: The token that stands for a feature of the picture. Others between ``begin`` and ``end`` part its rows.
+        continued: Number of the last tokens that continue the prompt as the reference does.
+        arguments: What the class of transformers takes for the picture, by name.
+        types: Name of the argument that marks the picture's tokens with 1; empty if the class takes none.
+        pixels: The picture, (H, W, 3), bytes; of a size that no processor changes.
+        mean: Mean of each colour, by which the arguments are normalized.
+        deviation: Their deviation.
+        colours_known: Whether the model's own files say so; otherwise a runtime that normalizes pixels itself may do otherwise.
+    """
+
+    tokens: Ints
+    begin: int
+    end: int
+    token: int
+    continued: int
+    arguments: Mapping[str, npt.NDArray[Any]]
+    types: str
+    pixels: npt.NDArray[np.uint8]
+    mean: Colours
+    deviation: Colours
+    colours_known: bool = True
+
+    @property
+    def compared(self) -> int:
+        """Return the number of tokens behind the picture, whose results are compared."""
+        return len(self.tokens) - self.end
+
+    @property
+    def features(self) -> int:
+        """Return the number of tokens that stand for the picture, with those that part its rows."""
+        return self.end - self.begin
+
+    def write(self, folder: Path) -> None:
+        """Write it into a new folder."""
+        folder.mkdir(parents=True)
+        names = ("begin", "end", "token", "continued", "types", "mean", "deviation", "colours_known")
+        (folder / _META).write_text(json.dumps({name: getattr(self, name) for name in names}), encoding="utf-8")
+        np.save(folder / _TOKENS, self.tokens)
+        np.save(folder / _PIXELS, self.pixels)
+        for name, values in self.arguments.items():
+            np.save(folder / f"{_ARGUMENT}{name}.npy", values)
+
+    @classmethod
+    def read(cls, folder: Path) -> Sight:
+        """Read one written by :meth:`write`; the folder may come from anywhere.
+
+        Raises:
+            ValueError: It is no such folder.
+            OSError: A file cannot be read.
+        """
+        try:
+            meta = read_json_object(folder / _META)
+            names = [each.name[len(_ARGUMENT) : -len(".npy")] for each in sorted(folder.glob(f"{_ARGUMENT}*.npy"))]
+            sight = cls(
+                tokens=_load(folder / _TOKENS),
+                pixels=_load(folder / _PIXELS),
+                arguments={name: _load(folder / f"{_ARGUMENT}{name}.npy") for name in names},
+                mean=_colours(meta["mean"]),
+                deviation=_colours(meta["deviation"]),
+                colours_known=bool(meta["colours_known"]),
+                types=str(meta["types"]),
+                **{key: int(meta[key]) for key in ("begin", "end", "token", "continued")},
+            )
+        except (KeyError, TypeError, ValueError, EOFError) as error:
+            raise ValueError(f"{folder.name} is no prompt with a picture: {error}") from error
+        if wrong := sight.fault:
+            raise ValueError(f"{folder.name} is no prompt with a picture: {wrong}")
+        return sight
+
+    @property
+    def fault(self) -> str:
+        """Return what is wrong with it; empty if nothing is."""
+        if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu" or self.tokens.min(initial=0) < 0:
+            return f"its tokens have the shape {self.tokens.shape} and the type {self.tokens.dtype}"
+        if not 0 <= self.begin < self.end < len(self.tokens) or not 0 <= self.continued <= self.compared:
+            return f"its picture lies from {self.begin} to {self.end} of {len(self.tokens)} tokens"
+        if self.pixels.ndim != 3 or self.pixels.shape[2] != 3 or self.pixels.dtype != np.uint8:
+            return f"its pixels have the shape {self.pixels.shape} and the type {self.pixels.dtype}"
+        strange = next((name for name in (*self.arguments, self.types or "x") if not _NAME.fullmatch(name)), "")
+        return f"{strange!r} is no name of an argument" if strange else ""
+
+
+def read_sights(samples: Path) -> list[Sight]:
+    """Read the prompts beside the samples of a validation; none if its model takes no pictures.
+
+    Raises:
+        ValueError: The folder holds something else.
+        OSError: A file cannot be read.
+    """
+    folders = sorted((samples / FOLDER).iterdir()) if (samples / FOLDER).is_dir() else []
+    if len(folders) > _MOST:
+        raise ValueError(f"there are {len(folders)} prompts with a picture")
+    return [Sight.read(each) for each in folders]
+
+
+def write_sights(sights: list[Sight], samples: Path) -> None:
+    """Write prompts beside the samples of a validation."""
+    for number, sight in enumerate(sights):
+        sight.write(samples / FOLDER / f"{number:02}")
+
+
+def _load(path: Path) -> npt.NDArray[Any]:
+    check_regular(path)
+    values: npt.NDArray[Any] = np.load(path, mmap_mode="r")
+    if values.size > _LARGEST:
+        raise ValueError(f"{path.name} is too large")
+    return np.array(values)
+
+
+def _colours(values: Any) -> Colours:
+    first, second, third = (float(each) for each in values)
+    return first, second, third
