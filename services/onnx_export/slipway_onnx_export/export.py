@@ -28,6 +28,7 @@ from slipway_onnx_export.forms.components import warn_of_unknown_pooling
 from slipway_onnx_export.forms.recurrence import check_form
 from slipway_onnx_export.interface import Component, EngineGraph, GraphRequest, describe_sizes, fixed_sizes
 from slipway_onnx_export.ir_graphs import Statistics
+from slipway_onnx_export.loading.conversion import Weight, place_of
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import PARITY_OVERHEAD, OnnxExportParams, can_leave_out
 from slipway_onnx_export.parity.check import check_parity
@@ -44,6 +45,8 @@ _MEASURED = (
     "parity_max_abs_diff",
     "parity_scale",
     "parity_activations",
+    "parity_image_features",
+    "parity_inputs_embeds",
     "gelu_approximation_max_abs_diff",
     "times",
 )
@@ -60,7 +63,7 @@ def export_model(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Cont
     """
     torch.set_num_threads(ctx.threads)
     started = time.monotonic()
-    source = open_source(inputs["pytorch"], inputs)
+    source = open_source(inputs["pytorch"], inputs, parts=params.parts)
     deferred = params.weights == "deferred" and can_leave_out(params)
     if source.stand_ins and not deferred:
         source = _open_with_values(source, ctx)
@@ -108,8 +111,11 @@ def _export(source: ModelSource, params: OnnxExportParams, ctx: Context, *, defe
             about={"family": source.family.name, "model_type": source.config.model_type},
         )
     warn_of_unknown_pooling(source, ctx)
-    if source.takes_more_than_text:
+    pictures = params.parts == "all" and source.takes_more_than_text
+    if source.takes_more_than_text and not pictures:
         ctx.warn("the ONNX model has the text part alone: images and sound are not among its inputs")
+    elif pictures and getattr(source.config, "audio_config", None) is not None:
+        ctx.warn("the ONNX model takes text and images: sound is not among its inputs")
     engine = choose_engine(source, params)
     known = {"engine": engine.name, "family": source.family.name}
     try:
@@ -128,6 +134,7 @@ def _export(source: ModelSource, params: OnnxExportParams, ctx: Context, *, defe
             activations=ActivationRequest.of(params.activations),
             promise=params.promise,
             layered=params.layered,
+            pictures=pictures,
         )
         ctx.progress("graph", done=0, total=1, unit="graphs")
         graphs = engine.build(source, request)
@@ -149,7 +156,7 @@ def _write(
     deferred: bool,
 ) -> dict[str, Any]:
     """Write and compare the graphs; return the facts about them."""
-    bound = [normalize_graph(made.model, made.weights, source=source, engine=engine.name) for made in graphs]
+    bound = _normalize(graphs, source, engine=engine, pictures=request.pictures)
     graphs = [serve(made, weights, request.promise) for made, weights in zip(graphs, bound, strict=True)]
     for made in graphs:
         declare_interface(made.model, made.component)
@@ -188,7 +195,7 @@ def _write(
         "runtime": params.runtime,
         "architecture": source.architecture,
         "family": source.family.name,
-        **({"parts": ["text"]} if source.takes_more_than_text else {}),
+        **({"parts": ["text", *(["images"] if request.pictures else [])]} if source.takes_more_than_text else {}),
         "files": [made.component.file for made in graphs],
         "precision": "float32",
         "shapes": params.shapes,
@@ -221,6 +228,21 @@ def _write(
     if params.gelu_approximation:
         facts |= _approximate_gelu(facts, source, ctx, params=params, written=written, sizes=request.sizes)
     return facts
+
+
+def _normalize(
+    graphs: list[EngineGraph], source: ModelSource, *, engine: Engine, pictures: bool
+) -> list[dict[str, Weight]]:
+    """Normalize the graphs; return the tensors of each. The table that embeds tokens may be the decoder's head, in another graph."""
+    read_before: set[tuple[object, ...]] = set()
+    bound = []
+    for made in graphs:
+        weights = normalize_graph(
+            made.model, made.weights, source=source, engine=engine.name, natural=read_before if pictures else ()
+        )
+        read_before |= set(map(place_of, weights.values()))
+        bound.append(weights)
+    return bound
 
 
 def _approximate_gelu(
@@ -345,4 +367,5 @@ def _compare_with_pytorch(
         "parity_scale": report.scale,
         "parity_calls": report.calls,
         **({} if report.activations is None else {"parity_activations": report.activations}),
+        **{f"parity_{name}": diff for name, diff in report.beside.items()},
     }

@@ -1,4 +1,4 @@
-"""The format ``onnx``: the model as one ONNX graph or two, with a KV cache if it generates."""
+"""The format ``onnx``: the model as one ONNX graph or several, with a KV cache if it generates."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.model.families import ENCODER_DECODER, FAMILIES, SPEECH
 from slipway.settings.sections import as_tuple
 from slipway_onnx_export.packaging.kinds import package_bytes
-from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind, Shapes
-from slipway_onnx_export.settings import Activations, StaticShape, activation_params
+from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind, Parts, Shapes
+from slipway_onnx_export.settings import Activations, StaticShape, activation_params, parts_conflicts
 
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
 _READS = tuple(each.name for each in FAMILIES if not each.generates)
@@ -73,6 +73,8 @@ class OnnxConfiguration(LevelSettings):
         activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
             (``hidden_states``, ``attentions``, ``cross_attentions``, ``mlp``, ``embeddings``), such as
             ``{layers: [0, 5, 11], kinds: [attentions]}``, or as text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
+        parts: Of a model that takes images: its ``text`` part alone, or ``all``: graphs that make features of pictures and put them among
+            the embeddings of text, beside the decoder.
         layered: One graph per layer of a text decoder, in ``onnx-layered/``, with a program that runs them in turn. It has no quantized
             levels and no packages.
         int8_ranges: How ``int8_static`` finds the ranges of activations on text: the largest magnitude (``minmax``), the least loss of
@@ -96,6 +98,7 @@ class OnnxConfiguration(LevelSettings):
     provider: ProviderChoice = "auto"
     packaging: Annotated[tuple[PackageKind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
+    parts: Parts = "text"
     layered: bool = False
     int8_ranges: Literal["auto", "minmax", "entropy", "percentile"] = "auto"
     int8_smoothing: float = Field(default=SMOOTHING, ge=0, le=1)
@@ -138,6 +141,7 @@ def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
     if settings.engine == "mobius" and settings.attention != "auto":
         message = f"attention {settings.attention} cannot be chosen for engine mobius, which does not trace the model"
         yield Problem("attention", message, "set formats.onnx.engine to dynamo or legacy")
+    yield from parts_conflicts(settings)
     if not settings.layered:
         return
     if settings.engine == "mobius":
@@ -188,9 +192,8 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
         | ({"logits_to_keep": request.settings.logits_to_keep} if request.settings.logits_to_keep else {})
         | activation_params(request.settings.activations)
-        | (
-            {"layered": True, "shapes": request.settings.wanted_shapes or "dynamic"} if request.settings.layered else {}
-        ),
+        | ({"layered": True, "shapes": request.settings.wanted_shapes or "dynamic"} if request.settings.layered else {})
+        | ({"parts": "all", "shapes": "dynamic"} if request.settings.parts == "all" else {}),
         inputs={"pytorch": request.model},
         format=request.name,
         output="onnx",

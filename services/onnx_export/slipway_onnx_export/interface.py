@@ -91,6 +91,7 @@ class Component:
         unread: Inputs that a graph need not read.
         observed: The activations among its outputs; None for none.
         promise: The calls that it takes, and the logits that it returns.
+        samples: Inputs of a traced sample by name, where the usual ones would mean nothing; None for the usual ones.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Component:
     unread: tuple[str, ...] = ()
     observed: ObservedActivations | None = None
     promise: Promise = EVERY_CALL
+    samples: Mapping[str, torch.Tensor] | None = field(default=None, compare=False)
 
     @property
     def file(self) -> str:
@@ -112,6 +114,8 @@ class Component:
 
     def sample(self) -> tuple[torch.Tensor, ...]:
         """Return the inputs of a traced sample. Positions count the tokens that are not padding."""
+        if self.samples is not None:
+            return tuple(self.samples[port.name] for port in self.inputs)
         tensors = {port.name: port.sample() for port in self.inputs}
         if POSITIONS in tensors and MASK in tensors:
             new = tensors[POSITIONS].shape[1]
@@ -169,6 +173,8 @@ class GraphRequest:
     promise: Promise = EVERY_CALL
     activations: ActivationRequest | None = None
     layered: bool = False
+    pictures: bool = False
+    """Whether a model that takes images has graphs for them too."""
 
     def attentions(self, *default: str) -> tuple[str, ...]:
         """Return the attention implementations to try in turn: the requested one, or the engine's defaults."""

@@ -19,6 +19,13 @@ ENCODED = "encoder_hidden_states"
 HIDDEN, BRANCH = "last_hidden_state", "use_cache_branch"
 CACHE, PRESENT = "past_key_values.", "present."
 """Prefixes of the cache's inputs and of its outputs."""
+VISION_ENCODER, EMBEDDING = "vision_encoder", "embedding"
+"""Names of the graphs that a model which takes images has beside its decoder."""
+EMBEDS, IMAGE_FEATURES, PER_LAYER = "inputs_embeds", "image_features", "per_layer_inputs"
+DEEPSTACK, DEEPSTACK_EMBEDS = "deepstack_features.{}", "deepstack_embeds.{}"
+"""What single layers add to the tokens of a picture: as the encoder makes it, and in the places of those tokens."""
+IMAGES, IMAGE_TOKENS = "images", "image_tokens"
+"""Names of axes: pictures, and the tokens of all of them."""
 INLINE_BYTES = 1024
 """Larger constants of the graph (rotary tables) go to the data file too, so that model.onnx stays small."""
 

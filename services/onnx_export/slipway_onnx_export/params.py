@@ -23,6 +23,7 @@ Shapes = Literal["dynamic", "batch", "static"]
 Attention = Literal["auto", "sdpa", "eager"]
 Optimization = Literal["none", "basic", "all"]
 Stored = Literal["stored", "deferred"]
+Parts = Literal["text", "all"]
 
 LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
 """Libraries that affect the output."""
@@ -45,6 +46,7 @@ _NEEDED: Mapping[str, Any] = {
     "external_data": True,
     "layered": False,
     "optimization_times": False,
+    "parts": "text",
 }
 """Values of parameters with which nothing in this stage needs the weights."""
 
@@ -83,6 +85,8 @@ class OnnxExportParams(StageParams):
         provider: ONNX Runtime's execution provider for the comparison, here and in the validation: ``cuda``, ``cpu``, or ``auto`` for
             the GPU if there is one and the installed build can use it.
         packaging: Runtimes for which files are added; each level of the graphs gets them too.
+        parts: Of a model that takes images: its ``text`` part alone, or ``all``, which adds graphs that make features of pictures and put
+            them among the embeddings of text. Other models are the same with both.
         weights: ``deferred`` leaves matrices out where nothing else needs them: the quantize stage reads them from the model. Such
             graphs are not compared with PyTorch.
     """
@@ -109,6 +113,7 @@ class OnnxExportParams(StageParams):
     provider: ProviderChoice = "auto"
     packaging: tuple[PackageKind, ...] = ()
     layered: bool = False
+    parts: Parts = "text"
     weights: Stored = "stored"
 
     @model_validator(mode="after")
@@ -134,6 +139,8 @@ class OnnxExportParams(StageParams):
             raise ValueError(
                 "layered graphs have a cache, logits of all tokens and no activations: set layered to false"
             )
+        if self.parts == "all" and self._unmet_by_parts:
+            raise ValueError(f"parts all needs {self._unmet_by_parts}")
         if self.gelu_approximation and self.runtime == "tensorrt":
             raise ValueError("gelu_approximation is an operator of runtime onnxruntime: set it to false")
         if self.tracer_warnings == "prove" and self.parity == "never":
@@ -160,6 +167,21 @@ class OnnxExportParams(StageParams):
         }
         return next((what for what, met in needed.items() if not met), "")
 
+    @property
+    def _unmet_by_parts(self) -> str:
+        """Return the first requirement of graphs for images that is not met; empty if all are."""
+        needed = {
+            "engine auto, dynamo or legacy": self.engine != "mobius",
+            "a cache": self.cache,
+            "shapes dynamic": self.shapes == "dynamic",
+            "runtime onnxruntime": self.runtime == "onnxruntime",
+            "logits of all tokens": not self.logits_to_keep,
+            "buffers of their own for past and present": not self.past_present_share_buffer,
+            "no activations": not self.activations,
+            "whole graphs": not self.layered,
+        }
+        return next((what for what, met in needed.items() if not met), "")
+
 
 STATEFUL_TYPES = (
     *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid"),
@@ -167,14 +189,36 @@ STATEFUL_TYPES = (
 )
 """Types of decoders with states whose recurrence the export knows: gated delta rule, Mamba 2, short convolution."""
 
+PICTURE_TYPES = (
+    *("gemma3", "gemma4", "idefics3", "internvl", "lfm2_vl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
+)
+"""Types of models whose pictures the export knows; the table in ``forms/pictures/kinds.py`` has each."""
+_SQUARE_TOWERS = ("clip_vision_model", "siglip_vision_model")
+"""Encoders of LLaVA that take pictures of one size."""
 
-def refusal_reason(config: ModelConfig) -> str:
-    """Return why a model is not exported; empty if it is."""
+
+def refusal_reason(config: ModelConfig, *, parts: Parts = "text") -> str:
+    """Return why a model is not exported with these parts; empty if it is."""
     what = config.description
     if config.family is None or (config.takes_more_than_text and config.family not in (SPEECH, DECODER)):
         return f"the model is {_article(what)} {what}, which the ONNX export does not support"
     if config.keeps_states and config.text.get("model_type") not in STATEFUL_TYPES:
         return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support"
+    return _unknown_pictures(config) if parts == "all" and config.family is DECODER else ""
+
+
+def _unknown_pictures(config: ModelConfig) -> str:
+    """Return why a model's pictures are not exported; empty if they are, or if it takes none."""
+    if not config.takes_more_than_text:
+        return ""
+    model_type, tower = config.get("model_type"), config.get("vision_config")
+    instead = "set formats.onnx.parts to text for its text part"
+    if model_type not in PICTURE_TYPES:
+        return f"the model is of type {model_type}, whose images and sound the ONNX export does not support: {instead}"
+    kind = tower.get("model_type") if isinstance(tower, dict) else None
+    if model_type == "llava" and kind not in _SQUARE_TOWERS:
+        return f"its encoder of images is {kind}, which the ONNX export does not support in {model_type}: {instead}"
     return ""
 
 

@@ -23,7 +23,7 @@ from slipway.model.families import DECODER, Family, auto_model
 from slipway.model.limits import window_of
 from slipway.model.safetensors_file import TensorInfo, read_index
 from slipway.model.weights.reading import Weights, has_weights, open_weights
-from slipway_onnx_export.params import refusal_reason
+from slipway_onnx_export.params import Parts, refusal_reason
 
 WINDOW_LIMIT = 512
 """Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/lengths.py`` for longer ones."""
@@ -77,7 +77,7 @@ class ModelSource:
 
     @property
     def takes_more_than_text(self) -> bool:
-        """Return whether the model takes images or sound too. Its graph has the text part alone."""
+        """Return whether the model takes images or sound too."""
         return self.family is DECODER and ModelConfig(self.config.to_dict()).takes_more_than_text
 
     @property
@@ -126,18 +126,21 @@ class ModelSource:
         return sum(4 * tensor.numel() for tensor in self.weights.values())
 
 
-def open_source(folder: Path, inputs: Mapping[str, Path] = MappingProxyType({})) -> ModelSource:
+def open_source(
+    folder: Path, inputs: Mapping[str, Path] = MappingProxyType({}), *, parts: Parts = "text"
+) -> ModelSource:
     """Open a merged model's folder.
 
     Args:
         folder: The folder.
         inputs: Inputs of the task; those of the task that made the folder are among them if it leaves its weights out.
+        parts: The parts of a model that takes images which shall be exported.
 
     Raises:
         ONNXExportError: ``FAMILY_UNSUPPORTED``, ``BASE_MODEL_INVALID`` (no configuration, no weights, a shard missing, an unknown model type),
             ``SAFETENSORS_CORRUPT``, ``UNSAFE_PICKLE``, ``DTYPE_UNSUPPORTED`` (the weights are quantized).
     """
-    config, family = _read_config(folder)
+    config, family = _read_config(folder, parts)
     if getattr(config, "quantization_config", None):
         raise ONNXExportError(
             f"the model in {folder.name} is already quantized",
@@ -183,18 +186,19 @@ def read_tensor(weights: Weights, name: str) -> torch.Tensor:
     )
 
 
-def _read_config(folder: Path) -> tuple[Any, Family]:
+def _read_config(folder: Path, parts: Parts) -> tuple[Any, Family]:
     try:
         model = ModelConfig.read(folder)
     except CheckpointValidationError as error:
         raise _invalid_error(error.message, file="config.json") from error
     family, model_type = model.family, model.get("model_type")
-    why = refusal_reason(model)
+    why = refusal_reason(model, parts=parts)
     if why or family is None:
+        text = parts == "all" and not refusal_reason(model)
         raise ONNXExportError(
             why,
             reason="FAMILY_UNSUPPORTED",
-            remedy="leave the ONNX format out for this model",
+            remedy="set formats.onnx.parts to text" if text else "leave the ONNX format out for this model",
             about={"family": model.description, "model_type": model_type},
         )
     try:

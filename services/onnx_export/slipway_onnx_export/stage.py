@@ -40,7 +40,7 @@ STAGE = Stage(
         output_bytes=lambda params, size: GRAPH_BYTES if params.weights == "deferred" else size.graph_bytes,
         advice=opset_advice,
         describes=describe_activations,
-        refuses=lambda _, config: refusal_reason(config),
+        refuses=lambda params, config: refusal_reason(config, parts=params.parts),
     ),
     deferral=Deferral(
         leaves_out=can_leave_out, reads=lambda params: ("pytorch",) if params.weights == "deferred" else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from slipway.errors import QuantizationError
 from slipway.machine.processes import session_options
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import auto_model
+from slipway.model.graphs.pictures import EMBEDDING, TYPES
 from slipway.model.model_facts import check_loadable
 from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
@@ -25,9 +26,13 @@ from slipway_quantize.report import weight_bytes
 _TOKENS = 4
 _MOST_SIZE = 1 << 24
 """Far more than any model has tokens, heads or values of a head."""
-_VARYING = {"batch": 1, "past_sequence": 0, "encoder_sequence": _TOKENS, None: 1}
+_MOST_AXES = 4
+"""Numbers of a position: time, row and column."""
+_VARYING = {"batch": 1, "past_sequence": 0, "encoder_sequence": _TOKENS, "image_tokens": 0, None: 1}
 """Sizes of axes that vary."""
-_TEXT = ("input_ids", "attention_mask", "encoder_attention_mask", "position_ids", "token_type_ids")
+_TEXT = ("input_ids", "attention_mask", "encoder_attention_mask", "position_ids", *TYPES)
+_KNOWN = ("past_key_values.", "input_features", "image_features", "deepstack_features.")
+"""Beginnings of the names of inputs of floats."""
 _RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 _PACKED = (".weight_packed", ".weight_scale", ".weight_global_scale", ".weight_shape", ".input_scale")
 
@@ -118,15 +123,20 @@ def run_graph(target: Path, ctx: Context) -> Any:
         *(states.Fail, states.InvalidArgument, states.InvalidGraph, states.InvalidProtobuf),
         *(states.NoSuchFile, states.NotImplemented, states.RuntimeException),
     )
-    made = []
+    made: list[Any] = []
+    embedded: dict[str, Any] = {}
     try:
         for name in graph_files(target):
             session = _session(target, name, ctx.threads)
             names = [output.name for output in session.get_outputs()]
+            feeds = _prompt_inputs(session, embedded)
+            if name == EMBEDDING:
+                embedded = dict(zip(names, session.run(names, feeds), strict=True))
+                continue
             given = [name for name in names if name in _RESULTS]
             if not given:
                 raise NotRunnableError(f"{name} has none of the outputs {', '.join(_RESULTS)}")
-            made += session.run(given, _prompt_inputs(session))
+            made += session.run(given, feeds)
     except failures as error:
         raise _load_error("ONNX Runtime", str(error)) from error
     return np.concatenate([one.astype(np.float32).ravel() for one in made])
@@ -150,33 +160,38 @@ def _session(target: Path, name: str, threads: int) -> Any:
     return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _prompt_inputs(session: Any) -> dict[str, Any]:
+def _prompt_inputs(session: Any, embedded: Mapping[str, Any]) -> dict[str, Any]:
     """Return a graph's inputs for a prompt with an empty cache. If its shapes are fixed, use them and mask the cache.
+
+    Args:
+        session: The graph.
+        embedded: What the graph of embeddings has made of the prompt.
 
     Raises:
         NotRunnableError: The graph has an input of another kind.
     """
     inputs = session.get_inputs()
-    texts = [wanted for wanted in inputs if wanted.name in _TEXT and len(wanted.shape) == 2]
+    texts = [wanted for wanted in inputs if wanted.name in _TEXT and len(wanted.shape) in {2, 3}]
     new = next((_text_sizes(wanted.shape)[1] for wanted in texts if wanted.name == "input_ids"), _TOKENS)
     feeds = {}
     for wanted in inputs:
+        if wanted.name in embedded:
+            feeds[wanted.name] = embedded[wanted.name]
+            continue
         if wanted in texts:
-            rows, columns = _text_sizes(wanted.shape)
+            rows, columns = _text_sizes(wanted.shape[-2:])
             row = np.arange(columns, dtype=np.int64)
             # Every vocabulary has these tokens.
-            made = {"input_ids": row % _TOKENS, "position_ids": row, "token_type_ids": 0 * row}
+            made = {"input_ids": row % _TOKENS, "position_ids": row, **dict.fromkeys(TYPES, 0 * row)}
             mask = (row >= columns - new).astype(np.int64) if wanted.name == "attention_mask" else np.ones_like(row)
-            feeds[wanted.name] = np.tile(made.get(wanted.name, mask), (rows, 1))
+            several = [size for size in wanted.shape[:-2] if isinstance(size, int) and 0 < size <= _MOST_AXES]
+            feeds[wanted.name] = np.tile(made.get(wanted.name, mask), (*several, rows, 1))
             continue
-        # A cache (batch, heads, past, head width), empty, or as long as the source for cross-attention; or features of sound.
+        # A cache (batch, heads, past, head width), empty, or as long as the source for cross-attention; or features of sound or none of
+        # pictures.
         shape = [_VARYING.get(size, size) for size in wanted.shape]
         sizes = all(_is_size(size) or size == 0 for size in shape)
-        if (
-            not wanted.name.startswith(("past_key_values.", "input_features"))
-            or not sizes
-            or math.prod(shape) > _MOST_SIZE
-        ):
+        if not wanted.name.startswith(_KNOWN) or not sizes or math.prod(shape) > _MOST_SIZE:
             raise NotRunnableError(
                 f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown"
             )

@@ -63,8 +63,10 @@ class _Graphs:
     def write(self, request: QuantizeRequest) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
         from slipway_quantize.graphs.folder import restate_contract, take_data_in
+        from slipway_quantize.graphs.pictures import copy_encoder
 
         outcome = self._write(request)
+        copy_encoder(request.source, request.target, outcome, level=request.params.level)
         restate_contract(request.target)
         if not request.params.external_data:
             take_data_in(request.target)

@@ -16,11 +16,13 @@ import numpy.typing as npt
 Pixels = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 Arguments = dict[str, Array]
+Tokens = tuple[int, int]
+"""Tokens of a picture down and across."""
 
 MEAN, DEVIATION = 0.5, 0.5
 """Colours are brought from 0 to 1 into -1 to 1, as most processors do."""
-_ROWS, _COLUMNS = 4, 6
-"""Tokens of a picture in each direction, where its size is free: two different numbers, so that exchanged axes show."""
+FREE_SIZE: Tokens = (4, 6)
+"""Tokens of a picture where its size is free: two different numbers, so that exchanged axes show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +45,30 @@ class _Kind:
     """How pictures of a kind of model are made.
 
     Attributes:
-        size: Returns height and width of a picture, from transformers' configuration.
+        size: Returns height and width of a picture, from transformers' configuration, and its tokens where the size is free.
         arrange: Returns the arguments for pixels of that size.
         types: As in :class:`Picture`.
     """
 
-    size: Callable[[Any], tuple[int, int]]
+    size: Callable[[Any, Tokens], tuple[int, int]]
     arrange: Callable[[Any, Pixels], Arguments]
     types: str = ""
 
 
-def make_picture(config: Any, *, seed: int) -> Picture | None:
+def make_picture(config: Any, *, seed: int, tokens: Tokens = FREE_SIZE) -> Picture | None:
     """Make a picture for a model; None if it takes none, or in a way that is not known here.
 
     Args:
         config: The model's configuration in transformers.
         seed: Of its colours.
+        tokens: Its tokens down and across, for a model that takes pictures of any size. One that attends within windows gets a picture
+            that is wider than a window.
     """
     kind = _KINDS.get(config.model_type)
     token = getattr(config, "image_token_id", None)
     if kind is None or token is None:
         return None
-    pixels = np.random.default_rng(seed).integers(0, 256, (*kind.size(config), 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(0, 256, (*kind.size(config, tokens), 3), dtype=np.uint8)
     return Picture(kind.arrange(config, pixels), int(token), kind.types)
 
 
@@ -80,31 +84,31 @@ def arrange(config: Any, pixels: Pixels) -> Arguments:
 # Sizes.
 
 
-def _square(config: Any) -> tuple[int, int]:
+def _square(config: Any, _: Tokens) -> tuple[int, int]:
     """Return the one size that the encoder takes."""
     size = config.vision_config.image_size
     return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) else (int(size), int(size))
 
 
-def _of_tokens(config: Any, *, merge: str) -> tuple[int, int]:
-    """Return a size with a few tokens; the setting `merge` has the patches of a token in either direction."""
+def _of_tokens(config: Any, tokens: Tokens, *, merge: str) -> tuple[int, int]:
+    """Return a size with so many tokens; the setting `merge` has the patches of a token in either direction."""
     eye = config.vision_config
     side = int(eye.patch_size) * int(getattr(eye, merge, None) or getattr(config, merge))
     # Qwen2.5-VL attends within windows: a picture is wider than one.
-    columns = max(_COLUMNS, int(getattr(eye, "window_size", 0)) // side + 2)
-    return _ROWS * side, columns * side
+    columns = max(tokens[1], int(getattr(eye, "window_size", 0)) // side + 2)
+    return tokens[0] * side, columns * side
 
 
-def _merged(config: Any) -> tuple[int, int]:
-    return _of_tokens(config, merge="spatial_merge_size")
+def _merged(config: Any, tokens: Tokens) -> tuple[int, int]:
+    return _of_tokens(config, tokens, merge="spatial_merge_size")
 
 
-def _downsampled(config: Any) -> tuple[int, int]:
-    return _of_tokens(config, merge="downsample_factor")
+def _downsampled(config: Any, tokens: Tokens) -> tuple[int, int]:
+    return _of_tokens(config, tokens, merge="downsample_factor")
 
 
-def _pooled(config: Any) -> tuple[int, int]:
-    return _of_tokens(config, merge="pooling_kernel_size")
+def _pooled(config: Any, tokens: Tokens) -> tuple[int, int]:
+    return _of_tokens(config, tokens, merge="pooling_kernel_size")
 
 
 # Arguments.

@@ -207,7 +207,7 @@ def _check_caches(written: WrittenFolder) -> None:
                 raise FaultError(f"{component.file} returns {value.name!r} of length zero")
     if not written.tiny:
         raise NotRunError(NOT_TINY + "; the comparison with PyTorch or the validation runs them")
-    for component in written.components:
+    for component in (each for each in written.components if any(out.name.startswith(PRESENT) for out in each.outputs)):
         for past in (0, 4):
             for name, array in _run(written, component, past=past).items():
                 if name.startswith(PRESENT) and 0 in array.shape:
@@ -218,9 +218,15 @@ def _check_against_reference(written: WrittenFolder) -> None:
     """Check that ONNX's own reference gives the results of ONNX Runtime."""
     if not written.tiny:
         raise NotRunError(NOT_TINY)
+    unknown: list[NotRunError] = []
     for component in written.components:
         past = 2 if any(PAST in port.shape for port in component.inputs) else 0
-        results, feed = _run(written, component, past=past), written.feed(component, past=past, new=3)
+        try:
+            feed = written.feed(component, past=past, new=3)
+        except NotRunError as why:  # the others are run nevertheless
+            unknown.append(why)
+            continue
+        results = _run(written, component, past=past)
         try:
             reference = ReferenceEvaluator(onnx.load(written.folder / component.file))
             wanted = reference.run(list(results), feed)
@@ -235,6 +241,8 @@ def _check_against_reference(written: WrittenFolder) -> None:
             )
             if not far <= _TOLERANCE * scale:
                 raise FaultError(f"{name!r} of {component.file} differs from ONNX's reference by {far:.3g}")
+    if unknown:
+        raise unknown[0]
 
 
 def _place(tensor: Any) -> tuple[str, int, int] | None:

@@ -63,10 +63,11 @@ def time_optimization(
     Raises:
         NotMeasuredError: There is no optimization, or nothing to compare it with.
     """
-    if request.optimization == "none" or request.layered:
-        raise NotMeasuredError(
-            "graphs are not optimized" if not request.layered else "a model in layers is not run whole"
-        )
+    if request.optimization == "none":
+        raise NotMeasuredError("graphs are not optimized")
+    if request.layered or request.pictures:
+        what = "in layers" if request.layered else "with graphs for images"
+        raise NotMeasuredError(f"a model {what} is not run whole")
     plain = [_PLAIN + made.component.file for made in graphs]
     try:
         _write_plain(graphs, source, engine=engine, request=request, folder=folder, threads=threads)

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import onnx
 
 from slipway.model.graphs.calls import Promise
-from slipway_onnx_export.names import BATCH, CACHE, FEATURES, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway.model.graphs.pictures import TYPES
+from slipway_onnx_export.names import BATCH, CACHE, FEATURES, IMAGE_TOKENS, IMAGES, PAST, SEQUENCE, SOURCE, TOTAL
 
 TINY_BYTES, TINY_NODES = 4 << 20, 3000
 """Largest graphs that the checks run; that takes a fraction of a second."""
@@ -133,7 +134,7 @@ class WrittenFolder:
         if not any(port.name.startswith(CACHE) for port in component.inputs):
             past = 0  # each call reads the text from its beginning
         rows = 1 if component.promise.shared_buffer and past else 2
-        sizes = {BATCH: rows, SEQUENCE: new, PAST: past, TOTAL: past + new, SOURCE: 5}
+        sizes = {BATCH: rows, SEQUENCE: new, PAST: past, TOTAL: past + new, SOURCE: 5, IMAGES: 2, IMAGE_TOKENS: 3}
         try:
             return make_feed(self.graphs[component.file].graph.input, sizes, past=past, end=self.end)
         except UnknownAxisError as why:
@@ -176,7 +177,7 @@ def make_feed(
             feed[value.name] = np.ones(shape, np.int64)
         elif value.name == "position_ids":
             feed[value.name] = np.broadcast_to(np.arange(past, past + shape[-1]), shape).copy()
-        elif value.name == "token_type_ids":
+        elif value.name in TYPES:
             feed[value.name] = np.zeros(shape, np.int64)
         else:
             feed[value.name] = tokens(shape[0], shape[1], end)

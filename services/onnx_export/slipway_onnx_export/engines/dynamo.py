@@ -48,7 +48,9 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
     graphs = []
     with traceable(whole):
-        components = add_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+        components = add_activations(
+            components_of(whole, source, cache=request.cache, pictures=request.pictures), whole, request.activations
+        )
         blocks = split(whole, components) if request.layered else None
         components = blocks.components if blocks else components
         for component in (each.fix_axes(request.sizes) for each in components):

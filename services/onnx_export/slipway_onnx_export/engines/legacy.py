@@ -34,7 +34,9 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     attention = whole.config._attn_implementation
     weights = tied_weights(whole, source)
     graphs = []
-    components = add_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+    components = add_activations(
+        components_of(whole, source, cache=request.cache, pictures=request.pictures), whole, request.activations
+    )
     blocks = split(whole, components) if request.layered else None
     components = blocks.components if blocks else components
     for component in (each.fix_axes(request.sizes) for each in components):

@@ -6,6 +6,7 @@ A sentence encoder's graph returns the text's vector only if its pooling is know
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from slipway_onnx_export.forms.cache import (
     tensors_of,
 )
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound_port
+from slipway_onnx_export.forms.pictures.parts import components_with_pictures
 from slipway_onnx_export.interface import Call, Component, Port, ids
 from slipway_onnx_export.loading.weightless import integer_inputs, try_out
 from slipway_onnx_export.names import (
@@ -59,13 +61,16 @@ Tensors = dict[str, torch.Tensor]
 _PAST, _PRESENT = "past_key_values.{}.{}", "present.{}.{}"
 
 
-def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tuple[Component, ...]:
+def components_of(
+    model: Any, source: ModelSource, *, cache: bool = True, pictures: bool = False
+) -> tuple[Component, ...]:
     """Return the graphs of a model.
 
     Args:
         model: Transformers model of the source; its weights are not read.
         source: The model's folder.
         cache: Whether a model that generates has a KV cache.
+        pictures: Whether a model that takes images has graphs for them too.
 
     Raises:
         ONNXExportError: ``FAMILY_UNSUPPORTED`` if its cache is not keys and values of attention, or if it does not take what
@@ -74,6 +79,8 @@ def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tup
     try:
         if not cache and source.family.generates:
             return try_out(model, lambda: cacheless_components(model, source.family))
+        if pictures:
+            return components_with_pictures(model, partial(_kept_between_calls, model), layers=_layers(model))
         if source.family is DECODER:
             return (_decoder(model),)
         if source.family in (ENCODER_DECODER, SPEECH):
@@ -101,16 +108,26 @@ def _decoder(model: Any) -> Component:
         output = model(**inputs, past_key_values=cache_of(layout, past, layers), use_cache=True)
         return {LOGITS: output.logits, **tensors_of(output.past_key_values, layout, _PRESENT)}
 
+    layers = _layers(model)
+    layout, vocabulary = _kept_between_calls(model)
+    cache_in = ports_of(layout, _PAST, PAST)
+    return _decoder_component(layout, vocabulary, call)
+
+
+def _layers(model: Any) -> int:
+    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _kept_between_calls(model: Any) -> tuple[Layout, int]:
+    """Return what a decoder keeps between calls, and the size of its vocabulary."""
+
     def run() -> tuple[Layout, int]:
         tokens = integer_inputs(1, 2)
         empty = DynamicCache(config=model.config)
         made = model(input_ids=tokens, attention_mask=tokens, past_key_values=empty, use_cache=True)
         return _layout(model, getattr(made, "past_key_values", None)), int(made[LOGITS].shape[-1])
 
-    layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
-    layout, vocabulary = try_out(model, run)
-    cache_in = ports_of(layout, _PAST, PAST)
-    return _decoder_component(layout, vocabulary, call)
+    return try_out(model, run)
 
 
 def untraced_decoder(layers: int) -> Component:

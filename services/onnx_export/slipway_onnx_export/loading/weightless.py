@@ -300,13 +300,26 @@ def integer_inputs(*shape: int) -> torch.Tensor:
 
 @contextmanager
 def _restore_afterwards(model: torch.nn.Module) -> Iterator[None]:
-    """Undo what the block assigns to a model's modules: rotary embeddings keep the angles of the last length."""
-    before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    """Undo what the block assigns to a model's modules: rotary embeddings keep the angles of the last length.
+
+    Hooks go too. transformers notes at a module that it has hooked its layers to record their results, and would hook them again.
+    """
+    before = [(module, dict(vars(module)), dict(module._buffers), _hooks_of(module)) for module in model.modules()]
     try:
         yield
     finally:
-        for module, attributes, buffers in before:
+        for module, attributes, buffers, hooks in before:
             vars(module).clear()
             vars(module).update(attributes)
             module._buffers.clear()
             module._buffers.update(buffers)
+            for name, kept in hooks.items():
+                getattr(module, name).clear()
+                getattr(module, name).update(kept)
+
+
+def _hooks_of(module: torch.nn.Module) -> dict[str, dict[Any, Any]]:
+    """Return copies of a module's hooks on its calls, by the attribute that has them."""
+    return {
+        name: dict(value) for name, value in vars(module).items() if name.startswith("_forward_") and "hooks" in name
+    }

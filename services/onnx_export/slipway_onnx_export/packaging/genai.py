@@ -12,6 +12,7 @@ from typing import Any
 
 from slipway.files.json_documents import read_json_object
 from slipway.model.families import DECODER, SPEECH
+from slipway_onnx_export.packaging.genai_pictures import add_pictures
 from slipway_onnx_export.packaging.graphs import Interface, read_interface
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 from slipway_onnx_export.packaging.states import states_by_layer
@@ -51,6 +52,8 @@ def write_genai(model: Packaged) -> str:
     """
     if model.family is DECODER:
         config = genai_config(model, read_interface(model.folder, "model.onnx"))
+        if model.reads_pictures:
+            add_pictures(model, config["model"], _SESSION)
     elif model.family is SPEECH:
         config = speech_config(model)
         (model.folder / AUDIO_FILE).write_text(json.dumps(audio_processor(model), indent=2) + "\n", encoding="utf-8")

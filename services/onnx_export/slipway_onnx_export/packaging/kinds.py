@@ -13,6 +13,7 @@ from typing import Any
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
+from slipway.model.graphs.pictures import VISION_ENCODER
 from slipway.sizes import GRAPH_BYTES, ModelSize
 from slipway_onnx_export.params import PackageKind
 
@@ -24,6 +25,12 @@ ENTRIES: Mapping[PackageKind, tuple[str, ...]] = {
     "kserve": ("kserve.yaml", "triton"),
 }
 """Files and folders of a package, each made for its level."""
+
+OTHER_GRAPHS: Mapping[PackageKind, str] = {
+    "transformers_js": "transformers.js puts features among embeddings itself, and expects other graphs of a model that takes images",
+    "optimum": "optimum has no class for such graphs of a model that takes images",
+}
+"""Why a package takes no model with graphs for images."""
 
 _GRAPHS = 3
 """Most graphs of a package: an encoder, a decoder, and one with a cache."""
@@ -53,6 +60,11 @@ class Packaged:
     level: str
     config: ModelConfig
     generation: Mapping[str, Any]
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Return whether the folder has graphs for images beside those for text."""
+        return (self.folder / VISION_ENCODER).is_file()
 
 
 def package_bytes(kinds: Collection[PackageKind], graph: int, size: ModelSize) -> int:

@@ -25,7 +25,7 @@ from slipway_onnx_export.checks.written import FaultError
 from slipway_onnx_export.ir_graphs import Statistics
 from slipway_onnx_export.packaging.genai import write_genai
 from slipway_onnx_export.packaging.graphs import Interface, Shape, load_graph, read_interface, save_copy
-from slipway_onnx_export.packaging.kinds import ENTRIES, NotPackagedError, Packaged
+from slipway_onnx_export.packaging.kinds import ENTRIES, OTHER_GRAPHS, NotPackagedError, Packaged
 from slipway_onnx_export.packaging.optimum import write_optimum
 from slipway_onnx_export.packaging.transformers_js import write_transformers_js
 from slipway_onnx_export.params import PackageKind
@@ -184,6 +184,8 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
             if family is None:
                 raise NotPackagedError("its family is unknown")  # noqa: TRY301 - told like the reasons of a writer
             model = Packaged(folder, family, level, config, _read(folder / GENERATION_CONFIG))
+            if model.reads_pictures and kind in OTHER_GRAPHS:
+                raise NotPackagedError(OTHER_GRAPHS[kind])  # noqa: TRY301 - so is this
             results[kind] = _WRITERS[kind](model)
             checks |= _check(kind, model, ctx)
         except (NotPackagedError, FaultError) as reason:

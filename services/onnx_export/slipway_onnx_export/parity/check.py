@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import transformers
 
 from slipway.errors import ONNXExportError
-from slipway.machine.onnx_runtime import ProviderChoice
+from slipway.machine.onnx_runtime import Opened, ProviderChoice
 from slipway.model.configuration import token_of
 from slipway.model.dtypes import FLOATS, torch_dtypes
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
@@ -28,11 +29,12 @@ from slipway.proof.comparison import difference
 from slipway.proof.onnx_errors import translate_ort_errors
 from slipway_onnx_export.forms.activations import WantedActivations
 from slipway_onnx_export.interface import room_of
-from slipway_onnx_export.layered.blocks import FIRST
-from slipway_onnx_export.names import BATCH, PAST, SEQUENCE
+from slipway_onnx_export.layered.blocks import LAST
+from slipway_onnx_export.names import BATCH, EMBEDS, IMAGE_FEATURES, LOGITS, PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of, texts_of
 from slipway_onnx_export.parity.lengths import Lengths, Reach, lengths_of, reach_of, room_beyond
+from slipway_onnx_export.parity.pictures import has_pictures, pictures_of, sessions_of_parts
 from slipway_onnx_export.parity.rows import ROOM, Array, Conversation, Session, perturb_rounding
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.translations import translations_of
@@ -58,6 +60,7 @@ class ParityReport:
             if the graph returns none.
         reach: What was compared beyond the attention window.
         lengths: What was compared beyond the other lengths at which the model begins to compute otherwise.
+        beside: Largest differences of what graphs give that read pictures or embed tokens, by its name.
     """
 
     max_abs_diff: float
@@ -68,6 +71,7 @@ class ParityReport:
     activations: float | None = None
     reach: Reach = Reach(0)  # noqa: RUF009 - it is frozen
     lengths: Lengths = Lengths()  # noqa: RUF009 - so is this
+    beside: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_parity(
@@ -115,39 +119,104 @@ def check_parity(
             source, room=room, promise=promise, reach=reach, lengths=lengths, cached=cached, sizes=sizes
         )
     ]
-    each = sum(conversation.calls for conversation in conversations)
+    groups: dict[str, Sequence[Conversation]] = {LOGITS: conversations}
+    if has_pictures(folder):
+        features, embeddings, prompts = pictures_of(source)
+        groups = {LOGITS: [*conversations, *prompts], IMAGE_FEATURES: features, EMBEDS: embeddings}
+    every = [conversation for group in groups.values() for conversation in group]
+    each = sum(conversation.calls for conversation in every)
     on_call(0, 2 * each)
-    references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
+    references = iter(_references(source, every, on_call=lambda done: on_call(done, 2 * each)))
+    sessions, opened = _open_sessions(source, folder, threads=threads, provider=provider)
+    calls, worst = 0, {}
+    for name, group in groups.items():
+        compared = list(zip(group, islice(references, len(group)), strict=True))
+        worst[name] = _compare(
+            compared, sessions, on_call=lambda done, before=calls: on_call(each + before + done, 2 * each)
+        )
+        calls += sum(conversation.calls for conversation in group)
+        worst[name].judge(source, tolerance)
+    logits = worst.pop(LOGITS)
+    return ParityReport(
+        logits.diff,
+        logits.scale,
+        calls,
+        opened.provider,
+        opened.note,
+        watch.judge(tolerance),
+        reach,
+        lengths,
+        {name: found.diff for name, found in worst.items()},
+    )
+
+
+def _open_sessions(
+    source: ModelSource, folder: Path, *, threads: int, provider: ProviderChoice
+) -> tuple[Mapping[str, Session], Opened]:
+    """Open the graphs of a folder; return the sessions by name, and what they compute on."""
+    if (folder / f"{LAST}.onnx").is_file():
+        layers = LayeredSession(folder, threads=threads, provider=provider)
+        return {"model": layers}, layers.opened
     padding = token_of(source.config, "pad_token_id")
-    sessions: Mapping[str, OrtSession | LayeredSession]
-    if (folder / f"{FIRST}.onnx").is_file():
-        sessions = {"model": LayeredSession(folder, threads=threads, provider=provider)}
-    else:
-        sessions = {
-            path.stem: OrtSession(path, source.family, threads=threads, padding=padding, provider=provider)
-            for path in sorted(folder.glob("*.onnx"))
-        }
-    worst, where, scale, calls, furthest = 0.0, "", 1.0, 0, (conversations[0], references[0])
-    for conversation, wanted in zip(conversations, references, strict=True):
+    sessions = {
+        path.stem: OrtSession(path, source.family, threads=threads, padding=padding, provider=provider)
+        for path in sorted(folder.glob("*.onnx"))
+    }
+    opened = next(iter(sessions.values())).opened
+    return (sessions_of_parts(sessions) if has_pictures(folder) else sessions), opened
+
+
+@dataclass(frozen=True, slots=True)
+class _Worst:
+    """The largest difference in some conversations.
+
+    Attributes:
+        diff: The difference.
+        scale: Largest absolute reference value, at least 1.
+        place: Conversation and call.
+        furthest: That conversation, with PyTorch's results.
+    """
+
+    diff: float
+    scale: float
+    place: str
+    furthest: tuple[Conversation, Sequence[Array]]
+
+    def judge(self, source: ModelSource, tolerance: float) -> None:
+        """Check that the difference is allowed.
+
+        Raises:
+            ONNXExportError: ``EXPORT_PARITY_FAILED``.
+        """
+        allowed = tolerance * self.scale
+        if allowed < self.diff <= _MOST_NOISE * allowed:
+            allowed = max(allowed, ROOM * _measure_noise(source, *self.furthest))
+        if self.diff > allowed:
+            raise ONNXExportError(
+                f"results differ from PyTorch's by {self.diff:.3g}, and {allowed:.3g} is allowed ({self.place})",
+                reason="EXPORT_PARITY_FAILED",
+                remedy="use another engine",
+                about={"max_abs_diff": self.diff, "allowed": allowed, "scale": self.scale, "case": self.place},
+            )
+
+
+def _compare(
+    compared: Sequence[tuple[Conversation, Sequence[Array]]],
+    sessions: Mapping[str, Session],
+    *,
+    on_call: Callable[[int], None],
+) -> _Worst:
+    """Run conversations with ONNX Runtime, and return where they are furthest from PyTorch's results."""
+    worst, where, scale, calls, furthest = 0.0, "", 1.0, 0, compared[0]
+    for conversation, wanted in compared:
         for index, (result, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
-            on_call(each + calls, 2 * each)
+            on_call(calls)
             scale = max(scale, float(np.abs(reference).max()))
             diff = difference(result, reference).largest
             calls += 1
             if diff > worst:
                 worst, where, furthest = diff, f"{conversation.name}, call {index + 1}", (conversation, wanted)
-    allowed = tolerance * scale
-    if allowed < worst <= _MOST_NOISE * allowed:
-        allowed = max(allowed, ROOM * _measure_noise(source, *furthest))
-    if worst > allowed:
-        raise ONNXExportError(
-            f"results differ from PyTorch's by {worst:.3g}, and {allowed:.3g} is allowed ({where})",
-            reason="EXPORT_PARITY_FAILED",
-            remedy="use another engine",
-            about={"max_abs_diff": worst, "allowed": allowed, "scale": scale, "case": where},
-        )
-    opened = next(iter(sessions.values())).opened
-    return ParityReport(worst, scale, calls, opened.provider, opened.note, watch.judge(tolerance), reach, lengths)
+    return _Worst(worst, scale, where, furthest)
 
 
 def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:

@@ -67,6 +67,7 @@ class OrtSession:
 
     Attributes:
         opened: The session, and what it computes on.
+        shapes: Axes of its inputs by name.
 
     Raises:
         ONNXExportError: ``EXPORT_PARITY_FAILED`` if ONNX Runtime cannot load the graph.
@@ -78,14 +79,14 @@ class OrtSession:
         self.opened = _load(path, threads=threads, provider=provider)
         self._session = self.opened.session
         self._outputs = [value.name for value in self._session.get_outputs()]
-        self._shapes = {value.name: value.shape for value in self._session.get_inputs()}
+        self.shapes = {value.name: value.shape for value in self._session.get_inputs()}
         self._graph = FixedGraph(
-            self._compute,
-            self._shapes,
+            self.compute,
+            self.shapes,
             per_token=family is not SEQUENCE_CLASSIFIER,
             padding=padding or 0,
         )
-        cached = any(name.startswith("past_key_values.") for name in self._shapes)
+        cached = any(name.startswith("past_key_values.") for name in self.shapes)
         self._reads_all_again = not cached and path.stem == ("model" if family is DECODER else "decoder_model")
 
     @property
@@ -96,13 +97,13 @@ class OrtSession:
     def run(self, feed: dict[str, Array]) -> dict[str, Array]:
         """Run the graph; inputs that it does not have are left out."""
         if not self._reads_all_again:
-            return self._graph.run({name: value for name, value in feed.items() if name in self._shapes})
+            return self._graph.run({name: value for name, value in feed.items() if name in self.shapes})
         new = feed["input_ids"].shape[1]
         tokens = np.concatenate([feed[_TOKENS], feed["input_ids"]], axis=1)
         whole = {**feed, "input_ids": tokens}
         if "position_ids" in feed:
             whole["position_ids"] = np.concatenate([feed[_POSITIONS], feed["position_ids"]], axis=1)
-        results = self._graph.run({name: value for name, value in whole.items() if name in self._shapes})
+        results = self._graph.run({name: value for name, value in whole.items() if name in self.shapes})
         present = {"present.tokens": tokens, "present.positions": whole.get("position_ids", tokens)}
         return {**{name: value[..., -new:, :] for name, value in results.items()}, **present}
 
@@ -115,9 +116,10 @@ class OrtSession:
 
     def share_buffer(self, *, tokens: int) -> Session:
         """Return a session whose past and present are one buffer with room for so many tokens."""
-        return SharedBufferSession(self._session, self._shapes, tokens=tokens)
+        return SharedBufferSession(self._session, self.shapes, tokens=tokens)
 
-    def _compute(self, feed: dict[str, Array]) -> dict[str, Array]:
+    def compute(self, feed: dict[str, Array]) -> dict[str, Array]:
+        """Run the graph on inputs that fit it, whatever their first axes are."""
         return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
@@ -22,12 +22,24 @@ _NORMS = ("LayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNo
 
 
 def normalize_graph(
-    model: ir.Model, weights: Mapping[str, Weight], *, source: ModelSource, engine: str
+    model: ir.Model,
+    weights: Mapping[str, Weight],
+    *,
+    source: ModelSource,
+    engine: str,
+    natural: Collection[tuple[object, ...]] = (),
 ) -> dict[str, Weight]:
     """Normalize an engine's graph in place, so that all engines write the same form.
 
     Equal weights become one initializer. ``MatMul(x, Transpose(W))`` becomes a MatMul with W stored transposed; if W has
     another use (a tied embedding), the Transpose stays.
+
+    Args:
+        model: The graph.
+        weights: The tensors of its weights by name.
+        source: The model's folder.
+        engine: The engine's name.
+        natural: Places of weights that another graph of the folder has as they are. They stay so here, and are stored once.
 
     Returns:
         The tensor of every initializer without a value, in the order in which they are written.
@@ -48,7 +60,7 @@ def normalize_graph(
     if engine != "mobius":
         _use_stored_names(graph, bound, source.weights)
     _split_gemms(graph, bound)
-    _fold_transposes(graph, bound)
+    _fold_transposes(graph, bound, natural)
     _leave_out_unused_results(graph)
     _strip_traces(model)
     return bound
@@ -132,9 +144,9 @@ def replace_node(graph: ir.Graph, node: ir.Node, steps: list[ir.Node]) -> None:
     new.name = name
 
 
-def _fold_transposes(graph: ir.Graph, bound: dict[str, Weight]) -> None:
+def _fold_transposes(graph: ir.Graph, bound: dict[str, Weight], natural: Collection[tuple[object, ...]]) -> None:
     """Store a weight transposed if its only users are equal Transpose nodes."""
-    for name in list(bound):
+    for name in [name for name in bound if place_of(bound[name]) not in natural]:
         value = graph.initializers[name]
         readers = [use.node for use in value.uses()]
         perms = {tuple(node.attributes.get_ints("perm", ())) for node in readers if node.op_type == "Transpose"}

@@ -34,6 +34,8 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
     example = _EXAMPLES.get(source.family, "text.py")
     if params.layered:
         example = "decoder_layered.py"
+    elif "images" in facts.get("parts", ()):
+        example = "decoder_with_pictures.py"
     elif source.family is DECODER and not params.cache:
         example = "decoder_without_cache.py"
     elif source.family is DECODER and params.past_present_share_buffer:

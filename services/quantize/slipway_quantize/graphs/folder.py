@@ -23,6 +23,7 @@ from onnx_ir.serde import SerdeError
 from slipway.errors import ConfigurationError, QuantizationError
 from slipway.model.activations import CONTRACT, read_contract
 from slipway.model.dtypes import DTYPES, FLOATS, numpy_dtypes
+from slipway.model.graphs.pictures import VISION_ENCODER
 from slipway.model.graphs.weights import take_weights_in
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutTensor
 from slipway_quantize.pieces import PIECE_WEIGHTS, write_all
@@ -43,12 +44,12 @@ _CONTRACT_DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16"
 
 
 def graph_files(folder: Path) -> list[str]:
-    """Return the names of a folder's graphs: one, or an encoder and a decoder.
+    """Return the names of a folder's graphs that read text: one, or two that pass values to each other.
 
     Raises:
         QuantizationError: ``ONNX_INVALID`` if there is none, ``QUANTIZATION_UNSUPPORTED`` for one graph per layer.
     """
-    names = sorted(path.name for path in folder.glob("*.onnx"))
+    names = sorted(path.name for path in folder.glob("*.onnx") if path.name != VISION_ENCODER)
     if not names and (folder / "onnx-layered").is_dir():
         raise QuantizationError(
             "the model has one graph per layer, which is not quantized",
@@ -282,7 +283,7 @@ def take_data_in(folder: Path) -> None:
     Raises:
         QuantizationError: ``ONNX_TOO_LARGE`` if a graph would exceed what a protobuf file can have.
     """
-    names = graph_files(folder)
+    names = sorted(path.name for path in folder.glob("*.onnx"))
     for name in names:  # a graph may share weights that lie in the file of another one
         model = load_graph(folder, name)
         take_weights_in(model, name, error=QuantizationError)

@@ -13,6 +13,7 @@ import numpy as np
 from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Family
+from slipway.model.graphs.pictures import EMBEDDING
 from slipway.model.sentences import SENTENCE_EMBEDDING
 from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
@@ -25,6 +26,7 @@ from slipway_validate.runner.onnx_graphs.decoders import (
     OnnxPair,
     SharedBufferDecoder,
 )
+from slipway_validate.runner.onnx_graphs.parts import OnnxParts
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel
 
 
@@ -42,6 +44,8 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     except CheckpointValidationError:
         config = ModelConfig({})  # a graph alone is taken for a decoder
     family, stored = (known_family(config, folder) if config else DECODER), stored_dtype(folder)
+    if family is DECODER and (folder / EMBEDDING).is_file():
+        return OnnxParts(folder, threads=threads, stored=stored)
     if family is DECODER:
         graph = Graph(folder / "model.onnx", threads=threads)
         return (SharedBufferDecoder if graph.promise.shared_buffer else OnnxDecoder)(graph, stored=stored)
