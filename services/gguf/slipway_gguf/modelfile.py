@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
 from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of
+from slipway_gguf.vocabulary.rendering import render
 from slipway_gguf.vocabulary.tokens import adds_begin_and_end, end_token_ids, special_token_ids
 
 NAME = "Modelfile"
@@ -25,7 +25,6 @@ _MANY = 1 << 30
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 _OLLAMA = {"repetition_penalty": "repeat_penalty"}
 
-_RENDER, _BOUNDS = "slipway_gguf.template_trial:render", Bounds()
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 Message = Mapping[str, str]
@@ -175,7 +174,8 @@ KNOWN: Mapping[str, Turns] = {
 def ollama_template(template: str, files: TokenizerFiles) -> str:
     """Return a chat template in Ollama's language; empty if no template known here writes the same.
 
-    Both are compared on fixed conversations with and without a system message, past answers and tools. Spaces around a message are not
+    Both are compared on fixed conversations with and without a system message, past answers and tools, and with thinking on and off where the template
+    switches it. Spaces around a message are not
     compared, because some chat templates cut them off. The begin-of-text token may be missing if llama.cpp adds it.
 
     Args:
@@ -188,8 +188,15 @@ def ollama_template(template: str, files: TokenizerFiles) -> str:
     special = {name: text for name in _TOKENS if (text := _text_of(files, name)) is not None}
     begins, _ = adds_begin_and_end(files, special_token_ids(files, rows=_MANY, template=template))
     begin = special.get("bos_token", "") if begins else ""
-    asked = [(messages, tools) for messages in _CONVERSATIONS for tools in (None, [_TOOL])]
-    rendered = _render(template, [{"messages": messages, "tools": tools, **special} for messages, tools in asked])
+    # A template that switches thinking writes more than messages, which Ollama does by the file's own template.
+    thinking = ({}, *({"enable_thinking": on} for on in (True, False))) if "enable_thinking" in template else ({},)
+    asked = [
+        (messages, {"tools": tools, **options})
+        for messages in _CONVERSATIONS
+        for tools in (None, [_TOOL])
+        for options in thinking
+    ]
+    rendered = render(template, [{"messages": messages, **options, **special} for messages, options in asked])
     texts = [text.removeprefix(begin) for text in rendered]
     return next(
         (each.to_ollama() for each in candidates if texts == [each.text(messages) for messages, _ in asked]), ""
@@ -200,12 +207,3 @@ def _text_of(files: TokenizerFiles, name: str) -> str | None:
     value = files.settings.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
-
-
-def _render(template: str, conversations: Sequence[Mapping[str, object]]) -> list[str]:
-    """Render conversations in a process with limits of time and memory; return an empty list if one cannot be rendered."""
-    try:
-        with BoundedProcess(_RENDER, _BOUNDS, imports=("jinja2.sandbox",)) as process:
-            return [str(text) for text in process.call(template, conversations)]
-    except (RefusedWorkError, UnboundedWorkError):
-        return []

@@ -10,8 +10,8 @@ from typing import Any
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 from slipway.model.model_files import tokenizer_files
 from slipway.stage import Context
-from slipway.texts import one_line, shortened
-from slipway.validation.texts import CONVERSATIONS, TEXTS, TextKind
+from slipway.texts import counted, one_line, shortened
+from slipway.validation.texts import CONVERSATIONS, TEXTS, HardConversation, TextKind
 from slipway_openvino.graphs.passes import number_nodes
 from slipway_openvino.library import ov
 
@@ -20,6 +20,8 @@ COMPARED = sum(map(len, TEXTS.values()))
 _LONGEST_MESSAGE = 300
 _INSTALLED = ("sentencepiece_version", "tiktoken_version")
 """Keys under which openvino-tokenizers records installed packages, used or not. With them, a model's bytes would depend on the machine."""
+_PROMPTS, _FURTHER = "writes prompts", "writes further prompts"
+"""What a converted tokenizer does otherwise: prompts of the further conversations are named, and keep no tokenizer from being delivered."""
 _KNOWN = TextKind.CASED.value
 """Kind of text in which a difference is accepted: only the sigma at the end of a word is lower-cased otherwise."""
 
@@ -36,6 +38,7 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     differing: dict[str, list[str]] = {}
+    further: list[str] = []
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         for name, model in zip(
@@ -46,6 +49,7 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
                 del model.rt_info[key]
             ov.save_model(model, folder / name, compress_to_fp16=False)
         differing = compare(folder, tokenizer)
+        further = differing.pop(_FURTHER, [])
         why = "; ".join(
             f"it {what} otherwise than transformers: {', '.join(kinds)}" for what, kinds in differing.items()
         )
@@ -58,7 +62,12 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
         )
         why = ""
     if not why:
-        ctx.record(prompts_compared=_can_render(tokenizer))
+        ctx.record(prompts_compared=_can_render(tokenizer), prompts_differing=further)
+        if further:
+            ctx.warn(
+                f"openvino-genai writes {counted(len(further), 'conversation')} with calls of tools, or with thinking switched, otherwise "
+                f"than transformers; the shortest is {further[0]}: give it such prompts as text"
+            )
         return {"converted": True, "compared": COMPARED, **facts}
     for name in (TOKENIZER, DETOKENIZER):
         for file in ((folder / name), (folder / name).with_suffix(".bin")):
@@ -83,26 +92,37 @@ def compare(folder: Path, tokenizer: Any) -> dict[str, list[str]]:
             differing.setdefault("splits text", []).append(kind.value)
         if any(ids and decode([ids])[0][0] != tokenizer.decode(ids, skip_special_tokens=True) for ids in wanted):
             differing.setdefault("joins tokens", []).append(kind.value)
-    if rendered := list(_find_prompt_differences(folder, tokenizer)):
-        differing["writes prompts"] = rendered
+    found = list(_find_prompt_differences(folder, tokenizer))
+    for what, judged in ((_PROMPTS, True), (_FURTHER, False)):
+        if names := [name for name in found if CONVERSATIONS[name].judged is judged]:
+            differing[what] = names
     return differing
 
 
 def _find_prompt_differences(folder: Path, tokenizer: Any) -> Iterator[str]:
-    """Yield the conversations for which openvino-genai writes another prompt; none if it is not installed."""
+    """Yield the conversations for which openvino-genai writes another prompt, the shortest first; none if it is not installed."""
     if not _can_render(tokenizer):
         return
     wanted = dict(_prompts(tokenizer))
     import openvino_genai
 
     reader = openvino_genai.Tokenizer(folder)
-    for name, (messages, tools) in CONVERSATIONS.items():
-        given = {"tools": list(tools)} if tools else {}
-        if (
-            name in wanted
-            and reader.apply_chat_template(list(messages), add_generation_prompt=True, **given) != wanted[name]
-        ):
+    for name in sorted(wanted, key=lambda each: len(wanted[each])):
+        if _genai_prompt(reader, CONVERSATIONS[name]) != wanted[name]:
             yield name
+
+
+def _genai_prompt(reader: Any, conversation: HardConversation) -> str | None:
+    """Return openvino-genai's prompt; None if its engine of templates cannot write one of the conversations that are named only."""
+    given: dict[str, Any] = {"tools": list(conversation.tools)} if conversation.tools else {}
+    if conversation.options:
+        given["extra_context"] = dict(conversation.options)
+    try:
+        return str(reader.apply_chat_template(list(conversation.messages), add_generation_prompt=True, **given))
+    except RuntimeError:
+        if conversation.judged:
+            raise
+        return None
 
 
 def _prompts(tokenizer: Any) -> Iterator[tuple[str, str]]:
@@ -112,12 +132,12 @@ def _prompts(tokenizer: Any) -> Iterator[tuple[str, str]]:
         EndlessTemplateError: The template does not end; in openvino-genai it would block this process.
     """
     with ChatTemplates() as templates:
-        for name, (messages, tools) in CONVERSATIONS.items():
-            if tools and "tools" not in str(tokenizer.chat_template):
+        for name, each in CONVERSATIONS.items():
+            if not each.fits(str(tokenizer.chat_template)):
                 continue
-            given = {"tools": list(tools)} if tools else {}
+            given = {**({"tools": list(each.tools)} if each.tools else {}), **each.options}
             try:
-                yield name, templates.text(tokenizer, messages, add_generation_prompt=True, **given)
+                yield name, templates.text(tokenizer, each.messages, add_generation_prompt=True, **given)
             except EndlessTemplateError:
                 raise
             except TemplateError:

@@ -32,7 +32,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=13,
+    version=14,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

@@ -9,7 +9,7 @@ one, S = tokens that the encoder of an encoder–decoder reads, P = compared res
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -197,10 +197,20 @@ class LanguageModel(Protocol):
         """Return the tokens of a text, special tokens in it and around it included; only for a runtime that reads text."""
         raise Unusable(f"its runtime reads no text, such as {text[:20]!r}")
 
-    def rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str | None:
-        """Return the prompt for the next turn of a conversation; None if the output has no chat template."""
+    def rendered(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        options: Mapping[str, Any] | None = None,
+    ) -> str | None:
+        """Return the prompt for the next turn of a conversation; None if the output has no chat template.
+
+        ``options`` are what the template is given beside messages and tools, such as ``enable_thinking``.
+        """
         raise Unusable(
-            f"its runtime renders no conversation, such as one of {len(messages)} turns with {len(tools)} tools"
+            f"its runtime renders no conversation, such as one of {len(messages)} turns with {len(tools)} tools "
+            f"and {len(options or {})} options"
         )
 
     def text_differences(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -51,7 +52,10 @@ class TextComparison(Value):
         first_difference: The first text with other tokens, and both readings.
         conversations: Number of conversations that were rendered.
         rendered_otherwise: Number of them with another result.
-        first_rendered: The first of them, and both results.
+        first_rendered: The shortest of them, and both results.
+        further: Number of conversations with calls of tools, or with thinking switched, that were rendered too.
+        further_otherwise: Number of them with another result.
+        first_further: The shortest of them, and both results.
         template_missing: Whether the output has no chat template though the model has one.
         not_compared: Why nothing was compared; empty otherwise.
     """
@@ -64,6 +68,9 @@ class TextComparison(Value):
     conversations: int = 0
     rendered_otherwise: int = 0
     first_rendered: str = ""
+    further: int = 0
+    further_otherwise: int = 0
+    first_further: str = ""
     template_missing: bool = False
     not_compared: str = ""
 
@@ -122,16 +129,82 @@ def _turns(*texts: str, system: str = "") -> tuple[dict[str, Any], ...]:
     )
 
 
-CONVERSATIONS: Mapping[str, tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]] = {
-    "a question": (_turns("What is 2 + 2?"), ()),
-    "a system message": (_turns("Name a colour.", system="You are brief."), ()),
-    "several turns": (_turns("Hello", "Hello! How can I help?", "Tell me a story."), ()),
-    "lines, code and other scripts": (
-        _turns(
-            "Explain:\n\n```python\nprint('ä🚀')\n```\n", "It prints `ä🚀`.", "谢谢 <b>ok</b>", system=" Be exact. "
-        ),
-        (),
+@dataclass(frozen=True, slots=True)
+class HardConversation:
+    """A conversation to be rendered.
+
+    Attributes:
+        messages: Its messages.
+        tools: Tools that are offered.
+        options: What a template is given beside them.
+        needs: Texts in a template that takes such a conversation.
+        judged: Whether another prompt is a fault. Calls of tools and switches of thinking are told to runtimes in forms of their own, so a difference
+            there is named only.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    judged: bool = True
+
+    def fits(self, template: str) -> bool:
+        """Return whether a template takes it."""
+        return all(text in template for text in self.needs)
+
+
+def _call(number: int, place: str) -> dict[str, Any]:
+    function = {"name": "get_weather", "arguments": {"place": place}}
+    return {
+        "type": "function",
+        "id": f"call0000{number}",
+        "function": function,
+    }  # Mistral's templates want nine letters
+
+
+def _result(number: int, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call0000{number}", "name": "get_weather", "content": text}
+
+
+_ASKED = _turns("What is the weather in Paris?")
+_CALLED = (
+    *_ASKED,
+    {"role": "assistant", "content": "", "tool_calls": [_call(1, "Paris")]},
+    _result(1, '{"degrees": 21}'),
+)
+_CALLED_TWICE = (
+    *_turns("What is the weather in Paris and Łódź?", system="Use tools."),
+    {"role": "assistant", "content": "Let me see.", "tool_calls": [_call(1, "Paris"), _call(2, "Łódź")]},
+    _result(1, "21 degrees"),
+    _result(2, "<rain>"),
+    *({"role": role, "content": text} for role, text in (("assistant", "21 degrees, and rain."), ("user", "And now?"))),
+)
+_TALK = _turns("Hello", "Hello! How can I help?", "Tell me a story.", system="You are brief.")
+_THINKING = "enable_thinking"
+
+CONVERSATIONS: Mapping[str, HardConversation] = {
+    "a question": HardConversation(_turns("What is 2 + 2?")),
+    "a system message": HardConversation(_turns("Name a colour.", system="You are brief.")),
+    "several turns": HardConversation(_turns("Hello", "Hello! How can I help?", "Tell me a story.")),
+    "lines, code and other scripts": HardConversation(
+        _turns("Explain:\n\n```python\nprint('ä🚀')\n```\n", "It prints `ä🚀`.", "谢谢 <b>ok</b>", system=" Be exact. ")
     ),
-    "tools": (_turns("What is the weather in Paris?"), (_TOOL,)),
+    "tools": HardConversation(_ASKED, (_TOOL,), needs=("tools",)),
+    "a tool's call and its result": HardConversation(_CALLED, (_TOOL,), needs=("tools", "tool_calls"), judged=False),
+    "two calls with a system message and further turns": HardConversation(
+        _CALLED_TWICE, (_TOOL,), needs=("tools", "tool_calls"), judged=False
+    ),
+    "a question with thinking": HardConversation(
+        _turns("What is 2 + 2?"), options={_THINKING: True}, needs=(_THINKING,), judged=False
+    ),
+    "a question without thinking": HardConversation(
+        _turns("What is 2 + 2?"), options={_THINKING: False}, needs=(_THINKING,), judged=False
+    ),
+    "several turns without thinking": HardConversation(
+        _TALK, options={_THINKING: False}, needs=(_THINKING,), judged=False
+    ),
+    "a tool's call without thinking": HardConversation(
+        _CALLED, (_TOOL,), options={_THINKING: False}, needs=("tools", "tool_calls", _THINKING), judged=False
+    ),
 }
-"""Messages and tools by name; tools only for templates that take them."""
+"""By name; for each template those that it takes."""

@@ -12,12 +12,13 @@ from transformers import PreTrainedTokenizerFast
 
 from slipway.machine.bounded.process import Bounds
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
-from slipway.validation.texts import CONVERSATIONS
+from slipway.validation.texts import CONVERSATIONS, HardConversation
 from support.hostile.endless import GROWS, HALVES, LOOPS
 
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
-    "{% generation %}{{ m.content }}{{ m.reasoning_content }}{% endgeneration %}{% endfor %}"
+    "{% generation %}{{ m.content }}{{ m.reasoning_content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endgeneration %}{% endfor %}"
+    "{{ enable_thinking }}"
     "{% if add_generation_prompt %}<assistant>{{ date_string }}{{ strftime_now('%Y') }}{% endif %}"
 )
 HELLO = [{"role": "user", "content": "Hello", "name": None, "thinking": "hm"}]
@@ -32,10 +33,11 @@ def test_they_are_those_of_transformers() -> None:
     for template in (TEMPLATE, {"default": "none", "tool_use": TEMPLATE}):
         one = tokenizer(template)
         with ChatTemplates() as templates:
-            for messages, tools in [*CONVERSATIONS.values(), (HELLO, ())]:
-                options = {"tools": list(tools) or None, "add_generation_prompt": True, "date_string": "today"}
-                wanted = one.apply_chat_template(list(messages), tokenize=False, **options)
-                assert templates.text(one, messages, **options) == wanted
+            for each in [*CONVERSATIONS.values(), HardConversation(tuple(HELLO))]:
+                options = {"tools": list(each.tools) or None, "add_generation_prompt": True, "date_string": "today"}
+                options |= each.options
+                wanted = one.apply_chat_template(list(each.messages), tokenize=False, **options)
+                assert templates.text(one, each.messages, **options) == wanted
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import ctypes
 import http.client
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -230,7 +230,11 @@ class ChatServer:
         params.hostnames, params.port, params.ui = ["127.0.0.1"], 0, False
         params.n_gpu_layers, params.endpoint_slots = 0, True
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, threads)
-        self._server = xllamacpp.Server(params)
+        try:
+            self._server = xllamacpp.Server(params)
+        except RuntimeError as error:  # it tries the template out before it begins
+            self._llama.listen()
+            raise Unusable(f"llama.cpp's server does not begin, which tries its chat template out: {error}") from error
         self._address = urlsplit(self._server.listening_address)
 
     def end(self) -> None:
@@ -247,14 +251,20 @@ class ChatServer:
 
     __del__ = end
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+    def render(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], options: Mapping[str, Any]
+    ) -> str:
         """Return the prompt for a conversation in which the model answers next.
 
         Raises:
             Unusable: The template cannot be rendered.
         """
-        request = json.dumps({"messages": list(messages), **({"tools": list(tools)} if tools else {})})
-        status, answer = self._request("POST", "/apply-template", request)
+        request = {
+            "messages": list(messages),
+            **({"tools": list(tools)} if tools else {}),
+            **({"chat_template_kwargs": dict(options)} if options else {}),
+        }
+        status, answer = self._request("POST", "/apply-template", json.dumps(request))
         if status != http.client.OK or not isinstance(answer, dict) or not isinstance(answer.get("prompt"), str):
             raise Unusable(f"llama.cpp cannot render its chat template: {str(answer)[:300]}")
         return str(answer["prompt"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,14 +161,20 @@ class GGUFModel(LanguageModel):
             raise Unusable(f"llama.cpp cannot split a text of {len(data)} bytes: {self._llama.errors()}")
         return list(ids[:count])
 
-    def rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str | None:
+    def rendered(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        options: Mapping[str, Any] | None = None,
+    ) -> str | None:
         """As :meth:`LanguageModel.rendered`; None if there is no template, because llama.cpp would use one of its own."""
         template = self._beside.template if self._beside else ""
         if not template and not self._value("tokenizer.chat_template"):
             return None
         if self._chat is None:
             self._chat = ChatServer(self._llama, self._file, threads=self._threads, template=template)
-        return self._chat.render(messages, tools)
+        return self._chat.render(messages, tools, options or {})
 
     def text_differences(self) -> tuple[str, ...]:
         """As :meth:`LanguageModel.text_differences`; read them from the file's metadata."""

@@ -75,12 +75,18 @@ def notes(found: TextComparison | None) -> tuple[str, ...]:
         return ()
     if found.not_compared:
         return (f"its tokens and chat template were not compared with transformers': {found.not_compared}",)
-    if not found.excused:
-        return ()
-    kinds = ", ".join(found.excused_kinds)
-    return (
-        f"its runtime splits {found.excused} of {found.texts} texts otherwise than transformers, which is known of it: {kinds}",
-    )
+    remarks = []
+    if found.excused:
+        kinds = ", ".join(found.excused_kinds)
+        remarks.append(
+            f"its runtime splits {found.excused} of {found.texts} texts otherwise than transformers, which is known of it: {kinds}"
+        )
+    if found.further_otherwise and not found.template_missing:
+        remarks.append(
+            f"its runtime writes {found.further_otherwise} of {found.further} conversations with calls of tools, or with thinking "
+            f"switched, otherwise than transformers; the shortest is {found.first_further}"
+        )
+    return tuple(remarks)
 
 
 def explain(found: TextComparison) -> tuple[str, str]:

@@ -49,16 +49,23 @@ def compare_texts(model: LanguageModel, file: Path) -> TextComparison | None:
     excused = [each for each in different if each.kind in known]
     wrong = [each for each in different if each.kind not in known]
     rendered = [(each, _render(model, each, wanted.begin)) for each in wanted.conversations]
-    otherwise = [(each, got) for each, got in rendered if got != each.prompt]
+    otherwise = sorted(
+        ((each, got) for each, got in rendered if got != each.prompt), key=lambda pair: len(pair[0].prompt)
+    )
+    faults = [pair for pair in otherwise if pair[0].judged]
+    further = [pair for pair in otherwise if not pair[0].judged]
     return TextComparison(
         texts=len(wanted.texts),
         different=len(wrong),
         excused=len(excused),
         excused_kinds=tuple(dict.fromkeys(each.kind.value for each in excused)),
         first_difference=_describe_tokens(model, wrong[0]) if wrong else "",
-        conversations=len(wanted.conversations),
-        rendered_otherwise=len(otherwise),
-        first_rendered=_describe_prompts(*otherwise[0]) if otherwise else "",
+        conversations=sum(each.judged for each in wanted.conversations),
+        rendered_otherwise=len(faults),
+        first_rendered=_describe_prompts(*faults[0]) if faults else "",
+        further=sum(not each.judged for each in wanted.conversations),
+        further_otherwise=len(further),
+        first_further=_describe_prompts(*further[0]) if further else "",
         template_missing=any(got is None for _, got in otherwise),
     )
 
@@ -80,26 +87,33 @@ def _conversations(tokenizer: Any) -> Iterator[Conversation]:
     template = str(tokenizer.chat_template)
     today = datetime.now().astimezone().strftime("%d %b %Y")
     with ChatTemplates() as templates:
-        for name, (messages, tools) in CONVERSATIONS.items():
-            if tools and "tools" not in template:
+        for name, each in CONVERSATIONS.items():
+            if not each.fits(template):
                 continue
+            given = {"tools": list(each.tools), "add_generation_prompt": True, "date_string": today, **each.options}
             try:
-                prompt = templates.text(
-                    tokenizer, messages, tools=list(tools), add_generation_prompt=True, date_string=today
-                )
+                prompt = templates.text(tokenizer, each.messages, **given)
             except EndlessTemplateError as error:
                 raise Unusable(str(error)) from error
             except TemplateError:
                 continue
-            yield Conversation(name=name, messages=messages, tools=tools, prompt=prompt)
+            yield Conversation(
+                name=name,
+                messages=each.messages,
+                tools=each.tools,
+                options=dict(each.options),
+                judged=each.judged,
+                prompt=prompt,
+            )
 
 
 def _render(model: LanguageModel, conversation: Conversation, begin: str) -> str | None:
     """Render a conversation. A begin of text that the runtime adds itself is put back."""
     try:
-        prompt = model.rendered(conversation.messages, conversation.tools)
+        options = {"options": conversation.options} if conversation.options else {}
+        prompt = model.rendered(conversation.messages, conversation.tools, **options)
     except Unusable as error:
-        return str(error)
+        return _Refusal(str(error))
     if prompt is not None and begin and begin + prompt == conversation.prompt:
         return conversation.prompt
     return prompt
@@ -115,12 +129,20 @@ def _describe_tokens(model: LanguageModel, text: ReadText) -> str:
 def _describe_prompts(conversation: Conversation, prompt: str | None) -> str:
     if prompt is None:
         return f"{conversation.name}: there is no chat template"
+    if isinstance(prompt, _Refusal):
+        return f"{conversation.name}: {shortened(prompt, 2 * _SHOWN)}"
     place = next(
         (at for at, pair in enumerate(zip(prompt, conversation.prompt, strict=False)) if pair[0] != pair[1]),
         min(len(prompt), len(conversation.prompt)),
     )
     ours, theirs = (repr(text[max(0, place - 20) : place + 60]) for text in (prompt, conversation.prompt))
     return f"{conversation.name}: {ours} instead of {theirs}"
+
+
+class _Refusal(str):
+    """Why a runtime writes no prompt, in place of one."""
+
+    __slots__ = ()
 
 
 class _Message(BaseModel):
@@ -142,12 +164,16 @@ class Conversation(_Message):
         name: What it has, in words.
         messages: Its messages.
         tools: Tools that are offered.
+        options: What the template is given beside them.
+        judged: Whether another prompt is a fault.
         prompt: The prompt, which ends where the model's answer begins.
     """
 
     name: str
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
+    options: dict[str, Any] = {}
+    judged: bool = True
     prompt: str
 
 
