@@ -71,10 +71,12 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=bool(importance)) for each in tensors}
     _require_rounded(tensors, kinds, level, ctx)
     lineage = ctx.input_digests.get("pytorch", "")
+    reads = architecture.reading is not None
+    scores = planned.sentences is not None and planned.sentences.pooling == RANK
     fields = (
         *general_fields(architecture.name, params, level, tensors, experts=parameters.experts, lineage=lineage),
         *parameters.fields,
-        *vocabulary.read(model, rows=rows, reads=planned.sentences is not None),
+        *vocabulary.read(model, rows=rows, reads=reads, scores=scores),
     )
     folder = ctx.workdir / "gguf"
     folder.mkdir()
@@ -92,9 +94,8 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     copy_companions(model, folder)
     images = write_images(folder, projector, params, lineage, ctx)
     _warn_of_wide_tensors((*written.widened, *images.get("stored_wider", ())), ctx)
-    if not planned.sentences or planned.sentences.pooling != RANK:  # Ollama has no rerankers
-        chats = planned.sentences is None
-        modelfile.write(folder, written.path.name, model, projector=images.get("file", ""), chats=chats)
+    if not scores:  # Ollama has no rerankers
+        modelfile.write(folder, written.path.name, model, projector=images.get("file", ""), chats=not reads)
     facts = _facts(written, level, parameters, lineage) | {"weighed_tensors": len(importance)} | checks
     facts |= {"left_out": list(planned.left_out)} if planned.left_out else {}
     facts |= _part_facts(planned, projector, images) | (_sentence_facts(planned.sentences) if planned.sentences else {})

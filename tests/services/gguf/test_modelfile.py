@@ -10,6 +10,7 @@ pytest.importorskip("gguf", reason="names types: pip install 'slipway-ml[gguf]'"
 from slipway.machine.bounded.process import Bounds
 from slipway_gguf import modelfile
 from slipway_gguf.modelfile import NAME, ollama_template, quote, write
+from slipway_gguf.vocabulary import rendering
 from slipway_gguf.vocabulary.documents import AddedToken, TokenizerFiles
 from slipway_gguf.vocabulary.splitting import KNOWN
 from support.models.tokenizers_of_kinds import MARKS, byte_level, save
@@ -106,7 +107,7 @@ def test_a_template_that_writes_anything_else_is_left_to_the_file(name: str) -> 
 
 
 def test_a_template_that_does_not_end_is_left_to_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modelfile, "_BOUNDS", Bounds(seconds=0.3))
+    monkeypatch.setattr(rendering, "_BOUNDS", Bounds(seconds=0.3))
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     assert not ollama_template(_CHATML + endless, _files())
 

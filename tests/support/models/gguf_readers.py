@@ -104,6 +104,13 @@ READERS: Mapping[str, Reader] = {
 def save_reader(name: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
     """Save a model in which every weight matters, with its tokenizer and modules, and return it."""
     reader = READERS[name]
+    model = _save(reader, folder, dtype)
+    if reader.pooling:
+        write_pooling(folder, reader)
+    return model
+
+
+def _save(reader: Reader, folder: Path, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     model = getattr(tf, reader.model)(getattr(tf, reader.config)(**reader.settings)).eval()
     with torch.no_grad():
@@ -113,8 +120,32 @@ def save_reader(name: str, folder: Path, *, dtype: torch.dtype = torch.float32) 
     tokenizer = reader.tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(dict(settings_of(tokenizer))))
-    if reader.pooling:
-        write_pooling(folder, reader)
+    return model
+
+
+JUDGE = (
+    '<s>{{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first | default("Judge.") }}\n'
+    'Query: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}\n'
+    'Document: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}\nAnswer:'
+)
+"""A chat template as rerankers have it, and the tokens whose logits make a score."""
+YES, NO = 77, 88
+
+
+def save_judge(folder: Path, *, tied: bool = True, no: int | None = NO) -> Any:
+    """Save a decoder that makes a score by the logits of two tokens, as Qwen3-Reranker, and return it."""
+    settings = {**_QWEN, "tie_word_embeddings": tied}
+    model = _save(Reader("Qwen3Config", "Qwen3ForCausalLM", settings, byte_pairs), folder, torch.float32)
+    (folder / "chat_template.jinja").write_text(JUDGE)
+    kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
+    listed = [
+        {"idx": at, "name": str(at), "path": "1_LogitScore" if at else "", "type": f"sentence_transformers.{kind}"}
+        for at, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_LogitScore").mkdir()
+    tokens = {"true_token_id": YES, "false_token_id": no}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(tokens))
     return model
 
 

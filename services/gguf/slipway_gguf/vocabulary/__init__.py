@@ -21,6 +21,7 @@ from slipway_gguf.vocabulary.documents import (
     templates_of,
     unsupported_error,
 )
+from slipway_gguf.vocabulary.rendering import pair_template
 from slipway_gguf.vocabulary.splitting import splitting_of
 from slipway_gguf.vocabulary.tokens import (
     TokenList,
@@ -36,21 +37,25 @@ from slipway_gguf.vocabulary.unigrams import list_unigrams, unigram_fields
 from slipway_gguf.vocabulary.word_pieces import list_pieces, word_fields
 
 _PREFIX = "tokenizer.ggml"
+_PAIR = "rerank"
+"""Name of the template of a pair in llama.cpp's server."""
 
 
-def read(model: Path, *, rows: int, reads: bool = False) -> tuple[Field, ...]:
+def read(model: Path, *, rows: int, reads: bool = False, scores: bool = False) -> tuple[Field, ...]:
     """Return the keys of a model's tokenizer and chat templates.
 
     Args:
         model: Folder of the model.
         rows: Rows of its embedding.
         reads: Whether the model reads whole texts: then the tokens around a text are those of the tokenizer, whatever they mean to others.
+        scores: Whether the model makes a score of two texts, whose prompt is a template too.
 
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: llama.cpp has no code for such a tokenizer, or its files cannot be used.
     """
     files = read_files(model)
     templates = templates_of(files)
+    pair = pair_template(templates.get(DEFAULT, "")) if scores else ""
     numbers = special_token_ids(files, rows=rows, template=templates.get(DEFAULT, ""))
     begin, end = adds_begin_and_end(files, numbers)
     around = around_of(files) if reads else None
@@ -67,7 +72,7 @@ def read(model: Path, *, rows: int, reads: bool = False) -> tuple[Field, ...]:
         Field(f"{_PREFIX}.add_bos_token", begin, Kind.BOOL),
         Field(f"{_PREFIX}.add_eos_token", end, Kind.BOOL),
         *((Field(f"{_PREFIX}.add_sep_token", around.doubled, Kind.BOOL),) if around else ()),
-        *_templates(templates),
+        *_templates({**templates, **({_PAIR: pair} if pair else {})}),
         *((Field(DIFFERS, differs, Kind.STRING),) if differs else ()),
     )
 

@@ -8,10 +8,13 @@ from pathlib import Path
 import gguf
 
 from slipway.errors import GGUFExportError
-from slipway.model.safetensors_file import read_safetensors
-from slipway.model.sentences import Dense, Pooling, UnknownPoolingError, read_pooling
+from slipway.files.json_documents import read_json, read_json_object
+from slipway.model.model_files import CONFIG
+from slipway.model.safetensors_file import TensorInfo, read_safetensors
+from slipway.model.sentences import MODULES, Dense, Pooling, UnknownPoolingError, read_pooling
 from slipway.texts import quoted
-from slipway_gguf.architectures.entry import Architecture
+from slipway_gguf.architectures.entry import Architecture, Piece
+from slipway_gguf.architectures.views import rows
 from slipway_gguf.metadata import Field, Parameters, field_of
 from slipway_gguf.weights.planned import Part, Planned
 
@@ -31,6 +34,9 @@ _TYPES = "tokenizer.ggml.token_type_count"
 _SHARES = ("qwen3",)
 """Architectures whose scores llama.cpp turns into shares of a sum, so that two are needed."""
 _YES, _NO = "yes", "no"
+_SCORE = "cls.output.weight"
+_LOGIT_SCORE = ".LogitScore"
+"""End of the type of sentence-transformers' module that reads the logits of two tokens."""
 _WEIGHT, _BIAS = "linear.weight", "linear.bias"
 
 
@@ -51,6 +57,50 @@ class Sentences:
     approximates: bool
     fields: tuple[Field, ...] = ()
     tensors: tuple[Planned, ...] = ()
+
+
+def read_score(model: Path, parameters: Parameters, head: TensorInfo | None) -> Sentences | None:
+    """Return the score that a decoder makes of a text by the logits of two tokens, as the files of sentence-transformers say (Qwen3-Reranker).
+
+    Args:
+        model: The model's folder.
+        parameters: Its numbers.
+        head: The tensor that makes logits; None if there is none.
+
+    Returns:
+        None for a decoder that makes no score, or one that llama.cpp does not compute.
+    """
+    architecture, tokens = parameters.architecture, _score_tokens(model)
+    if not tokens or head is None or architecture.name not in _SHARES:
+        return None
+    true, false = tokens
+    # Without a second token the score is the first one's logit; llama.cpp needs two, so the second is zero.
+    pieces = (
+        Piece(take=rows(true, true + 1)),
+        Piece(take=rows(max(false, 0), max(false, 0) + 1), factor=float(false >= 0)),
+    )
+    if max(tokens) >= head.shape[0]:
+        raise _refused_error(
+            architecture, f"its score is of the token {max(tokens)}, and its head has {head.shape[0]} rows"
+        )
+    made = Planned(_SCORE, (len(pieces), head.shape[1]), tuple(Part(head, piece) for piece in pieces))
+    return Sentences(RANK, False, False, (_pooling_field(architecture, RANK), _labels(architecture)), (made,))
+
+
+def _score_tokens(model: Path) -> tuple[int, int] | None:
+    """Return the tokens whose logits make a score: for it, and against it (-1 for none); None if no module of the model says so."""
+    try:
+        listed = read_json(model / MODULES, lenient=True)
+        last = listed[-1] if isinstance(listed, list) and listed else None
+        if not isinstance(last, dict) or not str(last.get("type")).endswith(_LOGIT_SCORE):
+            return None
+        settings = read_json_object(model / str(last.get("path")) / CONFIG, lenient=True)
+    except (OSError, ValueError):
+        return None
+    true, false = (settings.get(f"{name}_token_id") for name in ("true", "false"))
+    if not isinstance(true, int) or true < 0 or not isinstance(false, int | None) or (false is not None and false < 0):
+        return None
+    return true, -1 if false is None else false
 
 
 def read_sentences(model: Path, parameters: Parameters) -> Sentences:

@@ -30,7 +30,7 @@ from slipway_gguf.weights.completeness import BLOCK, EMBEDDING, check_complete, 
 from slipway_gguf.weights.naming import name_tensors
 from slipway_gguf.weights.planned import Part, Planned
 from slipway_gguf.weights.scalars import take_scalars
-from slipway_gguf.weights.sentences import Sentences, read_sentences
+from slipway_gguf.weights.sentences import Sentences, read_score, read_sentences
 
 _EXPERT = re.compile(r"^(.*\.experts\.)(\d+)\.(.+\.weight)$")
 _FUSED_EXPERTS = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
@@ -238,7 +238,7 @@ class PlannedFile:
         tensors: The tensors.
         left_out: Names of the model's tensors that the file has no place for.
         others: Names of the tensors of parts that take more than text, such as images.
-        sentences: What the model makes of a text; None for a model that predicts tokens.
+        sentences: What the model makes of a text; None for a model that predicts tokens alone.
     """
 
     parameters: Parameters
@@ -278,7 +278,8 @@ def plan_file(model: Path) -> PlannedFile:
         embedding = _embedding_of(weights)  # without one, the plan names what is lacking
         weights |= {_MODEL_HEAD: embedding} if embedding else {}
         tied = False
-    read = read_sentences(model, parameters) if architecture.reading else None
+    head = weights.get(_MODEL_HEAD) or _embedding_of(weights)
+    read = read_sentences(model, parameters) if architecture.reading else read_score(model, parameters, head)
     tensors = plan_tensors(weights, parameters, tied=tied, kinds=layer_kinds(config))
     if read:
         parameters, tensors = replace(parameters, fields=(*parameters.fields, *read.fields)), [*tensors, *read.tensors]
