@@ -125,10 +125,13 @@ def test_settings_that_no_model_can_have_are_named(settings: dict[str, Any], key
         ({"attention_factor": 1.1386294}, None),
         ({"attention_factor": 1.5}, ("attention_factor", 1.5)),
         ({"mscale": 0.7}, ("mscale", 0.7)),
+        ({"mscale": 1.0}, None),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, ("mscale", 1.0)),
+        ({"mscale_all_dim": 1.0}, ("mscale_all_dim", 1.0)),
         ({"truncate": False}, ("truncate", False)),
         ({"truncate": True}, None),
     ],
-    ids=range(6),
+    ids=range(9),
 )
 def test_yarn_is_that_of_the_paper_or_names_what_differs(more: dict[str, Any], fault: tuple[str, Any] | None) -> None:
     rotary = decoder("LlamaForCausalLM", rope_parameters={"rope_type": "yarn", "factor": 4.0, **more}).rotary

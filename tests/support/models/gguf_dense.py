@@ -66,7 +66,7 @@ DENSE: dict[str, Callable[[], Any]] = {
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
     ),
     "seed_oss": of("SeedOssConfig", "SeedOssForCausalLM", head_dim=32),
-    "arcee": of("ArceeConfig", "ArceeForCausalLM", head_dim=32, rope_parameters=YARN),
+    "arcee": of("ArceeConfig", "ArceeForCausalLM", head_dim=32, rope_parameters={**YARN, "mscale": 1.0}),
     "apertus": of("ApertusConfig", "ApertusForCausalLM", head_dim=32, rope_parameters=LLAMA3),
     "gptneox": of("GPTNeoXConfig", "GPTNeoXForCausalLM"),
     "gptneox-sequential": of("GPTNeoXConfig", "GPTNeoXForCausalLM", use_parallel_residual=False),

@@ -69,9 +69,11 @@ class Rotary:
 
     def beyond_yarn(self) -> tuple[str, Any] | None:
         """Return a setting of YaRN, with its value, that asks for another computation than the paper's; None if none does."""
-        for key in ("mscale", "mscale_all_dim"):
-            if self.parameters.get(key) is not None:
-                return key, self.parameters[key]
+        scale, of_all = (self.parameters.get(key) for key in ("mscale", "mscale_all_dim"))
+        if scale is not None and (scale != 1 or of_all):  # 1 alone is the paper's
+            return "mscale", scale
+        if of_all is not None:
+            return "mscale_all_dim", of_all
         attention, factor = self.values.optional_number(self.parameters, "attention_factor"), self.factor()
         if (
             attention is not None
