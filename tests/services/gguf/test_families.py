@@ -50,7 +50,8 @@ _MANY_BY_TABLE = "gemma3n"
 """The same in 25 layers, after which transformers' results in float32 and in float64 differ as much."""
 _LONG_SUMS = ("qwen35", "qwen35-text-part", "qwen35moe", "qwen3next")
 """Families whose recurrent layers add up all tokens, which transformers does in chunks and llama.cpp one by one, in another order."""
-_FAST = ("llama", "qwen3", "lfm2")
+_FAST = ("llama", "qwen3", "lfm2", "apertus", "gptneox", "stablelm-parallel")
+"""Those that every run of the tests has: each is the quickest witness of a mechanism."""
 
 
 def _limit(family: str) -> float:
