@@ -91,6 +91,15 @@ READERS: Mapping[str, Reader] = {
         {**_BERT, "num_labels": 1, "type_vocab_size": 1},
         word_pieces,
     ),
+    "modernbert-score": Reader(
+        "ModernBertConfig", "ModernBertForSequenceClassification", {**_MODERN, "num_labels": 1}, byte_pairs
+    ),
+    "modernbert-score-mean": Reader(
+        "ModernBertConfig",
+        "ModernBertForSequenceClassification",
+        {**_MODERN, "num_labels": 1, "classifier_pooling": "mean"},
+        byte_pairs,
+    ),
     "qwen3-score": Reader(
         "Qwen3Config",
         "Qwen3ForSequenceClassification",

@@ -63,7 +63,8 @@ def _unigrams(*, words: bool) -> str:
         minloglevel=2,
         hard_vocab_limit=False,
     )
-    model = sentencepiece_model_pb2.ModelProto.FromString(made.getvalue())
+    # The module makes its classes when it is imported, so no checker knows them.
+    model = sentencepiece_model_pb2.ModelProto.FromString(made.getvalue())  # type: ignore[attr-defined]
     pieces = [(each.piece, each.score) for each in model.pieces][3:]
     vocabulary = [*((text, 0.0) for text in _ROBERTA[:4]), *pieces, (_ROBERTA[4], 0.0)]
     document = json.loads(Tokenizer(models.Unigram(vocabulary, unk_id=3)).to_str())

@@ -153,6 +153,7 @@ _SCORE: Mapping[str, Any] = {
     "refuses": several_labels,
 }
 
+_MODERN_NEEDS = ("token_embd.weight", "token_embd_norm.weight", "output_norm.weight")
 _MODERN_ASSUMES: Assumed = {
     "hidden_activation": ("gelu",),
     "norm_bias": (False,),
@@ -188,7 +189,7 @@ def _modern_bert(class_name: str, **more: Any) -> Architecture:
             "assumes": _MODERN_ASSUMES,
             "rope": (),
             "keys": _MODERN_KEYS,
-            "needs": ("token_embd.weight", "token_embd_norm.weight", "output_norm.weight"),
+            "needs": _MODERN_NEEDS,
             "lacks": ("blk.0.attn_norm.weight",),
             "facts": _MODERN_FACTS,
             "reading": Reading(),
@@ -197,6 +198,10 @@ def _modern_bert(class_name: str, **more: Any) -> Architecture:
             **more,
         }
     )
+
+
+_POOLINGS = {"mean": 1, "cls": 2}
+"""llama.cpp's numbers of poolings before a head."""
 
 
 def _score_and_zero(_: Numbers) -> tuple[Piece, ...]:
@@ -242,6 +247,18 @@ ENCODERS: tuple[Architecture, ...] = (
             ),
             "refuses": first_of(several_labels, pairs_of_two_types),
         },
+    ),
+    _modern_bert(
+        "ModernBertForSequenceClassification",
+        assumes={**_MODERN_ASSUMES, "classifier_activation": ("gelu",), "classifier_pooling": tuple(_POOLINGS)},
+        keys={
+            **_MODERN_KEYS,
+            "classifier.pooling_type": lambda numbers: _POOLINGS[numbers.decoder.settings["classifier_pooling"]],
+        },
+        needs=(*_MODERN_NEEDS, "cls.weight", "cls.norm.weight", "cls.output.weight"),
+        reading=Reading(scores=True),
+        rename=_scored_by({"classifier.": "classifier.out_proj.", "head.": "head."}, "model."),
+        refuses=first_of(several_labels, another_modern_bert),
     ),
     _roberta("RobertaForSequenceClassification", **_SCORE),
     _roberta("XLMRobertaForSequenceClassification", **_SCORE),
