@@ -15,9 +15,11 @@ from slipway.machine.onnx_runtime import ProviderChoice, open_session
 from slipway.machine.processes import session_options
 from slipway.model.dtypes import DTYPES, numpy_dtypes
 from slipway.model.graphs.calls import FixedGraph, Promise, TooLongError, empty_part
+from slipway.proof.numerics import Logits
 from slipway.proof.onnx_errors import ORT_ERRORS
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Unusable
+from slipway.proof.sights import Sight
 from slipway.validation.speed import Engine
 
 NUMPY_TYPES = {
@@ -196,3 +198,7 @@ class GraphModel(LanguageModel):
     def engine(self) -> Engine:  # type: ignore[override]  # others have one for good
         """Return what computes now."""
         return self._describe()
+
+    def look(self, sight: Sight) -> Logits:  # noqa: ARG002 - graphs for pictures replace it
+        """As :meth:`slipway.proof.runtime.LanguageModel.look`."""
+        raise NotRunnable("it has the text part alone: set formats.onnx.parts to all for graphs of pictures too")

@@ -1,0 +1,116 @@
+"""ONNX outputs with graphs for pictures are compared behind pictures: right ones pass, and a fault of a graph fails by name."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipway.stage import Context
+from slipway.validation.findings import OutputValidation
+from slipway.validation.verdicts import Answer
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE as MERGE
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE as ONNX_EXPORT
+from support.models.current_kinds import Kind
+from support.models.pictured_kinds import make_pictured_kind
+from support.models.validated_here import Validated
+
+QUICK = "internvl"
+ENCODER = ("vision_encoder.onnx", "vision_encoder.onnx.data")
+
+
+def merge(kind: Kind, folder: Path) -> Path:
+    folder.mkdir()
+    inputs = {"base": kind.base, "adapter": kind.adapter}
+    return MERGE.run(inputs, MergeParams(verify="spot"), Context(workdir=folder))["pytorch"]
+
+
+def export(model: Path, folder: Path, *, parts: str) -> Path:
+    folder.mkdir()
+    params = OnnxExportParams.model_validate({"parts": parts, "parity": "never"})
+    return ONNX_EXPORT.run({"pytorch": model}, params, Context(workdir=folder))["onnx"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kind of model, its right merge, and the graphs of that; treat all as read-only."""
+
+    kind: Kind
+    right: Path
+    onnx: Path
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make(QUICK, tmp_path_factory.mktemp(QUICK))
+
+
+def make(name: str, folder: Path) -> Made:
+    kind = make_pictured_kind(name, folder / "kind", dtype=torch.bfloat16)
+    right = merge(kind, folder / "merged")
+    return Made(kind, right, export(right, folder / "onnx", parts="all"))
+
+
+def judge(made: Made, onnx: Path, work: Path) -> OutputValidation:
+    """Return the verdict on graphs, beside the merged model."""
+    outputs = {"pytorch": made.right, "onnx": onnx}
+    work.mkdir()
+    run = Validated(made.kind.base, made.kind.adapter, work, merged=made.right)
+    run.read_weights(outputs)
+    return {name: run.output(name, folder) for name, folder in outputs.items()}["onnx"]
+
+
+def assert_right(made: Made, work: Path) -> None:
+    verdict = judge(made, made.onnx, work)
+    assert verdict.passed, verdict.explanation
+    assert verdict.pictures is not None
+    assert (verdict.pictures.pictures, verdict.pictures.not_run, verdict.pictures.failed) == (4, "", "")
+    assert verdict.pictures.faithful.answer is Answer.PASSED
+    assert verdict.pictures.kept is not None
+    assert verdict.pictures.kept > 0.99
+
+
+def test_right_graphs_pass_behind_pictures(quick: Made, tmp_path: Path) -> None:
+    assert_right(quick, tmp_path / "work")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["qwen3-vl", "qwen2.5-vl", "gemma3-vision", "gemma4-vision", "mistral3", "qwen3.5-vision"]
+)
+def test_right_graphs_of_each_kind_pass_behind_pictures(name: str, tmp_path: Path) -> None:
+    assert_right(make(name, tmp_path), tmp_path / "work")
+
+
+def test_an_encoder_of_the_base_fails_by_name_though_text_is_right(quick: Made, tmp_path: Path) -> None:
+    onnx = shutil.copytree(quick.onnx, tmp_path / "onnx")
+    before = export(quick.kind.base, tmp_path / "before", parts="all")
+    for name in ENCODER:
+        shutil.copyfile(before / name, onnx / name)
+    verdict = judge(quick, onnx, tmp_path / "work")
+    failed = {check.name for check in verdict.failed_checks}
+    assert any(name.startswith("pictures.") for name in failed)
+    assert "mean_kl" not in failed
+    assert "behind pictures" in verdict.explanation
+
+
+def test_an_encoder_that_is_lost_fails_by_name(quick: Made, tmp_path: Path) -> None:
+    onnx = shutil.copytree(quick.onnx, tmp_path / "onnx")
+    for name in ENCODER:
+        (onnx / name).unlink()
+    verdict = judge(quick, onnx, tmp_path / "work")
+    assert "pictures.unreadable" in {check.name for check in verdict.failed_checks}
+    assert ENCODER[0] in verdict.explanation
+
+
+@pytest.mark.slow
+def test_the_text_part_alone_is_not_run_behind_pictures(quick: Made, tmp_path: Path) -> None:
+    verdict = judge(quick, export(quick.right, tmp_path / "text", parts="text"), tmp_path / "work")
+    assert verdict.passed, verdict.explanation
+    assert verdict.pictures is not None
+    assert verdict.pictures.not_run.startswith("it has the text part alone: set formats.onnx.parts to all")
