@@ -1,6 +1,6 @@
 """Architectures with attention in all layers and layer norms, which subtract the mean. Data, and light.
 
-Sources: llama.cpp's ``conversion/command_r.py``, and ``src/models/``.
+Sources: llama.cpp's ``conversion/`` (``command_r.py``, ``phi.py``, ``nemotron.py``, ``falcon.py``, ``jais.py``) and ``src/models/``.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ from typing import Any
 from slipway.model.decoders.kinds import DecoderClass, Local, Windowed
 
 _LAYER_NORM: Mapping[str, str] = {"layer_norm_eps": "layer_norm_epsilon"}
-
 _LLAMA_2: Mapping[str, Any] = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
-
 _GLM: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 128,
