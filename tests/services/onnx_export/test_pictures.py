@@ -11,6 +11,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+import transformers
+import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
@@ -18,6 +20,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ONNXExportError
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
+from slipway.proof.pictures import DEVIATION, MEAN, arrange
 from slipway.proof.runtime import Step
 from slipway.stage import Context
 from slipway_onnx_export.forms.pictures.kinds import _KINDS
@@ -44,6 +47,7 @@ from support.models.onnx_pictures import (
     replace_input,
     save_pictured,
     until_end,
+    write_png,
 )
 
 GRAPHS = ["vision_encoder.onnx", "embedding.onnx", "model.onnx"]
@@ -280,6 +284,32 @@ def test_onnxruntime_genai_continues_a_picture_as_transformers_does(
         )
 
 
+@pytest.mark.slow
+def test_onnxruntime_genai_prepares_an_image_file_as_the_models_processor_does(
+    tmp_path: Path, export: Callable[..., Exported]
+) -> None:
+    genai = genai_library()
+    source = save_pictured("qwen2_5_vl", tmp_path / "model", num_hidden_layers=1, layer_types=["full_attention"])
+    config = transformers.AutoConfig.from_pretrained(source)
+    eye = config.vision_config
+    settings = {"patch_size": eye.patch_size, "merge_size": eye.spatial_merge_size, "min_pixels": 64}
+    half = {"image_mean": [MEAN] * 3, "image_std": [DEVIATION] * 3}
+    (source / "preprocessor_config.json").write_text(json.dumps({**settings, **half}))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens(["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"], special_tokens=True)
+    tokenizer.save_pretrained(source)
+    folder = export(source, parts="all", packaging=("genai",)).folder
+    side = eye.patch_size * eye.spatial_merge_size
+    pixels = np.random.default_rng(0).integers(0, 256, (4 * side, 6 * side, 3), dtype=np.uint8)
+    images = genai.Images.open(str(write_png(tmp_path / "image.png", pixels)))
+    process = genai.Model(str(folder)).create_multimodal_processor()
+    made = process("<|vision_start|><|image_pad|><|vision_end|>", images=images)
+    wanted = arrange(config, pixels)
+    assert np.abs(made["pixel_values"].as_numpy() - wanted["pixel_values"]).max() < 1e-5
+    assert made["image_grid_thw"].as_numpy().tolist() == wanted["image_grid_thw"].tolist()
+    assert made["num_image_tokens"].as_numpy().tolist() == [4 * 6]
+
+
 # Refusals and plans.
 
 
@@ -293,6 +323,18 @@ def test_only_what_is_asked_for_is_a_parameter_of_the_plan(settings: dict[str, o
     tasks = plan(_configure(**settings), {"base", "adapter"})
     params = next(task.params for task in tasks if task.id == "onnx_export")
     assert params.get("parts") == wanted
+
+
+def test_a_profile_and_recovery_leave_the_shapes_of_graphs_for_images_free() -> None:
+    document = _configure(parts="all").model_dump() | {"recovery": {"profile": "conservative"}}
+    tasks = plan(ExportConfiguration.model_validate(document), {"base", "adapter"})
+    assert next(task.params for task in tasks if task.id == "onnx_export")["shapes"] == "dynamic"
+    assert STAGE.recovery is not None
+    rules = yaml.safe_load(STAGE.recovery.read_text())["rules"]
+    forms = {"shapes": "static", "cache": False, "layered": True}
+    fixing = [rule for rule in rules if any(rule["set"].get(name) == value for name, value in forms.items())]
+    assert fixing
+    assert all(rule["when"]["params.parts"] == {"not_in": ["all"]} for rule in fixing)
 
 
 def test_every_type_of_the_list_has_a_kind() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,22 @@ def continue_by_genai(genai: Any, runtime: Any, prompt: list[int], picture: Pict
     while not generator.is_done():
         generator.generate_next_token()
     return [int(token) for token in generator.get_sequence(0)][len(prompt) :]
+
+
+def write_png(path: Path, pixels: np.ndarray) -> Path:
+    """Write an image file. pixels: (height, width, 3), bytes."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    return path
 
 
 def until_end(tokens: list[int], folder: Path) -> list[int]:

@@ -108,7 +108,8 @@ def generate(prompt: list[int], picture: dict[str, Any], *, graphs: dict[str, Gr
     encoded = [encoder.run(call) for call in calls_of(picture, encoder)] if picture else []
     features = {name: np.concatenate([each[name] for each in encoded]) for name in (encoded[0] if encoded else ())}
     ids = [*[IMAGE] * len(features.get("image_features", ())), *prompt] if IMAGE not in prompt else prompt
-    new, ends, generated = list(ids), end_tokens(), []
+    new, ends = list(ids), end_tokens()
+    generated: list[int] = []
     types = (np.array([ids]) == IMAGE).astype(np.int64)
     positions = positions_of(ids, picture, thrice=len(decoder.inputs["position_ids"].shape) == 3)
     nothing = {**embedding.zeros("image_features", free=0), **embedding.zeros("deepstack_features", free=0)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from slipway.files.json_documents import read_json_object
 from slipway.model.graphs.pictures import EMBEDDING, VISION_ENCODER
 from slipway_onnx_export.names import EMBEDS
 from slipway_onnx_export.packaging.graphs import Interface, read_interface
@@ -20,9 +22,25 @@ _TYPES: Mapping[str, str] = {
 """The runtime's type by that of the model. It knows others, and gives their decoders other inputs than Slipway's have."""
 _TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id")
 
+PICTURE_FILE = "vision_processor.json"
+_QWEN2 = ("qwen2_vl", "qwen2_5_vl")
+"""Types whose pictures the runtime prepares as transformers does."""
+_USUAL: Mapping[str, Any] = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "rescale_factor": 1 / 255,
+    "min_pixels": 56 * 56,
+    "max_pixels": 28 * 28 * 1280,
+    "patch_size": 14,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+}
+"""What Qwen2-VL's processor takes for settings that its file leaves out."""
+_STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+
 
 def add_pictures(model: Packaged, config: dict[str, Any], session: Mapping[str, Any]) -> None:
-    """Add encoder and embedding to the configuration of a decoder, in place.
+    """Add encoder and embedding to the configuration of a decoder, in place; write how pictures are prepared, where the runtime can.
 
     Args:
         model: The folder.
@@ -50,6 +68,9 @@ def add_pictures(model: Packaged, config: dict[str, Any], session: Mapping[str, 
         "spatial_merge_size": _merged(model),
         **_ports(encoder),
     }
+    if named in _QWEN2 and (steps := _preparation(model)):
+        (model.folder / PICTURE_FILE).write_text(json.dumps(steps, indent=2) + "\n", encoding="utf-8")
+        config["vision"]["config_filename"] = PICTURE_FILE
     config["embedding"] = {"session_options": session, "filename": EMBEDDING, **_ports(embedding)}
 
 
@@ -61,6 +82,57 @@ def _merged(model: Packaged) -> int:
     if not isinstance(merged, int):
         raise NotPackagedError(f"its config.json has the spatial_merge_size {merged!r}")
     return merged
+
+
+def _preparation(model: Packaged) -> dict[str, Any]:
+    """Return the operations that make patches of an image file; empty if the model's own files prepare pictures otherwise."""
+    own = _settings(model)
+    if not own or not all(own.get(step, True) is True for step in _STEPS):
+        return {}
+    size = own.get("size")
+    edges = size if isinstance(size, Mapping) else {}
+    given = {**_USUAL, "min_pixels": edges.get("shortest_edge"), "max_pixels": edges.get("longest_edge")}
+    given |= {name: own[name] for name in _USUAL if own.get(name) is not None}
+    given |= {name: _USUAL[name] for name, value in given.items() if value is None}
+    squares = {"patch_size": given["patch_size"], "merge_size": given["merge_size"]}
+    pixels = {"min_pixels": given["min_pixels"], "max_pixels": given["max_pixels"]}
+    side = given["patch_size"] * given["merge_size"]  # the size that a smart resize does not use
+    operations: list[dict[str, Any]] = [
+        {"name": "decode_image", "type": "DecodeImage", "attrs": {"color_space": "RGB"}},
+        {"name": "convert_to_rgb", "type": "ConvertRGB"},
+        {
+            "name": "resize",
+            "type": "Resize",
+            "attrs": {"height": side, "width": side, "smart_resize": 1, **pixels, **squares},
+        },
+        {"name": "rescale", "type": "Rescale", "attrs": {"rescale_factor": given["rescale_factor"]}},
+        {
+            "name": "normalize",
+            "type": "Normalize",
+            "attrs": {"mean": given["image_mean"], "std": given["image_std"], "qwen2_5_vl": 1},
+        },
+        {
+            "name": "patch_image",
+            "type": "PatchImage",
+            "attrs": {**squares, "temporal_patch_size": given["temporal_patch_size"]},
+        },
+    ]
+    return {
+        "processor": {"name": "qwen2_5_image_processor", "transforms": [{"operation": each} for each in operations]}
+    }
+
+
+def _settings(model: Packaged) -> Mapping[str, Any]:
+    """Return the model's settings for pictures; transformers 5 keeps them within the processor's file."""
+    for name, part in (("preprocessor_config.json", ""), ("processor_config.json", "image_processor")):
+        try:
+            document = read_json_object(model.folder / name, lenient=True)
+        except (OSError, ValueError):
+            continue
+        settings = document.get(part) if part else document
+        if isinstance(settings, dict):
+            return settings
+    return {}
 
 
 def _ports(graph: Interface) -> dict[str, dict[str, str]]:

@@ -18,7 +18,7 @@ from slipway.sizes import GRAPH_BYTES, ModelSize
 from slipway_onnx_export.params import PackageKind
 
 ENTRIES: Mapping[PackageKind, tuple[str, ...]] = {
-    "genai": ("genai_config.json", "audio_processor_config.json"),
+    "genai": ("genai_config.json", "audio_processor_config.json", "vision_processor.json"),
     "transformers_js": ("transformers_js",),
     "optimum": ("optimum",),
     "triton": ("triton",),
