@@ -87,8 +87,14 @@ _GEMMA = {"head_dim": 256, "query_pre_attn_scalar": 256, "num_hidden_layers": 2,
         ("Gemma3ForCausalLM", {**_GEMMA, "layer_types": ["full_attention"] * 2}, "layer_types"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [0, 0]}, "no_rope_layers"),
         ("GPT2LMHeadModel", {"activation_function": "relu"}, "activation_function"),
+        ("Dots1ForCausalLM", {"num_attention_heads": 4, "num_key_value_heads": 2}, "num_key_value_heads"),
+        ("Dots1ForCausalLM", {"num_attention_heads": 4, "num_key_value_heads": 4, "n_group": 2}, "n_group"),
+        ("Ernie4_5_MoeForCausalLM", {"num_hidden_layers": 4, "moe_layer_end_index": 3}, ""),
+        ("Ernie4_5_MoeForCausalLM", {"num_hidden_layers": 4, "moe_layer_end_index": 2}, "moe_layer_end_index"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [2, 2]}, ""),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [2, 1]}, "moe_topk"),
     ],
-    ids=range(15),
+    ids=range(21),
 )
 def test_models_that_llama_cpp_computes_otherwise_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
     reason = refusal_reason(ModelConfig({"architectures": [name], "vocab_size": 8, **settings}))

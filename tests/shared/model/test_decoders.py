@@ -252,3 +252,8 @@ def test_a_fixed_alpha_stretches_the_base() -> None:
     scaled = decoder("HunYuanDenseV1ForCausalLM", head_dim=8, rope_parameters={"rope_type": "dynamic", "alpha": 8.0})
     assert scaled.rotary.stretched_base() == pytest.approx(10_000.0 * 8 ** (8 / 6))
     assert decoder("LlamaForCausalLM").rotary.stretched_base() == 10_000.0
+
+
+def test_a_number_of_turned_values_is_a_share_of_the_head() -> None:
+    found = decoder("MiniMaxM2ForCausalLM", head_dim=8, rotary_dim=4).rotary
+    assert (found.share, found.rotated) == (0.5, 4)

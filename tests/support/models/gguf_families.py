@@ -9,6 +9,7 @@ from typing import Any
 import transformers as tf
 
 from support.models.gguf_dense import DENSE
+from support.models.gguf_mixtures import MIXTURES
 from support.models.gguf_sizes import LINEAR, LLAMA3, SIZES, VOCABULARY, YARN, longrope, of
 
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -317,6 +318,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         lm_head_multiplier=0.6,
     ),
     **DENSE,
+    **MIXTURES,
 }
 
 
@@ -327,6 +329,9 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     # peft takes names that experts have too for their parameters.
     "qwen3next": _OF_EXPERTS,
     "glm4moe": _OF_EXPERTS,
+    "dots1": _OF_EXPERTS,
+    "ernie4_5-moe": _OF_EXPERTS,
+    "hunyuan-moe": _OF_EXPERTS,
     # llama.cpp computes latent vectors without factors.
     "youtu": _LATENT_LAYERS,
     "minicpm3": _LATENT_LAYERS,

@@ -6,9 +6,21 @@ Sources: llama.cpp's ``conversion/glm.py``, ``gpt_oss.py`` and ``deepseek.py``, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from slipway_gguf.architectures.entry import Architecture, Heads, Key, Numbers, Piece, Pieces, Target, rope_number
+from slipway_gguf.architectures.entry import (
+    CONFIG_VALUES,
+    Architecture,
+    Heads,
+    Key,
+    Numbers,
+    Piece,
+    Pieces,
+    Target,
+    rope_number,
+)
 from slipway_gguf.architectures.refusals import (
+    describe_assumption,
     first_of,
     grouped_heads,
     other_period,
@@ -104,6 +116,45 @@ _MIXTRAL: Mapping[str, tuple[Target, ...]] = {
     "block_sparse_moe.experts.w3.weight": (Target("ffn_up_exps.weight"),),
 }
 
+_BIASED: Mapping[str, tuple[Target, ...]] = {
+    **_MIXTRAL,
+    "block_sparse_moe.e_score_correction_bias": (Target("exp_probs_b.bias"),),
+}
+
+
+def _flat(_: Numbers) -> tuple[Piece, ...]:
+    """Return a matrix of one row as a vector."""
+    return (Piece(form=lambda whole: whole.reshape(-1)),)
+
+
+def _same_of_all(numbers: Numbers, key: str) -> int:
+    """Return a number that a setting gives once, or for each layer."""
+    given = numbers.decoder.settings.get(key)
+    first = given[0] if isinstance(given, list) and given else given
+    return CONFIG_VALUES.whole({key: first}, key)
+
+
+def other_by_layer(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse another number of chosen or shared experts in some layers (HunYuan)."""
+    for key in ("moe_topk", "num_shared_expert"):
+        given = settings.get(key)
+        if isinstance(given, list) and any(each != given[0] for each in given):
+            return describe_assumption(architecture, key, given, "the same number in all layers")
+    return ""
+
+
+def other_last_layer(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse layers without experts behind those that have some (ERNIE 4.5)."""
+    end, layers = settings.get("moe_layer_end_index"), settings.get("num_hidden_layers")
+    if end in (None, -1) or (isinstance(layers, int) and end == layers - 1):
+        return ""
+    return describe_assumption(architecture, "moe_layer_end_index", end, "experts up to the last layer")
+
+
+def _shared_width(numbers: Numbers) -> int | None:
+    return numbers.whole("moe_intermediate_size") * numbers.count("moe_num_shared_experts") or None
+
+
 EXPERT: tuple[Architecture, ...] = (
     Architecture(
         "glm4moe",
@@ -156,5 +207,56 @@ EXPERT: tuple[Architecture, ...] = (
         unadapted=(".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight"),
         refuses=first_of(other_scale_of_yarn, without_latent_queries),
         heads=Heads(_NEXT_LAYER),
+    ),
+    Architecture(
+        "dots1",
+        "Dots1ForCausalLM",
+        assumes={**SILU_WITHOUT_BIAS, "n_group": (1,), "topk_group": (1,)},
+        experts=ROUTED_EXPERTS,
+        dense="first_k_dense_replace",
+        tensors=_ROUTED,
+        keys=_ROUTED_KEYS,
+        refuses=grouped_heads,
+    ),
+    Architecture(
+        "minimax-m2",
+        "MiniMaxM2ForCausalLM",
+        assumes=SILU,
+        partial=True,
+        experts=EXPERTS,
+        tensors=_BIASED,
+        keys={
+            "expert_feed_forward_length": lambda numbers: numbers.whole("intermediate_size"),
+            "expert_gating_func": lambda _: SIGMOID,
+        },
+    ),
+    Architecture(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        assumes={**SILU, "use_bias": (False,), "moe_layer_interval": (1,)},
+        experts=("moe_num_experts",),
+        dense="moe_layer_start_index",
+        tensors={"mlp.moe_statics.e_score_correction_bias": (Target("exp_probs_b.bias", _flat),)},
+        keys={
+            "leading_dense_block_count": lambda numbers: numbers.count("moe_layer_start_index"),
+            "interleave_moe_layer_step": lambda numbers: numbers.whole("moe_layer_interval"),
+            "expert_used_count": lambda numbers: numbers.whole("moe_k"),
+            "expert_shared_count": lambda numbers: numbers.count("moe_num_shared_experts"),
+            "expert_shared_feed_forward_length": _shared_width,
+        },
+        refuses=other_last_layer,
+    ),
+    Architecture(
+        "hunyuan-moe",
+        "HunYuanMoEV1ForCausalLM",
+        assumes=SILU_WITHOUT_BIAS,
+        rope=("dynamic",),
+        experts=("num_experts",),
+        keys={
+            "expert_used_count": lambda numbers: _same_of_all(numbers, "moe_topk"),
+            "expert_feed_forward_length": lambda numbers: numbers.decoder.inner,
+            "expert_shared_feed_forward_length": lambda numbers: numbers.decoder.inner,
+        },
+        refuses=other_by_layer,
     ),
 )

@@ -224,7 +224,7 @@ def without_latent_queries(architecture: Architecture, settings: Mapping[str, An
 
 
 def grouped_heads(architecture: Architecture, settings: Mapping[str, Any]) -> str:
-    """Refuse heads of keys that several heads of queries share (OLMoE)."""
+    """Refuse heads of keys that several heads of queries share (OLMoE, dots.1)."""
     heads, shared = settings.get("num_attention_heads"), settings.get("num_key_value_heads")
     if shared in (None, heads):
         return ""

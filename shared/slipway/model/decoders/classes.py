@@ -10,6 +10,7 @@ from typing import Any
 
 from slipway.model.decoders.dense import DENSE
 from slipway.model.decoders.kinds import DecoderClass, Local, Windowed
+from slipway.model.decoders.mixtures import MIXTURES
 from slipway.model.decoders.recurrent import GRANITE, LLAMA, RECURRENT
 
 __all__ = ["CLASSES", "DecoderClass", "Local", "Windowed"]
@@ -277,6 +278,7 @@ _CLASSES = (
         transposed=True,
     ),
     *DENSE,
+    *MIXTURES,
     *RECURRENT,
 )
 CLASSES: Mapping[str, DecoderClass] = {each.name: each for each in _CLASSES}

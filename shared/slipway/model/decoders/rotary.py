@@ -97,7 +97,9 @@ def rotary_of(settings: Mapping[str, Any], width: int, values: ConfigValues) -> 
         values: Reads settings, with the errors that a format raises: ``BASE_MODEL_INVALID`` for a wrong value.
     """
     full, local = _of_layers(settings, values)
-    share = values.positive(full, "partial_rotary_factor", values.positive(settings, "partial_rotary_factor", 1.0))
+    turned = settings.get("rotary_dim")  # released MiniMax-M2 files say how many values turn instead of their share
+    whole = 1.0 if turned is None else values.whole(settings, "rotary_dim", most=width) / width
+    share = values.positive(full, "partial_rotary_factor", values.positive(settings, "partial_rotary_factor", whole))
     if share > 1.0:
         raise values.invalid("partial_rotary_factor", share, "a share of a head, which is at most 1")
     kind = str(full.get("rope_type") or full.get("type") or "default")
