@@ -17,6 +17,7 @@ from slipway.errors import GGUFExportError
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_gguf import modelfile, vocabulary
+from slipway_gguf.architectures.settings import has_exact_gelu
 from slipway_gguf.diagnosis import check_file
 from slipway_gguf.metadata import Parameters
 from slipway_gguf.params import LEVELS, GGUFParams, Level
@@ -203,4 +204,12 @@ def _facts(written: Written, level: Level, parameters: Parameters, lineage: str)
         "stored_wider": list(written.widened),
         "lineage": lineage,
         "tools": {"slipway": own_version(), **{name: installed_version(name) for name in _LIBRARIES}},
+        **({"gelu_approximation": True} if _approximates_gelu(parameters) else {}),
     }
+
+
+def _approximates_gelu(parameters: Parameters) -> bool:
+    """Return whether llama.cpp approximates a decoder's GELU; of models that read texts the table says more."""
+    architecture = parameters.architecture
+    decodes = architecture.reading is None
+    return decodes and (architecture.exact_gelu or has_exact_gelu(parameters.decoder.settings))

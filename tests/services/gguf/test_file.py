@@ -252,3 +252,16 @@ def test_a_level_that_would_round_nothing_is_refused(llama: Path, tmp_path: Path
 def test_a_level_that_most_weights_lack_is_said(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_gguf(narrow(llama, tmp_path / "model", inner=128), tmp_path / "work", level="q8_0")
     assert "of the weights stay in 16 bits at Q8_0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("family", "approximates"), [("gptneox", True), ("falcon", True), ("mpt", True), ("gemma", False), ("llama", False)]
+)
+def test_a_gelu_that_llama_cpp_approximates_is_a_fact_of_the_file(
+    family: str, approximates: bool, tmp_path: Path
+) -> None:
+    save_family(family, tmp_path / "model")
+    file, ctx = write_gguf(tmp_path / "model", tmp_path / "work", level="f32")
+    described = json.loads((file.parent / "gguf.json").read_text())
+    assert described.get("gelu_approximation", False) is approximates
+    assert ctx.facts.get("gelu_approximation", False) is approximates

@@ -219,6 +219,7 @@ class Architecture:
         lacks: Names of tensors that a layer has not, although others of its kind have one.
         refuses: Returns why a model's settings are not computed; an empty text if they are.
         heads: Layers that predict further tokens, for classes that may have them.
+        exact_gelu: Whether the class has the exact GELU although no setting says it; the graph approximates it by tanh.
         reading: What the model makes of a text, for classes without a language head.
         facts: What is said of the class, if it is none of :data:`~slipway.model.decoders.classes.CLASSES`.
         rename: Returns the name of a tensor as ``tensors`` and gguf know it; an empty text for a tensor that no result depends on.
@@ -248,6 +249,7 @@ class Architecture:
     lacks: tuple[str, ...] = ()
     refuses: Refusal | None = None
     heads: Heads | None = None
+    exact_gelu: bool = False
     reading: Reading | None = None
     facts: DecoderClass | None = None
     rename: Callable[[str], str] | None = None

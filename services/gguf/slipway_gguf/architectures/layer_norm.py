@@ -150,6 +150,7 @@ LAYER_NORM: tuple[Architecture, ...] = (
         "mpt",
         "MptForCausalLM",
         assumes={"no_bias": (True,), "logit_scale": ()},
+        exact_gelu=True,
         rope=(),
         keys=_MPT,
         refuses=other_attention,

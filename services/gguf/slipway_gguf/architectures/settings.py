@@ -25,6 +25,11 @@ SIGMOID = 2
 """llama.cpp's number of the function of a router's scores (``llama_expert_gating_func_type``)."""
 
 
+def has_exact_gelu(settings: Mapping[str, Any]) -> bool:
+    """Return whether a decoder has the exact GELU, which llama.cpp approximates by tanh."""
+    return any(settings.get(key) == "gelu" for key in ("hidden_act", "activation", "activation_function"))
+
+
 def sections(numbers: Numbers) -> tuple[int, ...]:
     """Return how many frequencies of the rotary embedding each axis of positions has; llama.cpp has four axes.
 
