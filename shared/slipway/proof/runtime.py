@@ -184,14 +184,14 @@ class LanguageModel(Protocol):
         """Return the sentence embedding of each row, (B, 1, V); only for a model that embeds."""
         raise Unusable(f"its runtime gives no sentence embedding of {len(step.input_ids)} texts")
 
-    def look(self, sight: Sight) -> Logits:
+    def look(self, sight: Sight) -> Logits:  # noqa: ARG002 - runtimes that take pictures replace it
         """Return results of the tokens behind a picture, (S, V).
 
         Raises:
             NotRunnable: Its runtime, or this output, takes no pictures; the message says why. Nothing is known to be wrong.
             Unusable: It should take them, and cannot.
         """
-        raise NotRunnable(f"{self.engine.runtime} takes no picture of it, such as one of {sight.features} tokens")
+        raise NotRunnable(f"{self.engine.runtime} is given no pictures here")
 
     def tokens_of(self, text: str) -> list[int]:
         """Return the tokens of a text, special tokens in it and around it included; only for a runtime that reads text."""

@@ -14,19 +14,31 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slipway.errors import ValidationError
+from slipway.proof.runtime import LanguageModel, NotRunnable
 from slipway.proof.sights import FOLDER, Sight, read_sights
+from slipway.proof.stored_weights import NotUnderstoodError
 from slipway.stage import Context
-from slipway.validation.findings import OutputValidation
-from slipway.validation.pictures import PictureComparison
+from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.pictures import PictureComparison, PictureEffect
+from slipway.validation.speed import Engine
 from slipway.validation.verdicts import Answer
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_validate.judging import pictures
+from slipway_validate.judging.yardsticks import ReferenceRun
+from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol.pictures import ENDED, Looked
+from slipway_validate.reference.files import read_reference
+from slipway_validate.reference.stage import STAGE as REFERENCE
 from slipway_validate.runner.pictures.making import NoPicturesError, make_sights, read_colours
+from slipway_validate.runner.yardsticks.weights import Products
+from slipway_validate.stage import STAGE as VALIDATE
 from support.models.current_kinds import Kind, make_kind, text_adapter
 from support.models.pictured_kinds import NAMES, make_pictured_kind
-from support.models.validated_here import Validated
+from support.models.validated_here import PARAMS, Validated
 
 WEIGHTS = "model.safetensors"
 FAST = "qwen3-vl"
@@ -82,6 +94,82 @@ def test_a_right_merge_passes_behind_pictures(name: str, tmp_path: Path) -> None
     if "moe" not in name:  # nothing rounds a stack of experts there, so the limit is not known
         assert found.faithful.answer is Answer.PASSED
         assert {"pictures.mean_kl", "pictures.kept"} <= {check.name for check in verdict.checks}
+
+
+@pytest.mark.parametrize("name", [FAST, pytest.param("gemma3-vision", marks=pytest.mark.slow)])
+def test_levels_of_a_right_merge_pass_behind_pictures(name: str, tmp_path: Path) -> None:
+    kind = make_pictured_kind(name, tmp_path / "kind", dtype=torch.bfloat16)
+    outputs = {"pytorch": (right := merge(kind, tmp_path / "merged"))}
+    for level in ("int8", "int4", "fp8", "fp16"):
+        (work := tmp_path / level).mkdir()
+        params = QuantizeParams(format="pytorch", level=level)
+        outputs[f"pytorch-{level}"] = QUANTIZE.run({"model": right}, params, Context(workdir=work))["model"]
+    for name, verdict in judge(kind, right, tmp_path / "work", outputs).items():
+        found = behind(verdict)
+        assert not [each.name for each in verdict.failed_checks if each.question == "faithful"], verdict.explanation
+        assert found.pictures == 4
+        assert found.kept is not None
+        assert found.kept > (0.5 if name == "pytorch-int4" else 0.9)
+        assert found.faithful.answer in (Answer.PASSED, Answer.NOT_JUDGED)
+
+
+def test_an_adapter_alone_is_compared_behind_pictures(tmp_path: Path) -> None:
+    kind = make_pictured_kind(FAST, tmp_path / "kind", dtype=torch.bfloat16)
+    right = merge(kind, tmp_path / "merged")
+    verdict = judge(kind, right, tmp_path / "work", {"pytorch": right, "adapter": kind.adapter})["adapter"]
+    assert verdict.passed, verdict.explanation
+    assert behind(verdict).faithful.answer is Answer.PASSED
+    assert behind(verdict).to_reference.mean_kl < 1e-9  # type: ignore[union-attr, operator]
+
+
+def test_a_graph_of_the_text_part_is_not_run_with_the_reason(tmp_path: Path) -> None:
+    class Text(LanguageModel):
+        engine = Engine(runtime="onnxruntime")
+
+    with pytest.raises(NotRunnable, match=r"^onnxruntime is given no pictures here$"):
+        Text().look(SimpleNamespace(features=4))  # type: ignore[abstract, arg-type]
+
+
+@pytest.mark.slow
+def test_the_stages_themselves_compare_pictures(tmp_path: Path) -> None:
+    kind = make_pictured_kind(FAST, tmp_path / "kind", dtype=torch.bfloat16)
+    right = merge(kind, tmp_path / "merged")
+    inputs = {"base": kind.base, "adapter": kind.adapter}
+    (tmp_path / "reference").mkdir()
+    params = {name: value for name, value in PARAMS.items() if name != "benchmark_performance"}
+    ctx = Context(workdir=tmp_path / "reference")
+    reference = REFERENCE.run(inputs, SampleParams(**params), ctx)["reference"]
+    assert [each.name for each in sorted((reference / FOLDER).iterdir())] == [
+        "base_logits.npy",
+        "logits.npy",
+        "pictures.json",
+    ]
+    swapped = edited(right, tmp_path / "swapped", exchange_layers, kind.base)
+    (tmp_path / "work").mkdir()
+    inputs |= {"reference": reference, "pytorch": right, "pytorch-swapped": swapped}
+    made = VALIDATE.run(inputs, ValidateParams(**params), Context(workdir=tmp_path / "work"))["validation"]
+    report = ValidationReport.read(made)
+    assert report.reference.pictures is not None
+    assert report.reference.pictures.pictures == 4
+    assert report.output("pytorch").passed
+    assert report.output("pytorch").speed is not None
+    assert not report.output("pytorch-swapped").passed
+    assert not any("text alone" in warning for warning in report.warnings)
+    shutil.rmtree(reference / FOLDER)
+    with pytest.raises(ValidationError, match="prompts with a picture have results of 0"):
+        read_it(reference, inputs, tmp_path / "other")
+    shutil.rmtree(reference / "samples" / FOLDER)
+    run = read_it(reference, inputs, tmp_path / "earlier")
+    assert pictures.describe_effect(Looked.read(run.folder), None, expected=True) == PictureEffect(
+        not_run=pictures.EARLIER
+    )
+
+
+def read_it(reference: Path, inputs: Mapping[str, Path], work: Path) -> ReferenceRun:
+    work.mkdir()
+    given = {name: inputs[name] for name in ("base", "adapter")}
+    ctx = Context(workdir=work)
+    return read_reference(reference, inputs=given, merged_level="float32", tokenizer=inputs["base"], ctx=ctx)[0]
 
 
 def lose(name: str) -> Change:
@@ -249,3 +337,16 @@ def test_a_process_that_ended_with_a_picture_leaves_what_text_gave(tmp_path: Pat
     assert Looked.read(tmp_path) is None
     (tmp_path / FOLDER).mkdir()
     assert Looked.read(tmp_path) == Looked(not_run=ENDED)
+
+
+def test_convolutions_and_positions_of_an_encoder_do_not_hide_products() -> None:
+    """Those of real sizes were taken for stacks of experts, so that nothing was measured."""
+    model = torch.nn.Module()
+    model.visual = torch.nn.Module()
+    model.visual.patch = torch.nn.Conv3d(3, 64, (2, 16, 16))
+    model.visual.positions = torch.nn.Parameter(torch.zeros(1, 1025, 128))
+    model.head = torch.nn.Linear(4, 4)
+    assert set(Products(model).layers) == {"head.weight"}
+    model.experts = torch.nn.Parameter(torch.zeros(4, 256, 128))
+    with pytest.raises(NotUnderstoodError, match="experts holds several matrices"):
+        Products(model)

@@ -115,7 +115,8 @@ class Validated:
         runtime = runtime_for(name, folder)
         assert runtime is not None
         known = explain_shape_reuse(runtime, folder, self.settings)
-        spec = self.spec(runtime.load, folder).model_copy(update={"cases_known": known})
+        beside = self._base if runtime.on_base else None
+        spec = self.spec(runtime.load, folder).model_copy(update={"cases_known": known, "base": beside})
         run = self.work / "outputs" / name
         result = find_refusal(name, folder, runtime, self.prepared.family) or self._run(Spec(run=spec), run, must=False)
         return self.evaluator.evaluate(name, folder, spec=spec, result=result, run_folder=run)

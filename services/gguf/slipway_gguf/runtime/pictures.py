@@ -99,7 +99,8 @@ class Eye:
             raise NotRunnable(f"{llama.version} has no functions for pictures ({error})") from error
         self._library.mtmd_log_set(note_error, None)
         self._library.mtmd_helper_log_set(note_error, None)
-        self._least, self._handle = _AS_BUILT_IN, None
+        self._least = _AS_BUILT_IN
+        self._handle: int | None = None
         self._open()
 
     def close(self) -> None:

@@ -218,10 +218,9 @@ def _passes(outputs: Mapping[str, Path], merged_level: str) -> Iterator[Pass]:
         level = level_of(stored_dtype(folder))
         own, beside = is_own_code(name, folder), has_separate_adapter(name)
         if not own and not beside:
-            # Runtimes other than PyTorch keep parts for images and sound in 16 bits.
-            yield Pass(
-                name=name, output=folder.absolute(), weights=merged_level if merged_level in HALVES else "float16"
-            )
+            # Of parts for images and sound, a runtime that rounds has the weights in 16 bits.
+            kept = merged_level if merged_level in HALVES else "float16" if rounding_of(name, folder) else ""
+            yield Pass(name=name, output=folder.absolute(), weights=kept)
         if not beside:
             # An output made of a merged model was rounded to that model's type first.
             costs |= dict.fromkeys(each for each in (level, merged_level) if each in _COSTS)

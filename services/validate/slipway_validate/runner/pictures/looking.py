@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from slipway.proof.runtime import LanguageModel, NotRunnable, Samples, Unusable
 from slipway.proof.sights import FOLDER, Sight, read_sights, write_sights
 from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunSpec
 from slipway_validate.protocol.pictures import Looked
-
-if TYPE_CHECKING:
-    from slipway_validate.runner.runtime_reference import ReferenceModel
 
 Report = Callable[[str, int, int], None]
 
@@ -99,6 +96,6 @@ def _continued(module: Any, sights: list[Sight]) -> list[Sight]:
     return sights
 
 
-def _without_adapter(model: ReferenceModel, sights: list[Sight], report: Report) -> Logits:
+def _without_adapter(model: Any, sights: list[Sight], report: Report) -> Logits:
     with model.without_adapter():
         return look(model, sights, report=report)
