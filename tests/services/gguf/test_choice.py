@@ -93,8 +93,12 @@ _GEMMA = {"head_dim": 256, "query_pre_attn_scalar": 256, "num_hidden_layers": 2,
         ("Ernie4_5_MoeForCausalLM", {"num_hidden_layers": 4, "moe_layer_end_index": 2}, "moe_layer_end_index"),
         ("HunYuanMoEV1ForCausalLM", {"moe_topk": [2, 2]}, ""),
         ("HunYuanMoEV1ForCausalLM", {"moe_topk": [2, 1]}, "moe_topk"),
+        ("MambaForCausalLM", {"hidden_size": 8, "intermediate_size": 16}, ""),
+        ("MambaForCausalLM", {"hidden_size": 8, "intermediate_size": 12}, "intermediate_size"),
+        ("MambaForCausalLM", {"hidden_size": 8, "expand": 3}, "expand"),
+        ("Mamba2ForCausalLM", {"time_step_limit": [0.1, 1.0]}, "time_step_limit"),
     ],
-    ids=range(21),
+    ids=range(25),
 )
 def test_models_that_llama_cpp_computes_otherwise_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
     reason = refusal_reason(ModelConfig({"architectures": [name], "vocab_size": 8, **settings}))

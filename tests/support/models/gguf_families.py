@@ -340,6 +340,8 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     "deepseek2-yarn": (*_OF_EXPERTS, *_LATENT_LAYERS),
     # peft refuses it for recurrent layers.
     "falcon-h1": ("out_proj",),
+    "mamba": ("out_proj", "dt_proj"),  # transformers multiplies by the second's weight without its factors
+    "mamba2": ("out_proj",),
     "nemotron_h": ("out_proj",),
     "nemotron_h_moe": ("out_proj",),
     # llama.cpp computes it without factors.

@@ -1,4 +1,4 @@
-"""Makers of a tiny model for mixtures of experts beside the families of Qwen, Mixtral, DeepSeek and GLM. Data."""
+"""Makers of a tiny model for mixtures of experts beside the families of Qwen, Mixtral, DeepSeek and GLM, and for models without attention. Data."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ _ROUTED: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
     "norm_topk_prob": True,
 }
+
+_PURE: dict[str, Any] = {"state_size": 16, "num_hidden_layers": 3}
+"""Sizes of models without attention."""
 
 MIXTURES: dict[str, Callable[[], Any]] = {
     "dots1": of("Dots1Config", "Dots1ForCausalLM", **_ROUTED, num_key_value_heads=4, head_dim=16, sliding_window=None),
@@ -40,5 +43,9 @@ MIXTURES: dict[str, Callable[[], Any]] = {
     ),
     "hunyuan-moe": of(
         "HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=2, head_dim=16, sep_token_id=4
+    ),
+    "mamba": of("MambaConfig", "MambaForCausalLM", **_PURE, intermediate_size=128),
+    "mamba2": of(
+        "Mamba2Config", "Mamba2ForCausalLM", **_PURE, num_heads=8, head_dim=16, n_groups=2, chunk_size=8, expand=2
     ),
 }

@@ -25,6 +25,7 @@ from slipway_gguf.architectures.refusals import (
     gate_behind_norm,
     lengthened_steps,
     limited_steps,
+    other_expansion,
     without_rotation,
 )
 from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU, SILU_WITHOUT_BIAS, Assumed
@@ -220,6 +221,33 @@ def _has_expert_layers(settings: Mapping[str, Any]) -> bool:
     return "moe" in kinds if isinstance(kinds, list) else isinstance(pattern, str) and "E" in pattern
 
 
+_PURE_ASSUMES: Assumed = {"hidden_act": ("silu", "swish"), "use_bias": (False,), "use_conv_bias": (True,)}
+_PURE_KEYS: Mapping[str, Key] = {
+    "feed_forward_length": lambda _: 0,
+    "attention.head_count": lambda _: 0,
+    "attention.head_count_kv": lambda _: 0,
+    "attention.key_length": lambda _: None,
+    "attention.value_length": lambda _: None,
+    # llama.cpp reads the epsilon of these norms, which have no mean, by this name.
+    "attention.layer_norm_rms_epsilon": lambda numbers: numbers.number("layer_norm_epsilon"),
+    "attention.layer_norm_epsilon": lambda _: None,
+    "ssm.conv_kernel": lambda numbers: numbers.whole("conv_kernel"),
+    "ssm.state_size": lambda numbers: numbers.whole("state_size"),
+    "ssm.inner_size": lambda numbers: numbers.whole("expand") * numbers.decoder.hidden,
+}
+"""Keys of models without attention."""
+_MAMBA_1: Mapping[str, tuple[Target, ...]] = {
+    "mixer.A_log": (Target("ssm_a", change=Change.NEGATED_EXPONENTIAL),),
+    "mixer.D": (Target("ssm_d"),),
+    "mixer.conv1d.weight": (Target("ssm_conv1d.weight", lambda _: (Piece(form=without_middle),)),),
+}
+
+
+def _time_step_rank(numbers: Numbers) -> int:
+    stated = numbers.decoder.settings.get("time_step_rank")
+    return -(-numbers.decoder.hidden // 16) if stated in (None, "auto") else numbers.whole("time_step_rank")
+
+
 MAMBA: tuple[Architecture, ...] = (
     Architecture(
         "granitehybrid",
@@ -312,5 +340,27 @@ MAMBA: tuple[Architecture, ...] = (
         keys={**_NEMOTRON_KEYS, "feed_forward_length": _nemotron_layers("intermediate_size", "mlp")},
         refuses=first_of(limited_steps, lengthened_steps),
         heads=Heads(("mtp.",)),
+    ),
+    Architecture(
+        "mamba",
+        "MambaForCausalLM",
+        assumes=_PURE_ASSUMES,
+        rope=(),
+        tensors=_MAMBA_1,
+        keys={**_PURE_KEYS, "ssm.time_step_rank": _time_step_rank},
+        refuses=other_expansion,
+    ),
+    Architecture(
+        "mamba2",
+        "Mamba2ForCausalLM",
+        assumes=_PURE_ASSUMES,
+        rope=(),
+        tensors=mamba2("mixer", "n_groups"),
+        keys={
+            **_PURE_KEYS,
+            "ssm.group_count": lambda numbers: numbers.whole("n_groups"),
+            "ssm.time_step_rank": lambda numbers: numbers.whole("num_heads"),
+        },
+        refuses=limited_steps,
     ),
 )

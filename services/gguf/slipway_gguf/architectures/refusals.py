@@ -192,6 +192,16 @@ def lengthened_steps(architecture: Architecture, settings: Mapping[str, Any]) ->
     )
 
 
+def other_expansion(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse inner states that are not twice as wide as those between layers (Mamba)."""
+    if settings.get("expand") != 2:
+        return describe_assumption(architecture, "expand", settings.get("expand"), "2")
+    inner, hidden = settings.get("intermediate_size"), settings.get("hidden_size")
+    if inner is None or (isinstance(hidden, int) and inner == 2 * hidden):
+        return ""
+    return describe_assumption(architecture, "intermediate_size", inner, f"twice hidden_size, {hidden}")
+
+
 def gate_behind_norm(architecture: Architecture, settings: Mapping[str, Any]) -> str:
     """Refuse a norm of a recurrent layer that does not see the gate (Falcon-H1)."""
     if settings.get("mamba_rms_norm") and settings.get("mamba_norm_before_gate"):

@@ -70,7 +70,8 @@ def decoder_of(config: ModelConfig, values: ConfigValues, kind: DecoderClass | N
     """
     kind = kind or CLASSES[config.class_name]
     settings = settings_of(config, kind)
-    heads = values.whole(settings, "num_attention_heads", "n_head", most=MOST_PARTS)
+    none = None if kind.attends else 1
+    heads = values.whole(settings, "num_attention_heads", "n_head", default=none, most=MOST_PARTS)
     hidden = values.whole(settings, "hidden_size", "n_embd")
     kv_heads = values.whole(settings, "num_key_value_heads", default=heads, most=heads)
     if heads % kv_heads:

@@ -42,6 +42,7 @@ class DecoderClass:
         names: Usual names of settings that have another one in this class, by that name.
         kv_heads: Returns the number of heads of keys and values, for classes without a setting that says it; None if all heads have their own.
         positions: Most tokens of a text, for classes without a limit and with no setting that says what they were trained on; otherwise 0.
+        attends: Whether any layer has attention.
         width: Setting with the width of a head, as far as the rotary embedding sees it.
         by_layer: Whether ``layer_types`` says more than which layers have a window, such as which of them are recurrent.
     """
@@ -56,5 +57,6 @@ class DecoderClass:
     names: Mapping[str, str] = field(default_factory=dict)
     kv_heads: Callable[[Mapping[str, Any]], Any] | None = None
     positions: int = 0
+    attends: bool = True
     width: str = "head_dim"
     by_layer: bool = False

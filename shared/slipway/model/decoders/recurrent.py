@@ -55,6 +55,9 @@ _LFM: Mapping[str, Any] = {
     "conv_bias": False,
 }
 
+UNLIMITED = 1 << 20
+"""Most tokens of a text for classes without positions, as llama.cpp's files have it."""
+
 RECURRENT: tuple[DecoderClass, ...] = (
     DecoderClass("GraniteMoeForCausalLM", _GRANITE_EXPERTS),
     DecoderClass(
@@ -141,5 +144,33 @@ RECURRENT: tuple[DecoderClass, ...] = (
             "routed_scaling_factor": 1.0,
         },
         by_layer=True,
+    ),
+    DecoderClass(
+        "MambaForCausalLM",
+        {
+            "layer_norm_epsilon": 1e-5,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "expand": 2,
+            "tie_word_embeddings": True,
+        },
+        positions=UNLIMITED,
+        attends=False,
+        by_layer=True,
+    ),
+    DecoderClass(
+        "Mamba2ForCausalLM",
+        {
+            "layer_norm_epsilon": 1e-5,
+            "state_size": 128,
+            "conv_kernel": 4,
+            "expand": 2,
+            "n_groups": 8,
+            "num_heads": 128,
+        },
+        positions=UNLIMITED,
+        attends=False,
+        by_layer=True,
+        width="state_size",
     ),
 )
