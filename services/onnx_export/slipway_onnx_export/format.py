@@ -30,7 +30,7 @@ from slipway.model.families import ENCODER_DECODER, FAMILIES, SPEECH
 from slipway.settings.sections import as_tuple
 from slipway_onnx_export.packaging.kinds import package_bytes
 from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind, Parts, Shapes
-from slipway_onnx_export.settings import Activations, StaticShape, activation_params, parts_conflicts
+from slipway_onnx_export.settings import Activations, StaticShape, activation_params
 
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
 _READS = tuple(each.name for each in FAMILIES if not each.generates)
@@ -141,7 +141,7 @@ def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
     if settings.engine == "mobius" and settings.attention != "auto":
         message = f"attention {settings.attention} cannot be chosen for engine mobius, which does not trace the model"
         yield Problem("attention", message, "set formats.onnx.engine to dynamo or legacy")
-    yield from parts_conflicts(settings)
+    yield from _parts_conflicts(settings)
     if not settings.layered:
         return
     if settings.engine == "mobius":
@@ -175,6 +175,22 @@ def _buffer_conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
             yield Problem(
                 "past_present_share_buffer", f"a shared buffer is not possible: {why}", f"leave formats.onnx.{name} out"
             )
+
+
+def _parts_conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
+    """Yield the settings that graphs for images cannot have."""
+    others = {
+        "engine": (settings.engine == "mobius", "are traced, and engine mobius builds graphs"),
+        "shapes": (settings.wanted_shapes not in (None, "dynamic"), "have shapes that vary"),
+        "past_present_share_buffer": (settings.past_present_share_buffer, "have no form with a shared buffer"),
+        "logits_to_keep": (bool(settings.logits_to_keep), "return logits of all tokens"),
+        "activations": (bool(settings.activations), "return no activations"),
+        "layered": (settings.layered, "are whole"),
+    }
+    for name, (conflicting, why) in others.items():
+        if conflicting and settings.parts == "all":
+            remedy = f"leave formats.onnx.{name} out, or set formats.onnx.parts to text"
+            yield Problem("parts", f"graphs of a model that takes images {why}", remedy)
 
 
 def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:

@@ -1,4 +1,4 @@
-"""Settings of ``formats.onnx``: activations, with their size as ``config.json`` predicts it, fixed sizes, and what fits to parts.
+"""Settings of ``formats.onnx``: activations, with their size as ``config.json`` predicts it, and fixed sizes.
 
 This module imports nothing heavy, because a client checks these settings.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 from pydantic import BeforeValidator, Field, model_validator
 
 from slipway.errors import ConfigurationError
-from slipway.formats import Problem, Text, wrong_value
+from slipway.formats import Text, wrong_value
 from slipway.model.activations import CROSS, KINDS, MOST_LAYERS, ActivationRequest, Part, is_layer
 from slipway.model.configuration import ModelConfig
 from slipway.settings.problems import did_you_mean
@@ -33,7 +33,6 @@ from slipway_onnx_export.names import (
 )
 
 if TYPE_CHECKING:
-    from slipway_onnx_export.format import OnnxConfiguration
     from slipway_onnx_export.params import OnnxExportParams
 
 
@@ -150,22 +149,6 @@ def _sizes_of_part(text: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def parts_conflicts(settings: OnnxConfiguration) -> Iterator[Problem]:
-    """Yield the settings that graphs for images cannot have."""
-    others = {
-        "engine": (settings.engine == "mobius", "are traced, and engine mobius builds graphs"),
-        "shapes": (settings.wanted_shapes not in (None, "dynamic"), "have shapes that vary"),
-        "past_present_share_buffer": (settings.past_present_share_buffer, "have no form with a shared buffer"),
-        "logits_to_keep": (bool(settings.logits_to_keep), "return logits of all tokens"),
-        "activations": (bool(settings.activations), "return no activations"),
-        "layered": (settings.layered, "are whole"),
-    }
-    for name, (conflicting, why) in others.items():
-        if conflicting and settings.parts == "all":
-            remedy = f"leave formats.onnx.{name} out, or set formats.onnx.parts to text"
-            yield Problem("parts", f"graphs of a model that takes images {why}", remedy)
 
 
 class StaticShape(Listed):
