@@ -22,7 +22,7 @@ CAUSE = (
     "lies in another place, or its runtime computes pictures otherwise"
 )
 REMEDY = "merge again, and make this format from the merged model; report.json has the checks"
-EARLIER = "the given reference has no pictures: an earlier version made it"
+EARLIER = "the reference has no pictures: an earlier version made it, or max_logit_bytes leaves no room for them"
 _ON_TEXT_ALONE = (
     "the model takes images or sound too, and its outputs were compared on text alone{why}: of the parts for images and sound, only the stored "
     "weights that the adapter changes were"
