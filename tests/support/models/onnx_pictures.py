@@ -76,16 +76,36 @@ def continue_by_transformers(model: Any, prompt: list[int], picture: Picture | N
 
 def continue_by_example(folder: Path, prompt: list[int], picture: Picture | None, count: int) -> list[int]:
     """Return the tokens that ``example.py`` of a folder writes."""
+    example, graphs = _open_example(folder)
+    arguments = dict(picture.arguments) if picture else {}
+    tokens: list[int] = example.generate(prompt, arguments, graphs=graphs, max_new_tokens=count)
+    return tokens
+
+
+def logits_behind(folder: Path, prompt: list[int], picture: Picture) -> np.ndarray:
+    """Return the logits of a prompt with a picture by the graphs of a folder, (tokens, vocabulary)."""
+    example, graphs = _open_example(folder)
+    arguments, decoder = dict(picture.arguments), graphs["model"]
+    encoded = [graphs["vision_encoder"].run(call) for call in example.calls_of(arguments, graphs["vision_encoder"])]
+    features = {name: np.concatenate([each[name] for each in encoded]) for name in encoded[0]}
+    types = (np.array([prompt]) == picture.token).astype(np.int64)
+    thrice = len(decoder.inputs["position_ids"].shape) == 3
+    feed = graphs["embedding"].run({"input_ids": np.array([prompt]), **features})
+    feed |= {"attention_mask": np.ones_like(types), **dict.fromkeys(example.TYPES, types)}
+    feed["position_ids"] = example.positions_of(prompt, arguments, thrice=thrice)
+    logits: np.ndarray = decoder.run({**feed, **decoder.zeros("past_key_values.", free=0)})["logits"][0]
+    return logits
+
+
+def _open_example(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the module ``example.py`` of a folder, and the folder's graphs."""
     specification = importlib.util.spec_from_file_location("delivered_example", folder / "example.py")
     assert specification is not None
     assert specification.loader is not None
     example: Any = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(example)
     names = ("vision_encoder", "embedding", "model")
-    graphs = {name: example.Graph(f"{name}.onnx", ["CPUExecutionProvider"]) for name in names}
-    arguments = dict(picture.arguments) if picture else {}
-    tokens: list[int] = example.generate(prompt, arguments, graphs=graphs, max_new_tokens=count)
-    return tokens
+    return example, {name: example.Graph(f"{name}.onnx", ["CPUExecutionProvider"]) for name in names}
 
 
 def continue_by_genai(genai: Any, runtime: Any, prompt: list[int], picture: Picture, count: int) -> list[int]:

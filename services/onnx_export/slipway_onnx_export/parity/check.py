@@ -128,12 +128,11 @@ def check_parity(
     on_call(0, 2 * each)
     references = iter(_references(source, every, on_call=lambda done: on_call(done, 2 * each)))
     sessions, opened = _open_sessions(source, folder, threads=threads, provider=provider)
-    calls, worst = 0, {}
+    calls = 0
+    worst: dict[str, _Worst] = {}
     for name, group in groups.items():
         compared = list(zip(group, islice(references, len(group)), strict=True))
-        worst[name] = _compare(
-            compared, sessions, on_call=lambda done, before=calls: on_call(each + before + done, 2 * each)
-        )
+        worst[name] = _compare(compared, sessions, on_call=on_call, done=each + calls, total=2 * each)
         calls += sum(conversation.calls for conversation in group)
         worst[name].judge(source, tolerance)
     logits = worst.pop(LOGITS)
@@ -204,13 +203,18 @@ def _compare(
     compared: Sequence[tuple[Conversation, Sequence[Array]]],
     sessions: Mapping[str, Session],
     *,
-    on_call: Callable[[int], None],
+    on_call: OnCall,
+    done: int,
+    total: int,
 ) -> _Worst:
-    """Run conversations with ONNX Runtime, and return where they are furthest from PyTorch's results."""
+    """Run conversations with ONNX Runtime, and return where they are furthest from PyTorch's results.
+
+    ``done`` calls of ``total`` are finished before.
+    """
     worst, where, scale, calls, furthest = 0.0, "", 1.0, 0, compared[0]
     for conversation, wanted in compared:
         for index, (result, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
-            on_call(calls)
+            on_call(done + calls, total)
             scale = max(scale, float(np.abs(reference).max()))
             diff = difference(result, reference).largest
             calls += 1
