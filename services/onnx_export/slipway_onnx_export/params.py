@@ -113,7 +113,8 @@ class OnnxExportParams(StageParams):
     provider: ProviderChoice = "auto"
     packaging: tuple[PackageKind, ...] = ()
     layered: bool = False
-    parts: Parts = "text"
+    # Left out where it changes nothing, so that graphs of text keep the action key that they had without it.
+    parts: Parts = Field(default="text", exclude_if=lambda value: value == "text")
     weights: Stored = "stored"
 
     @model_validator(mode="after")
