@@ -14,7 +14,7 @@ import pytest
 from slipway.errors import CheckpointValidationError
 from slipway.model import families
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import FAMILIES, Comparison, auto_model, family_of
+from slipway.model.families import FAMILIES, Comparison, auto_model, family_of, mixes_experts
 
 KNOWN = [
     ("Qwen3ForCausalLM", "Qwen3Config", "decoder"),
@@ -224,3 +224,18 @@ def test_no_other_place_names_a_class_that_loads_models() -> None:
         if re.search(r"\bAutoModel\w*", path.read_text())
     }
     assert named == {"shared/slipway/model/families.py"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "mixes"),
+    [
+        ({"layers_block_type": ["mamba", "attention", "mlp"]}, False),
+        ({"layers_block_type": ["mamba", "moe"]}, True),
+        ({"hybrid_override_pattern": "M*-"}, False),
+        ({"hybrid_override_pattern": "M*E"}, True),
+        ({}, True),
+    ],
+)
+def test_numbers_of_experts_count_only_where_a_layer_has_them(layers: dict[str, object], *, mixes: bool) -> None:
+    assert mixes_experts({"model_type": "nemotron_h", "n_routed_experts": 8, **layers}) is mixes
+    assert mixes_experts({"model_type": "jamba", "num_experts": 16, **layers})
