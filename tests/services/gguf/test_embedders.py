@@ -32,6 +32,7 @@ from slipway_validate.stage import STAGE
 from support.models.gguf_faults import faulty
 from support.models.gguf_models import compute_like_llama, file_fields, stored_tensors, write_gguf
 from support.models.gguf_readers import READERS, VOCABULARY, Reader, edit_weights, save_reader, write_pooling
+from support.models.tokenizers_of_readers import word_pieces
 
 pytestmark = pytest.mark.own_process
 
@@ -134,7 +135,7 @@ def test_too_many_texts_and_empty_ones_are_refused(tmp_path: Path) -> None:
             ours.forward(Step(ids, mask, positions_of(mask)))
 
 
-_Change = Callable[[Path], None]
+_Change = Callable[[Path], object]
 
 
 def _modules(modules: list[str], **settings: Any) -> _Change:
@@ -155,12 +156,12 @@ def _modules(modules: list[str], **settings: Any) -> _Change:
         ("bert-mean", _modules(["Transformer", "WordWeights", "Pooling"]), "how a text becomes one vector, and"),
         (
             "bert-mean",
-            lambda folder: write_pooling(folder, Reader("", "", {"hidden_size": 64}, list, "mean", dense=(64,))),
+            lambda folder: write_pooling(folder, Reader("", "", {"hidden_size": 64}, word_pieces, "mean", dense=(64,))),
             "1 linear layers .Dense. follow its pooling, and llama.cpp computes no linear layer",
         ),
         (
             "gemma",
-            lambda folder: write_pooling(folder, Reader("", "", {"hidden_size": 64}, list, "mean", dense=(64,))),
+            lambda folder: write_pooling(folder, Reader("", "", {"hidden_size": 64}, word_pieces, "mean", dense=(64,))),
             "1 linear layers .Dense. follow its pooling, and llama.cpp computes 2 linear layers",
         ),
     ],

@@ -94,8 +94,8 @@ def test_llama_cpps_server_judges_as_the_logits_of_two_tokens_do(no: int | None,
     assert np.abs(_server_scores(file, _QUERY, _DOCUMENTS) - np.array(expected)).max() < 2e-3
     ours = load(file.parent, threads=1)
     ours.prepare_comparison()
-    ids = np.array([tokenizer.encode(_DOCUMENTS[1], add_special_tokens=False).ids])
-    mask = np.ones_like(ids)
+    row = np.array([tokenizer.encode(_DOCUMENTS[1], add_special_tokens=False).ids])
+    mask = np.ones_like(row)
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor(ids)).logits.numpy()
-    assert np.abs(ours.forward(Step(ids, mask, positions_of(mask)))[0] - logits).max() < 1e-4
+        logits = model(input_ids=torch.tensor(row)).logits.numpy()
+    assert np.abs(ours.forward(Step(row, mask, positions_of(mask)))[0] - logits).max() < 1e-4
