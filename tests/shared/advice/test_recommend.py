@@ -67,13 +67,13 @@ def test_a_family_gets_what_runs_it() -> None:
 
 
 def test_what_a_stage_refuses_is_not_recommended() -> None:
-    config = ModelConfig({"architectures": ["FalconForCausalLM"], "model_type": "falcon"})
-    falcon = Subject(Path("model"), "decoder", SIZE, 0, config)
-    found = recommend("cpu-server", subject=falcon)
+    config = ModelConfig({"architectures": ["GPTJForCausalLM"], "model_type": "gptj"})
+    unknown_to_llama_cpp = Subject(Path("model"), "decoder", SIZE, 0, config)
+    found = recommend("cpu-server", subject=unknown_to_llama_cpp)
     assert {one.output for one in found if one.unfit} >= {"gguf-q4_k_m"}
     assert found[0].format == "onnx"
-    with pytest.raises(ConfigurationError, match="Falcon"):
-        recommend("llama.cpp", subject=falcon)
+    with pytest.raises(ConfigurationError, match="GPTJ"):
+        recommend("llama.cpp", subject=unknown_to_llama_cpp)
 
 
 def test_a_variant_is_recommended_by_the_settings_that_ask_for_it(tmp_path: Path) -> None:
