@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, Structure, byref, c_bool, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_size_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,60 +13,15 @@ from typing import Any
 import numpy as np
 
 from slipway_gguf.runtime.llama import F32, NO_FLASH, Llama
+from slipway_gguf.runtime.pictures import DEFAULTS, SIGNATURES, InputText
 
 _P = c_void_p
 _TEXT = 0
-_DEFAULTS = {"n_threads": 4, "flash_attn_type": -1, "batch_max_tokens": 1024, "image_min_tokens": -1}
-"""Values by which a library with another layout of the struct is told apart."""
-
-
-class ContextParams(Structure):
-    """``struct mtmd_context_params``."""
-
-    _fields_ = (
-        ("use_gpu", c_bool),
-        ("device", c_void_p),
-        ("print_timings", c_bool),
-        ("n_threads", c_int32),
-        ("image_marker", c_char_p),
-        ("media_marker", c_char_p),
-        ("flash_attn_type", c_int32),
-        ("warmup", c_bool),
-        ("image_min_tokens", c_int32),
-        ("image_max_tokens", c_int32),
-        ("cb_eval", c_void_p),
-        ("cb_eval_user_data", c_void_p),
-        ("batch_max_tokens", c_int32),
-        ("progress_callback", c_void_p),
-        ("progress_callback_user_data", c_void_p),
-    )
-
-
-class InputText(Structure):
-    """``struct mtmd_input_text``."""
-
-    _fields_ = (("text", c_char_p), ("length", c_size_t), ("add_special", c_bool), ("parse_special", c_bool))
-
-
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "mtmd_context_params_default": (ContextParams, ()),
-    "mtmd_init_from_file": (_P, (c_char_p, _P, ContextParams)),
-    "mtmd_free": (None, (_P,)),
-    "mtmd_bitmap_init": (_P, (c_uint32, c_uint32, c_char_p)),
-    "mtmd_bitmap_free": (None, (_P,)),
-    "mtmd_input_chunks_init": (_P, ()),
-    "mtmd_input_chunks_size": (c_size_t, (_P,)),
-    "mtmd_input_chunks_get": (_P, (_P, c_size_t)),
-    "mtmd_input_chunks_free": (None, (_P,)),
-    "mtmd_input_chunk_get_type": (c_int32, (_P,)),
+    **SIGNATURES,
     "mtmd_input_chunk_get_tokens_text": (POINTER(c_int32), (_P, POINTER(c_size_t))),
-    "mtmd_input_chunk_get_n_tokens": (c_size_t, (_P,)),
-    "mtmd_tokenize": (c_int32, (_P, _P, POINTER(InputText), POINTER(_P), c_size_t)),
     "mtmd_encode_chunk": (c_int32, (_P, _P)),
     "mtmd_get_output_embd": (POINTER(c_float), (_P,)),
-    "mtmd_helper_eval_chunk_single": (c_int32, (_P, _P, _P, c_int32, c_int32, c_int32, c_bool, POINTER(c_int32))),
-    "mtmd_log_set": (None, (_P, _P)),
-    "mtmd_helper_log_set": (None, (_P, _P)),
     "llama_model_free": (None, (_P,)),
     "llama_model_n_embd_inp": (c_int32, (_P,)),
     "llama_get_logits_ith": (POINTER(c_float), (_P, c_int32)),
@@ -110,7 +65,7 @@ def run_with_image(text: Path, projector: Path, image: np.ndarray, *, prompt: st
     library.mtmd_helper_log_set(_note, None)
     with _loaded(llama, text) as (model, context):
         params = library.mtmd_context_params_default()
-        assert {key: getattr(params, key) for key in _DEFAULTS} == _DEFAULTS
+        assert {key: getattr(params, key) for key in DEFAULTS} == DEFAULTS
         params.use_gpu, params.warmup, params.n_threads, params.flash_attn_type = False, False, 1, NO_FLASH
         eye = library.mtmd_init_from_file(str(projector).encode(), model, params)
         assert eye, "".join(_said)[-2000:]

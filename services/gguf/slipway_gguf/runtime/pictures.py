@@ -20,7 +20,7 @@ from slipway_gguf.runtime.llama import NO_FLASH, Llama, note_error
 _P = c_void_p
 _TEXT = 0
 _MARKER = b"<__media__>"
-_DEFAULTS = {"n_threads": 4, "flash_attn_type": -1, "image_min_tokens": -1, "batch_max_tokens": 1024}
+DEFAULTS = {"n_threads": 4, "flash_attn_type": -1, "image_min_tokens": -1, "batch_max_tokens": 1024}
 """Values by which a library with another layout of the struct is told apart."""
 _AS_BUILT_IN, _ANY_SIZE = -1, 1
 """Fewest tokens of a picture: those of the model's kind, below which llama.cpp makes it larger; or any number."""
@@ -54,7 +54,7 @@ class InputText(Structure):
     _fields_ = (("text", c_char_p), ("length", c_size_t), ("add_special", c_bool), ("parse_special", c_bool))
 
 
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mtmd_context_params_default": (ContextParams, ()),
     "mtmd_init_from_file": (_P, (c_char_p, _P, ContextParams)),
     "mtmd_free": (None, (_P,)),
@@ -71,6 +71,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mtmd_log_set": (None, (_P, _P)),
     "mtmd_helper_log_set": (None, (_P, _P)),
 }
+"""Results and arguments of the functions that are called."""
 
 
 class Eye:
@@ -92,7 +93,7 @@ class Eye:
         self._file = find_projector(folder)
         self._library = llama.functions
         try:
-            for name, (result, arguments) in _SIGNATURES.items():
+            for name, (result, arguments) in SIGNATURES.items():
                 function = getattr(self._library, name)
                 function.restype, function.argtypes = result, arguments
         except AttributeError as error:
@@ -157,7 +158,7 @@ class Eye:
         self.close()
         params = self._library.mtmd_context_params_default()
         wrong = [
-            f"{name} is {getattr(params, name)}" for name, value in _DEFAULTS.items() if getattr(params, name) != value
+            f"{name} is {getattr(params, name)}" for name, value in DEFAULTS.items() if getattr(params, name) != value
         ]
         if wrong:
             raise NotRunnable(f"the structs of {self._llama.version} for pictures are not known: {', '.join(wrong)}")
