@@ -122,7 +122,9 @@ def test_all_holds_every_extra_but_those_for_gpus_and_development_and_what_pins_
 def test_help_takes_little_processor_time(light: LightInstall) -> None:
     python = replace(light, program=sys.executable)
     library = min(python.cpu_seconds("-Ic", "import argparse, asyncio, json") for _ in range(3))
-    assert min(light.cpu_seconds("--help") for _ in range(3)) < 8 * library, "and not the seconds of what exports import"
+    assert min(light.cpu_seconds("--help") for _ in range(3)) < 8 * library, (
+        "and not the seconds of what exports import"
+    )
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ from slipway.model.model_files import (
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec, plan_files
 from slipway.model.sentences import MODULE_PICKLE, is_sentence_encoder, module_files
+from slipway.model.tokens.byte_level import SETTINGS, complete_tokenizer
+from slipway.model.tokens.tekken import TOKENIZER
 from slipway.stage import Context
 from slipway_adapter.base import Fitted, fit
 from slipway_adapter.factors import Form, common_form, normalize, own_form
@@ -168,7 +170,8 @@ def copy_tokenizer(adapter: Path, base: Path, output: Path) -> list[str]:
     for name, text in written.items():
         (output / name).parent.mkdir(exist_ok=True)
         (output / name).write_bytes(text)
-    return sorted({*chosen, *written})
+    made = (TOKENIZER, SETTINGS) if complete_tokenizer(output, source=tokenizer) else ()
+    return sorted({*chosen, *written, *made})
 
 
 def _copy_modules(saved: Saved, base: Path, output: Path, params: AdapterParams) -> list[str]:

@@ -187,8 +187,8 @@ def _prompt_inputs(session: Any, embedded: Mapping[str, Any]) -> dict[str, Any]:
             several = [size for size in wanted.shape[:-2] if isinstance(size, int) and 0 < size <= _MOST_AXES]
             feeds[wanted.name] = np.tile(made.get(wanted.name, mask), (*several, rows, 1))
             continue
-        # A cache (batch, heads, past, head width), empty, or as long as the source for cross-attention; or features of sound or none of
-        # pictures.
+        # A cache (batch, heads, past, head width), empty, or as long as the source for cross-attention; or features of sound, or zero
+        # rows of features of pictures.
         shape = [_VARYING.get(size, size) for size in wanted.shape]
         sizes = all(_is_size(size) or size == 0 for size in shape)
         if not wanted.name.startswith(_KNOWN) or not sizes or math.prod(shape) > _MOST_SIZE:

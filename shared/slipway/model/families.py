@@ -273,7 +273,7 @@ def keeps_states(config: Mapping[str, Any]) -> bool:
 def mixes_experts(config: Mapping[str, Any]) -> bool:
     """Return whether a model has layers of several experts, of which each token takes a few."""
     listed = config.get("layers_block_type") or config.get("hybrid_override_pattern")
-    if config.get("model_type") == "nemotron_h" and listed and not any(each in ("moe", "E") for each in listed):
+    if config.get("model_type") == "nemotron_h" and isinstance(listed, list | str) and not {"moe", "E"} & set(listed):
         return False  # transformers writes numbers of experts for Nemotron-H also where no layer has them
     return any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS)
 

@@ -26,7 +26,7 @@ _MODULE_FILES = ("config.json", MODULE_WEIGHTS, MODULE_PICKLE)
 _WITHOUT_FILES = ("Normalize",)
 """Modules that need no file of their own."""
 _LANGUAGE_HEAD = re.compile(r"(ForMaskedLM|ForCausalLM|LMHeadModel)$")
-_FOLDER = re.compile(r"\w[\w.-]{0,99}")
+MODULE_FOLDER = re.compile(r"\w[\w.-]{0,99}")
 _MOST_MODULES = 20
 _SWITCHES = {
     "pooling_mode_cls_token": "cls",
@@ -94,7 +94,7 @@ def module_files(encoder: Path, base: Path) -> tuple[dict[str, Path], list[str]]
 def _places(folder: Path) -> list[tuple[str, str]]:
     """Return class name and folder of each module that has a folder; none of a list that cannot be read."""
     try:
-        return [(kind, path) for kind, path in _modules(folder) if _FOLDER.fullmatch(path)]
+        return [(kind, path) for kind, path in _modules(folder) if MODULE_FOLDER.fullmatch(path)]
     except UnknownPoolingError:
         return []
 
@@ -205,7 +205,7 @@ def _module(listed: Any) -> tuple[str, str]:
     kind, path = (listed.get(key) if isinstance(listed, dict) else None for key in ("type", "path"))
     if not isinstance(kind, str) or not isinstance(path, str):
         raise UnknownPoolingError(f"{MODULES} has a module without type and path")
-    if path and not _FOLDER.fullmatch(path):
+    if path and not MODULE_FOLDER.fullmatch(path):
         raise UnknownPoolingError(
             f"{MODULES} has a module in {printable(path)[:100]!r}, which is not a folder beside it"
         )

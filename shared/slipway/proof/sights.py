@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import open_memmap
 
 from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import check_regular
@@ -24,7 +25,9 @@ FOLDER = "pictures"
 _META, _TOKENS, _PIXELS, _ARGUMENT = "sight.json", "tokens.npy", "pixels.npy", "argument."
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LARGEST = 1 << 26
-_MOST = 64
+"""Bytes of one array."""
+_MOST, _MOST_ARGUMENTS, _MOST_TOKENS = 8, 8, 1 << 15
+"""Prompts, arguments of each, and tokens of each."""
 Colours = tuple[float, float, float]
 
 
@@ -92,7 +95,7 @@ class Sight:
             sight = cls(
                 tokens=_load(folder / _TOKENS),
                 pixels=_load(folder / _PIXELS),
-                arguments={name: _load(folder / f"{_ARGUMENT}{name}.npy") for name in names},
+                arguments={name: _load(folder / f"{_ARGUMENT}{name}.npy") for name in names[: _MOST_ARGUMENTS + 1]},
                 mean=_colours(meta["mean"]),
                 deviation=_colours(meta["deviation"]),
                 colours_known=bool(meta["colours_known"]),
@@ -110,6 +113,8 @@ class Sight:
         """Return what is wrong with it; empty if nothing is."""
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu" or self.tokens.min(initial=0) < 0:
             return f"its tokens have the shape {self.tokens.shape} and the type {self.tokens.dtype}"
+        if len(self.tokens) > _MOST_TOKENS or len(self.arguments) > _MOST_ARGUMENTS:
+            return f"it has {len(self.tokens)} tokens, and {len(self.arguments)} arguments for its picture"
         if not 0 <= self.begin < self.end < len(self.tokens) or not 0 <= self.continued <= self.compared:
             return f"its picture lies from {self.begin} to {self.end} of {len(self.tokens)} tokens"
         if self.pixels.ndim != 3 or self.pixels.shape[2] != 3 or self.pixels.dtype != np.uint8:
@@ -132,16 +137,19 @@ def read_sights(samples: Path) -> list[Sight]:
 
 
 def write_sights(sights: list[Sight], samples: Path) -> None:
-    """Write prompts beside the samples of a validation."""
+    """Write prompts beside the samples of a validation: all, or none."""
+    unfinished = samples / f".{FOLDER}"
     for number, sight in enumerate(sights):
-        sight.write(samples / FOLDER / f"{number:02}")
+        sight.write(unfinished / f"{number:02}")
+    if sights:
+        unfinished.rename(samples / FOLDER)
 
 
 def _load(path: Path) -> npt.NDArray[Any]:
     check_regular(path)
-    values: npt.NDArray[Any] = np.load(path, mmap_mode="r")
-    if values.size > _LARGEST:
-        raise ValueError(f"{path.name} is too large")
+    values: npt.NDArray[Any] = open_memmap(path, mode="r")  # unlike numpy's load, it takes nothing but one array
+    if values.nbytes > _LARGEST or values.dtype.kind not in "iuf":
+        raise ValueError(f"{path.name} has {values.size} values of the type {values.dtype}")
     return np.array(values)
 
 

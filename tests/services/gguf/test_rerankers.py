@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from slipway.proof.runtime import Step, positions_of
@@ -19,6 +22,7 @@ from support.models.gguf_models import file_fields, stored_tensors, write_gguf
 from support.models.gguf_readers import JUDGE, NO, READERS, YES, save_judge, save_reader
 
 pytestmark = pytest.mark.own_process
+_TRANSFORMER = "sentence_transformers.models.Transformer"
 
 
 def test_a_reranker_has_no_modelfile_and_keeps_its_head(tmp_path: Path) -> None:
@@ -32,6 +36,22 @@ def test_a_reranker_has_no_modelfile_and_keeps_its_head(tmp_path: Path) -> None:
     assert file_fields(file)["qwen3.classifier.output_labels"] == ["yes", "no"]
     read = stored(file.parent, tmp_path / "model", lambda _: 0).weight("score.weight", turned=False)
     assert np.array_equal(read.take(slice(None)).values.numpy(), head[:1])
+
+
+def test_a_cross_encoder_is_loaded_with_the_list_of_modules_that_its_library_writes(tmp_path: Path) -> None:
+    """It has no pooling: its head makes a score. A pooler that no head reads is in old checkpoints."""
+    base = tmp_path / "model"
+    save_reader("xlm-roberta-score", base)
+    (base / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": _TRANSFORMER}]))
+    tensors = load_file(base / "model.safetensors")
+    tensors["roberta.pooler.dense.weight"] = torch.ones(64, 64)
+    tensors["roberta.pooler.dense.bias"] = torch.ones(64)
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    file, _ = write_gguf(base, tmp_path / "work")
+    shutil.copyfile(base / "modules.json", file.parent / "modules.json")
+    ids = np.array([[5, 6, 7, 8]])
+    scores, _ = load(file.parent, threads=1).forward(Step(ids, np.ones_like(ids), positions_of(np.ones_like(ids))))
+    assert np.isfinite(scores).all()
 
 
 def _server_scores(file: Path, query: str, documents: list[str]) -> np.ndarray:

@@ -233,6 +233,7 @@ def test_no_other_place_names_a_class_that_loads_models() -> None:
         ({"layers_block_type": ["mamba", "moe"]}, True),
         ({"hybrid_override_pattern": "M*-"}, False),
         ({"hybrid_override_pattern": "M*E"}, True),
+        ({"layers_block_type": 5}, True),
         ({}, True),
     ],
 )

@@ -255,7 +255,7 @@ def test_no_example_of_a_model_of_speech_shows_a_text(chat: bool, tmp_path: Path
 
 
 def test_a_hostile_prompt_stays_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hostile = '```\n"""\'); raise SystemExit(1)\n# {{ 1 / 0 }} | <b> \u202e'
+    hostile = '```\n"""\'); raise SystemExit(1)\n# {{ 1 / 0 }} | <b> \u202e \U0001f50e'
     make_family_model("bert-features", tmp_path / "onnx")
     write_prompts(write_modules(tmp_path / "onnx"), {"query": hostile, "a | `b`": "c"}, "a | `b`")
     write_report(tmp_path, result=result(None, ("onnx",)))

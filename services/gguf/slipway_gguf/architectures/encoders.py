@@ -76,7 +76,7 @@ def _as_decoder(name: str) -> str:
     return name if name.startswith("model.") else f"model.{name}"
 
 
-def _without(*beginnings: str, unused: tuple[str, ...] = ("pooler.",)) -> Callable[[str], str]:
+def _without(*beginnings: str) -> Callable[[str], str]:
     """Return a function that takes such beginnings off, and leaves out heads that make no vector."""
 
     def rename(name: str) -> str:
@@ -85,14 +85,14 @@ def _without(*beginnings: str, unused: tuple[str, ...] = ("pooler.",)) -> Callab
             own = own.removeprefix(beginning)
         for end, modern in _OLD_ENDS.items():
             own = own.removesuffix(end) + modern if own.endswith(end) else own
-        return "" if own.startswith((*unused, *_LANGUAGE_HEADS)) or own.endswith("position_ids") else own
+        return "" if own.startswith(("pooler.", *_LANGUAGE_HEADS)) or own.endswith("position_ids") else own
 
     return rename
 
 
 def _scored_by(renamed: Mapping[str, str], *beginnings: str) -> Callable[[str], str]:
     """Return a function that takes beginnings off, and gives the head's layers the names that gguf knows."""
-    shorten = _without(*beginnings, unused=())
+    shorten = _without(*beginnings)  # a pooler that no head reads is in some checkpoints
 
     def rename(name: str) -> str:
         own = next((new + name.removeprefix(old) for old, new in renamed.items() if name.startswith(old)), None)
@@ -174,7 +174,7 @@ _MODERN_KEYS: Mapping[str, Key] = {
     **_layer_norm("norm_eps"),
     "attention.sliding_window": lambda numbers: numbers.whole("local_attention"),
     "attention.sliding_window_pattern": lambda numbers: modern_period(numbers.decoder.settings),
-    "hidden_activation": lambda numbers: str(numbers.decoder.settings["hidden_activation"]),
+    "hidden_activation": lambda numbers: str(numbers.decoder.settings["hidden_activation"] or "gelu"),
     "rope.dimension_count": lambda numbers: numbers.decoder.width,
     "rope.freq_base": lambda numbers: _base_of(numbers, "full_attention", "global_rope_theta", 160_000.0),
     "rope.freq_base_swa": lambda numbers: _base_of(numbers, "sliding_attention", "local_rope_theta", 10_000.0),
@@ -253,7 +253,9 @@ ENCODERS: tuple[Architecture, ...] = (
         assumes={**_MODERN_ASSUMES, "classifier_activation": ("gelu",), "classifier_pooling": tuple(_POOLINGS)},
         keys={
             **_MODERN_KEYS,
-            "classifier.pooling_type": lambda numbers: _POOLINGS[numbers.decoder.settings["classifier_pooling"]],
+            "classifier.pooling_type": lambda numbers: _POOLINGS[
+                numbers.decoder.settings["classifier_pooling"] or "cls"
+            ],
         },
         needs=(*_MODERN_NEEDS, "cls.weight", "cls.norm.weight", "cls.output.weight"),
         reading=Reading(scores=True),

@@ -109,7 +109,7 @@ class GGUFReader(TextReader, GGUFModel):
         self.architecture = config.class_name
         self._pooling = _TOKENS
         try:
-            pooling = read_pooling(file.parent)
+            pooling = read_pooling(file.parent) if family is FEATURE_EXTRACTION else None
         except UnknownPoolingError as error:
             raise Unusable(f"its files do not say how a text becomes one vector: {error}") from error
         self._hidden = int(llama.functions.llama_model_n_embd(self._model))

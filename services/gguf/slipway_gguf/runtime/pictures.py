@@ -206,4 +206,4 @@ def find_projector(folder: Path) -> Path:
         raise NotRunnable("the output has no file for images (mmproj), so llama.cpp takes text alone")
     if images.get("differs"):
         raise NotRunnable(f"llama.cpp computes images otherwise than the model: {images['differs']}")
-    return files[0]
+    return folder / named if named else files[0]

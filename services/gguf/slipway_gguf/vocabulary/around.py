@@ -92,7 +92,11 @@ def _first(named: Any) -> str:
 
 
 def _listed(parts: Any) -> list[str]:
-    pieces = [next(iter(part.items())) for part in parts if isinstance(part, dict) and part] if parts else []
+    pieces = (
+        [next(iter(part.items())) for part in parts if isinstance(part, dict) and part]
+        if isinstance(parts, list)
+        else []
+    )
     return [
         str(value.get("id")) if kind == "SpecialToken" and isinstance(value, dict) else _TEXT for kind, value in pieces
     ]

@@ -11,7 +11,7 @@ from slipway.errors import GGUFExportError
 from slipway.files.json_documents import read_json, read_json_object
 from slipway.model.model_files import CONFIG
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
-from slipway.model.sentences import MODULES, Dense, Pooling, UnknownPoolingError, read_pooling
+from slipway.model.sentences import MODULE_FOLDER, MODULES, Dense, Pooling, UnknownPoolingError, read_pooling
 from slipway.texts import quoted
 from slipway_gguf.architectures.entry import Architecture, Piece
 from slipway_gguf.architectures.views import rows
@@ -93,6 +93,8 @@ def _score_tokens(model: Path) -> tuple[int, int] | None:
         listed = read_json(model / MODULES, lenient=True)
         last = listed[-1] if isinstance(listed, list) and listed else None
         if not isinstance(last, dict) or not str(last.get("type")).endswith(_LOGIT_SCORE):
+            return None
+        if not MODULE_FOLDER.fullmatch(str(last.get("path"))):
             return None
         settings = read_json_object(model / str(last.get("path")) / CONFIG, lenient=True)
     except (OSError, ValueError):

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 HERE = Path(__file__).resolve().parent
 CONFIG = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
-IMAGE = next(CONFIG[name] for name in ("image_token_id", "image_token_index") if CONFIG.get(name) is not None)
+IMAGE = CONFIG.get("image_token_id", CONFIG.get("image_token_index"))
 TYPES = ("token_type_ids", "mm_token_type_ids")
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 CUDA = (
@@ -94,7 +94,7 @@ def positions_of(ids: list[int], picture: dict[str, Any], *, thrice: bool) -> An
     grids = iter([(rows // merge, columns // merge) for _, rows, columns in picture.get("image_grid_thw", ())])
     positions, at, place = np.zeros((3, 1, len(ids)), np.int64), 0, 0
     while at < len(ids):
-        down, across = next(grids) if ids[at] == IMAGE else (1, 1)
+        down, across = next(grids, (1, 1)) if ids[at] == IMAGE else (1, 1)
         for number in range(down * across):
             positions[:, 0, at + number] = place, place + number // across, place + number % across
         at, place = at + down * across, place + max(down, across)

@@ -36,6 +36,8 @@ _USUAL: Mapping[str, Any] = {
     "temporal_patch_size": 2,
 }
 """What Qwen2-VL's processor takes for settings that its file leaves out."""
+_LARGEST_PATCH = 1024
+"""Pixels of a patch in one direction, and patches that become a token."""
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 
 
@@ -94,6 +96,8 @@ def _preparation(model: Packaged) -> dict[str, Any]:
     given = {**_USUAL, "min_pixels": edges.get("shortest_edge"), "max_pixels": edges.get("longest_edge")}
     given |= {name: own[name] for name in _USUAL if own.get(name) is not None}
     given |= {name: _USUAL[name] for name, value in given.items() if value is None}
+    if not _is_usual(given):
+        return {}
     squares = {"patch_size": given["patch_size"], "merge_size": given["merge_size"]}
     pixels = {"min_pixels": given["min_pixels"], "max_pixels": given["max_pixels"]}
     side = given["patch_size"] * given["merge_size"]  # the size that a smart resize does not use
@@ -120,6 +124,16 @@ def _preparation(model: Packaged) -> dict[str, Any]:
     return {
         "processor": {"name": "qwen2_5_image_processor", "transforms": [{"operation": each} for each in operations]}
     }
+
+
+def _is_usual(given: Mapping[str, Any]) -> bool:
+    """Return whether sizes are small numbers, and colours three: a folder's file may hold anything."""
+    sizes = (given["patch_size"], given["merge_size"], given["temporal_patch_size"])
+    colours = (given["image_mean"], given["image_std"])
+    return all(type(each) is int and 0 < each <= _LARGEST_PATCH for each in sizes) and all(
+        isinstance(each, list) and len(each) == 3 and all(isinstance(value, int | float) for value in each)
+        for each in colours
+    )
 
 
 def _settings(model: Packaged) -> Mapping[str, Any]:

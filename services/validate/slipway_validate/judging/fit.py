@@ -110,6 +110,8 @@ def name_alternatives(outputs: Sequence[OutputValidation]) -> list[OutputValidat
 def _name_alternatives(output: OutputValidation, others: Sequence[OutputValidation]) -> OutputValidation:
     if output.fit.answer not in (Answer.FAILED, Answer.WARNING) or output.kept is None:
         return output
+    if output.pictures is not None and output.fit == output.pictures.fit:
+        return output  # what others keep on text says nothing of what is kept behind pictures
     better = sorted(
         (
             each

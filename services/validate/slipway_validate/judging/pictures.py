@@ -21,7 +21,7 @@ CAUSE = (
     "behind pictures it gives other results than its weights should: a weight of its part for images (encoder, projector) is another one or "
     "lies in another place, or its runtime computes pictures otherwise"
 )
-REMEDY = "merge again, and make this format from the merged model; report.json has the checks"
+REMEDY = "make this format from the merged model again, and merge again if its PyTorch output fails too; report.json has the checks"
 EARLIER = "the reference has no pictures: an earlier version made it, or max_logit_bytes leaves no room for them"
 _ON_TEXT_ALONE = (
     "the model takes images or sound too, and its outputs were compared on text alone{why}: of the parts for images and sound, only the stored "

@@ -104,7 +104,7 @@ def explain(found: TextComparison) -> tuple[str, str]:
         remedies.append("give the model its chat template, and export again")
     elif found.rendered_otherwise:
         causes.append(
-            f"{found.rendered_otherwise} of {found.conversations} conversations become another prompt than by transformers, first "
+            f"{found.rendered_otherwise} of {found.conversations} conversations become another prompt than by transformers, the shortest is "
             f"{found.first_rendered}"
         )
         remedies.append("give its runtime the chat template in another spelling, or the prompts as text")

@@ -34,6 +34,7 @@ from slipway_validate.protocol.messages import (
     Yardsticks,
     pass_file,
 )
+from slipway_validate.protocol.pictures import Looked
 
 UNSTEADY = "the reference itself gives other results in this shape, so it cannot judge an output"
 
@@ -121,7 +122,8 @@ class ReferenceRun:
 
     def behind_pictures(self) -> ReferenceRun | None:
         """Return its results behind pictures as a run of its own; None if there are none."""
-        if not (self.folder / PICTURES / LOGITS_FILE).is_file():
+        looked = Looked.read(self.folder)
+        if looked is None or looked.not_run or not looked.pictures:
             return None
         run = replace(self, folder=self.folder / PICTURES)
         effect = compare_windows(run.logits, run.base_logits, run.measure) if run.with_adapter else None

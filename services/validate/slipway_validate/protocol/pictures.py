@@ -13,8 +13,8 @@ from slipway.proof.sights import FOLDER
 PICTURES_FILE = "pictures.json"
 """In the folder ``slipway.proof.sights.FOLDER`` of a run's results: a :class:`Looked`. Beside it are files of logits as those of windows,
 (N, P, V), N = prompts, P = tokens behind each picture."""
-PICTURES, PICTURE_TOKENS = 4, 24
-"""Prompts with a picture, and tokens behind each whose results are compared."""
+PICTURE_TOKENS = 24
+"""Tokens behind each picture whose results are compared."""
 ENDED = "its process ended while it computed a picture"
 
 

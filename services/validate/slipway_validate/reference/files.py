@@ -297,7 +297,12 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
 
 def _check_pictures(folder: Path, file: ReferenceFile) -> None:
     """Refuse prompts with pictures that outputs could not compute, and results of others."""
-    looked, sights = Looked.read(folder), read_sights(folder / SAMPLES)
+    looked = Looked.read(folder)
+    if looked is not None and not looked.pictures and not looked.not_run:
+        raise ValueError(f"{PICTURES} has no results, and does not say why")
+    if looked is not None and looked.not_run:
+        return
+    sights = read_sights(folder / SAMPLES)
     count, tokens = (looked.pictures, looked.tokens) if looked else (0, 0)
     if len(sights) != count or any(each.compared != tokens for each in sights):
         raise ValueError(f"{len(sights)} prompts with a picture have results of {count} with {tokens} tokens each")

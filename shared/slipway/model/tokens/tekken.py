@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,9 +123,18 @@ def _read_special(path: Path, listed: Any, count: int, version: str) -> tuple[st
         raise tekken_error(path, f"has {len(named)} special tokens, and says that there are {count}")
     special = (*named, *(_FILLER.format(number) for number in range(len(named), count)))
     if len(set(special)) < count:
-        twice = next(text for place, text in enumerate(special) if text in special[:place])
-        raise tekken_error(path, f"names the special token {quoted(twice)} twice")
+        raise tekken_error(path, f"names the special token {quoted(special[_first_twice(special)])} twice")
     return special
+
+
+def _first_twice(values: Sequence[str] | Sequence[bytes]) -> int:
+    """Return the place of the first value that stands before it too; one does."""
+    seen: set[str | bytes] = set()
+    for place, value in enumerate(values):
+        if value in seen:
+            return place
+        seen.add(value)
+    return len(values)
 
 
 def _special_text(path: Path, listed: Mapping[str, Any], place: int) -> str:
@@ -144,9 +153,7 @@ def _read_tokens(path: Path, listed: Any, count: int) -> tuple[bytes, ...]:
         raise tekken_error(path, f"has {has} tokens, and its sizes say {count}")
     tokens = tuple(_token_bytes(path, each, rank) for rank, each in enumerate(listed[:count]))
     if len(set(tokens)) < count:
-        seen: set[bytes] = set()
-        rank = next(rank for rank, each in enumerate(tokens) if each in seen or seen.add(each))  # type: ignore[func-returns-value]
-        raise tekken_error(path, f"has the bytes of its token {rank} twice")
+        raise tekken_error(path, f"has the bytes of its token {_first_twice(tokens)} twice")
     return tokens
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator
@@ -96,7 +95,7 @@ def _sound(report: Report, folder: Path) -> SoundCodec | None:
 
 def _literal(text: str) -> str:
     """Return a Python literal of any text, which neither ends the code of an example nor hides a part of it."""
-    return json.dumps(text).replace("`", "\\u0060")
+    return ascii(text).replace("`", "\\x60")
 
 
 def _completeness(report: Report) -> str:

@@ -24,6 +24,7 @@ class OnnxParts(GraphModel):
 
     def __init__(self, folder: Path, *, threads: int, stored: str) -> None:
         self._open_encoder = partial(Graph, folder / VISION_ENCODER, threads=threads, alone=False)
+        self._encoder: Graph | None = None
         self._embedding = Graph(folder / EMBEDDING, threads=threads, alone=False)
         self._decoder = decoder = Graph(folder / "model.onnx", threads=threads, alone=False)
         self._past = [name for name in decoder.inputs if name.startswith(PAST_PREFIX)]
@@ -44,7 +45,9 @@ class OnnxParts(GraphModel):
 
     def look(self, sight: Sight) -> Logits:
         """As :meth:`slipway.proof.runtime.LanguageModel.look`."""
-        encoder = self._open_encoder()
+        if self._encoder is None:
+            self._encoder = self._open_encoder()
+        encoder = self._encoder
         encoder.require(inputs=set(), outputs=self._features, known=set(sight.arguments))
         seen = encoder.run({name: encoder.value(name, sight.arguments[name]) for name in encoder.inputs})
         features = {name: value.numpy() for name, value in seen.items()}
@@ -60,6 +63,10 @@ class OnnxParts(GraphModel):
             positions = three_positions(ids, mask, token=sight.token, grids=_grids(sight, tokens=int(types.sum())))
         logits, _ = self._decode(ids, features, (mask, positions, types), past=None)
         return logits[0, sight.end :]
+
+    def leave_comparison(self) -> None:
+        """Free the encoder's memory: speed is measured on text."""
+        self._encoder = None
 
     def _decode(
         self, ids: Ints, features: Mapping[str, Any], places: tuple[Ints, Ints, Ints], *, past: Past

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -61,6 +62,10 @@ def look_as_reference(model: Any, spec: RunSpec, folder: Path, *, report: Report
         finding = Looked(not_run=str(error))
     except Exception as error:  # noqa: BLE001 - code of transformers' classes raises anything, and text is compared without it
         finding = Looked(not_run=f"the model does not compute a picture of its own: {type(error).__name__}: {error}")
+    if finding.not_run:  # nobody is to find half of the results
+        shutil.rmtree(spec.samples / FOLDER, ignore_errors=True)
+        for name in (LOGITS_FILE, BASE_LOGITS_FILE):
+            (folder / FOLDER / name).unlink(missing_ok=True)
     finding.write(folder)
 
 
