@@ -198,7 +198,7 @@ def _read_config(folder: Path, parts: Parts) -> tuple[Any, Family]:
         raise ONNXExportError(
             why,
             reason="FAMILY_UNSUPPORTED",
-            remedy="set formats.onnx.parts to text" if text else "leave the ONNX format out for this model",
+            remedy="export the text part alone" if text else "leave the ONNX format out for this model",
             about={"family": model.description, "model_type": model_type},
         )
     try:

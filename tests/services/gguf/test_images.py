@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER
 from slipway.results.report.environment import markdown_environment
 from slipway.stage import Context
 from slipway_gguf.files import projector_files
@@ -284,7 +285,14 @@ def test_settings_of_the_processor_may_be_in_its_own_file(tmp_path: Path) -> Non
 def test_the_usage_example_names_the_file() -> None:
     assert FORMAT.usage is not None
     template = markdown_environment().from_string(FORMAT.usage.path.read_text(encoding="utf-8"))
-    named = {"folder": "gguf", "others": [], "chat": True}
+    named = {
+        "folder": "gguf",
+        "others": [],
+        "chat": True,
+        "family": DECODER,
+        "sound": None,
+        "written": "print({})".format,
+    }
     code = template.render(entries=["config.json", "a-Q8_0.gguf", "a-mmproj-F16.gguf"], **named)
     assert "llama-cli -m gguf/a-Q8_0.gguf\n" in code
     assert "llama-server -m gguf/a-Q8_0.gguf --mmproj gguf/a-mmproj-F16.gguf\n" in code

@@ -352,7 +352,7 @@ def test_images_of_other_types_are_refused_before_anything_runs(tmp_path: Path) 
     with pytest.raises(ONNXExportError) as caught:
         STAGE.run({"pytorch": source}, OnnxExportParams(parts="all"), Context(workdir=tmp_path))
     assert caught.value.reason == "FAMILY_UNSUPPORTED"
-    assert caught.value.remedy == "set formats.onnx.parts to text"
+    assert caught.value.remedy == "export the text part alone"
 
 
 def test_a_tower_whose_pictures_have_any_size_is_refused_for_llava() -> None:

@@ -28,6 +28,7 @@ ALLOWED = {
         **dict.fromkeys(("pytorch", "onnx", "openvino"), "the configuration that the real sample writes"),
         **_GGUF_LIBRARY,
     },
+    "shared/slipway/model/graphs/pictures.py": {"onnx": "the ending of a graph's file"},
     "shared/slipway/model/dtypes.py": {"onnx": "the column of a library's own names for types"},
     "shared/slipway/cli/export/command.py": dict.fromkeys(("pytorch", "gguf", "onnx"), "examples of the help"),
     "shared/slipway/cli/remote/commands.py": {"gguf": "an example of the help"},

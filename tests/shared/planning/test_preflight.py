@@ -260,7 +260,7 @@ def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
     "config",
     [
         {"architectures": ["ViTModel"], "model_type": "vit"},
-        {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "state_size": 16},
+        {"architectures": ["RwkvForCausalLM"], "model_type": "rwkv", "rescale_every": 6},
     ],
     ids=["images", "states"],
 )

@@ -127,7 +127,7 @@ def _read_special(path: Path, listed: Any, count: int, version: str) -> tuple[st
     return special
 
 
-def _first_twice(values: Sequence[str] | Sequence[bytes]) -> int:
+def _first_twice(values: Sequence[str | bytes]) -> int:
     """Return the place of the first value that stands before it too; one does."""
     seen: set[str | bytes] = set()
     for place, value in enumerate(values):
