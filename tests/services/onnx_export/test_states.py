@@ -236,18 +236,12 @@ def test_genai_continues_as_transformers_does(name: str, base: Base, exported: C
     assert found == [_continuation(base(name), prompt, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "package", "why"),
     [
-        pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow)
-        for case in (
-            ("granite4", "optimum", "optimum's classes have keys and values in their cache, and no states"),
-            (
-                "qwen3.5",
-                "transformers_js",
-                "transformers.js runs models of type qwen3_5_text with their vision part only",
-            ),
-        )
+        ("granite4", "optimum", "optimum's classes have keys and values in their cache, and no states"),
+        ("qwen3.5", "transformers_js", "transformers.js runs models of type qwen3_5_text with their vision part only"),
     ],
 )
 def test_a_package_that_has_no_such_layers_says_so(

@@ -135,6 +135,7 @@ def test_a_pooling_that_leaves_prompts_out_is_in_no_graph(tmp_path: Path, export
     assert "the graph lacks the model's own pooling" in usage_examples((tmp_path / "README.md").read_text())["onnx"]
 
 
+@pytest.mark.slow
 def test_tokens_of_sound_are_the_same_numbers_in_both(tmp_path: Path, shown: Shown) -> None:
     pytest.importorskip("gguf", reason="the trained tokenizer comes with the tests of GGUF")
     make_speaker(SOUND_CODECS[0], tmp_path / "pytorch")

@@ -87,6 +87,7 @@ def test_right_graphs_of_each_kind_pass_behind_pictures(name: str, tmp_path: Pat
     assert_right(make(name, tmp_path), tmp_path / "work")
 
 
+@pytest.mark.slow
 def test_an_encoder_of_the_base_fails_by_name_though_text_is_right(quick: Made, tmp_path: Path) -> None:
     onnx = shutil.copytree(quick.onnx, tmp_path / "onnx")
     before = export(quick.kind.base, tmp_path / "before", parts="all")
