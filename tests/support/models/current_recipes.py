@@ -326,15 +326,7 @@ KINDS: dict[str, Recipe] = {
         "Glm4MoeConfig",
         "Glm4MoeForCausalLM",
         # One group of experts, as the released models have.
-        {
-            **SIZES,
-            **_GROUPED,
-            "n_group": 1,
-            "topk_group": 1,
-            "head_dim": 16,
-            "use_qk_norm": True,
-            "attention_bias": True,
-        },
+        {**SIZES, **_GROUPED, "n_group": 1, "head_dim": 16, "use_qk_norm": True, "attention_bias": True},
         _NEXT_LAYER,
         _NEXT,
     ),

@@ -192,7 +192,7 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: it changes text in a way that llama.cpp does not.
     """
     pre = tokenizer.get("pre_tokenizer")
-    steps = _steps(tokenizer.get("normalizer"), "normalizers")
+    steps = steps_of(tokenizer.get("normalizer"), "normalizers")
     meta = pre if isinstance(pre, dict) and pre.get("type") == "Metaspace" else None
     replaced = any(step.get("type") == "Replace" and step.get("content") == SPACE for step in steps)
     if meta is None and not replaced:
@@ -232,7 +232,8 @@ def _check_inert(pre: Any) -> None:
         raise unsupported_error(f"it splits text by {quoted(pre)}, which llama.cpp does not do with such vocabularies")
 
 
-def _steps(normalizer: Any, key: str) -> list[Mapping[str, Any]]:
+def steps_of(normalizer: Any, key: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a part of a tokenizer, which are listed under ``key`` if it has several."""
     if isinstance(normalizer, dict) and normalizer.get("type") == "Sequence":
         listed = normalizer.get(key)
         return [each for each in (listed if isinstance(listed, list) else []) if isinstance(each, dict)]

@@ -13,7 +13,7 @@ from slipway.texts import quoted
 from slipway.validation.texts import TextKind
 from slipway_gguf.metadata import Field
 from slipway_gguf.vocabulary.documents import TokenizerFiles, unsupported_error
-from slipway_gguf.vocabulary.tokens import SPACE, TokenList, list_tokens
+from slipway_gguf.vocabulary.tokens import SPACE, TokenList, list_tokens, steps_of
 
 _AT_END = (TextKind.CODE, TextKind.LEADING, TextKind.SPACES, TextKind.SPECIAL, TextKind.SPECIAL_SPACES)
 """Kinds of text that llama.cpp splits otherwise if a tokenizer has a token for the space at the end of a text."""
@@ -71,14 +71,14 @@ def _score(files: TokenizerFiles, number: int) -> float:
 
 def _spaces_of(files: TokenizerFiles) -> tuple[bytes, bool, tuple[TextKind, ...]]:
     """Return the map of characters, whether several spaces count as one, and the kinds of text that llama.cpp splits otherwise."""
-    steps = _steps(files.tokenizer.get("normalizer"), "normalizers")
+    steps = steps_of(files.tokenizer.get("normalizer"), "normalizers")
     maps = [step for step in steps if step.get("type") == "Precompiled"]
     other = next((step for step in steps if step not in (*maps, *_MERGED_SPACES, _NO_END)), None)
     if other is not None or len(maps) > 1:
         raise unsupported_error(
             f"it changes text before it splits by {quoted(other or maps)}, which llama.cpp does not"
         )
-    words = _steps(files.tokenizer.get("pre_tokenizer"), "pretokenizers")
+    words = steps_of(files.tokenizer.get("pre_tokenizer"), "pretokenizers")
     kinds = [step.get("type") for step in words]
     if kinds not in (["WhitespaceSplit", "Metaspace"], ["Metaspace"]):
         raise unsupported_error(f"it splits text into words by {quoted(kinds)}, and llama.cpp at spaces")
@@ -92,13 +92,6 @@ def _spaces_of(files: TokenizerFiles) -> tuple[bytes, bool, tuple[TextKind, ...]
     # The map composes letters and marks; tokenizers apply it to one letter with its marks, and llama.cpp to as much as it holds.
     composed = (TextKind.DECOMPOSED,) if mapped else ()
     return mapped, merges, (*composed, *(() if by_words or _NO_END in steps else _AT_END))
-
-
-def _steps(part: Any, key: str) -> list[dict[str, Any]]:
-    if isinstance(part, dict) and part.get("type") == "Sequence":
-        listed = part.get(key)
-        return [each for each in (listed if isinstance(listed, list) else []) if isinstance(each, dict)]
-    return [part] if isinstance(part, dict) else []
 
 
 def _decode_map(encoded: Any) -> bytes:

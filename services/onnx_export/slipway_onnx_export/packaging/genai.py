@@ -10,9 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.files.json_documents import read_json_object
 from slipway.model.families import DECODER, SPEECH
-from slipway_onnx_export.packaging.genai_pictures import add_pictures
+from slipway_onnx_export.packaging.genai_pictures import add_pictures, processor_settings
 from slipway_onnx_export.packaging.graphs import Interface, read_interface
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 from slipway_onnx_export.packaging.states import states_by_layer
@@ -244,7 +243,7 @@ def audio_processor(model: Packaged) -> dict[str, Any]:
     Raises:
         NotPackagedError: The model's own files prepare sound otherwise.
     """
-    given = _preprocessing(model)
+    given = processor_settings(model, "feature_extractor")
     for name, wanted in _PREPARED.items():
         if given.get(name, wanted) != wanted:
             raise NotPackagedError(
@@ -262,19 +261,6 @@ def audio_processor(model: Packaged) -> dict[str, Any]:
         },
     ]
     return {"feature_extraction": {"sequence": [{"operation": each} for each in operations]}}
-
-
-def _preprocessing(model: Packaged) -> Mapping[str, Any]:
-    """Return the model's settings for sound; transformers 5 keeps them within the processor's file."""
-    for name, part in (("preprocessor_config.json", ""), ("processor_config.json", "feature_extractor")):
-        try:
-            document = read_json_object(model.folder / name, lenient=True)
-        except (OSError, ValueError):
-            continue
-        settings = document.get(part) if part else document
-        if isinstance(settings, dict):
-            return settings
-    return {}
 
 
 def _speech_cache(decoder: Interface) -> tuple[int, int, int]:

@@ -88,7 +88,7 @@ def _merged(model: Packaged) -> int:
 
 def _preparation(model: Packaged) -> dict[str, Any]:
     """Return the operations that make patches of an image file; empty if the model's own files prepare pictures otherwise."""
-    own = _settings(model)
+    own = processor_settings(model, "image_processor")
     if not own or not all(own.get(step, True) is True for step in _STEPS):
         return {}
     size = own.get("size")
@@ -136,14 +136,14 @@ def _is_usual(given: Mapping[str, Any]) -> bool:
     )
 
 
-def _settings(model: Packaged) -> Mapping[str, Any]:
-    """Return the model's settings for pictures; transformers 5 keeps them within the processor's file."""
-    for name, part in (("preprocessor_config.json", ""), ("processor_config.json", "image_processor")):
+def processor_settings(model: Packaged, part: str) -> Mapping[str, Any]:
+    """Return the model's settings for pictures or sound; transformers 5 keeps them as a part of the processor's file."""
+    for name, within in (("preprocessor_config.json", ""), ("processor_config.json", part)):
         try:
             document = read_json_object(model.folder / name, lenient=True)
         except (OSError, ValueError):
             continue
-        settings = document.get(part) if part else document
+        settings = document.get(within) if within else document
         if isinstance(settings, dict):
             return settings
     return {}

@@ -60,15 +60,16 @@ def model_card(report: Report, folder: Path) -> str:
         folder: The output directory; examples apply the chat template of formats there that have one.
     """
     template = markdown_environment().get_template("card.md.j2")
+    sound = _sound(report, folder)
     return template.render(
-        front_matter=yaml.safe_dump(_front_matter(report, folder), sort_keys=False, allow_unicode=True),
+        front_matter=yaml.safe_dump(_front_matter(report, folder, sound), sort_keys=False, allow_unicode=True),
         **common(report),
         completeness=_completeness(report),
         examples=_examples(report, folder),
         evaluation=rows(report),
         sign_off=sign_off(report),
         prompts=_prompts(report, folder),
-        sound=_sound(report, folder),
+        sound=sound,
     )
 
 
@@ -109,9 +110,9 @@ def _completeness(report: Report) -> str:
     )
 
 
-def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
+def _front_matter(report: Report, folder: Path, sound: SoundCodec | None) -> dict[str, Any]:
     family = next((_family(folder / name) for name in report.result.formats), DECODER)
-    task = "text-to-speech" if _sound(report, folder) else family.task if family else ""
+    task = "text-to-speech" if sound else family.task if family else ""
     pipeline = {"pipeline_tag": task} if task else {}
     kinds, levels = zip(*map(split_output, report.result.formats), strict=True) if report.result.formats else ((), ())
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
