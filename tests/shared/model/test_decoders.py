@@ -257,3 +257,11 @@ def test_a_fixed_alpha_stretches_the_base() -> None:
 def test_a_number_of_turned_values_is_a_share_of_the_head() -> None:
     found = decoder("MiniMaxM2ForCausalLM", head_dim=8, rotary_dim=4).rotary
     assert (found.share, found.rotated) == (0.5, 4)
+
+
+def test_a_number_of_turned_values_counts_only_for_classes_that_read_it() -> None:
+    for name in (each for each, kind in CLASSES.items() if not kind.turned):
+        given = {"head_dim": 8, CLASSES[name].width: 8}
+        assert decoder(name, **given, rotary_dim=4).rotary.share == decoder(name, **given).rotary.share, name
+        settings = inspect.getsource(configuration(name))
+        assert "rotary_dim" not in settings, name

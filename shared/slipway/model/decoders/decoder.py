@@ -93,7 +93,7 @@ def decoder_of(config: ModelConfig, values: ConfigValues, kind: DecoderClass | N
         vocabulary=values.whole(settings, "vocab_size"),
         positions=positions,
         tied=values.flag(settings, "tie_word_embeddings"),
-        rotary=rotary_of(settings, width, values),
+        rotary=rotary_of(settings, width, values, turned=kind.turned),
         windows=_windows(kind, settings, values, layers=layers, positions=positions),
     )
 

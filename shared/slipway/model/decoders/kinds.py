@@ -44,6 +44,7 @@ class DecoderClass:
         positions: Most tokens of a text, for classes without a limit and with no setting that says what they were trained on; otherwise 0.
         attends: Whether any layer has attention.
         width: Setting with the width of a head, as far as the rotary embedding sees it.
+        turned: Setting with the number of values of a head that turn, which files of the class may have instead of their share.
         by_layer: Whether ``layer_types`` says more than which layers have a window, such as which of them are recurrent.
     """
 
@@ -59,4 +60,5 @@ class DecoderClass:
     positions: int = 0
     attends: bool = True
     width: str = "head_dim"
+    turned: str = ""
     by_layer: bool = False

@@ -33,6 +33,7 @@ MIXTURES = (
             "num_local_experts": 256,
             "rope_theta": 5_000_000.0,
         },
+        turned="rotary_dim",
     ),
     DecoderClass(
         "Ernie4_5_MoeForCausalLM",

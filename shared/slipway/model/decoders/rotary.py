@@ -88,17 +88,18 @@ def longrope_attention(times: float, original: int) -> float:
     return math.sqrt(1 + math.log(times) / math.log(original)) if times > 1.0 else 1.0
 
 
-def rotary_of(settings: Mapping[str, Any], width: int, values: ConfigValues) -> Rotary:
+def rotary_of(settings: Mapping[str, Any], width: int, values: ConfigValues, *, turned: str = "") -> Rotary:
     """Return the rotary embedding.
 
     Args:
         settings: The model's settings, with the defaults of its class.
         width: Width of a head.
         values: Reads settings, with the errors that a format raises: ``BASE_MODEL_INVALID`` for a wrong value.
+        turned: Setting with the number of values of a head that turn, for classes that read one; it counts if no setting says their share.
     """
     full, local = _of_layers(settings, values)
-    turned = settings.get("rotary_dim")  # released MiniMax-M2 files say how many values turn instead of their share
-    whole = 1.0 if turned is None else values.whole(settings, "rotary_dim", most=width) / width
+    stated = turned and settings.get(turned) is not None
+    whole = values.whole(settings, turned, most=width) / width if stated else 1.0
     share = values.positive(full, "partial_rotary_factor", values.positive(settings, "partial_rotary_factor", whole))
     if share > 1.0:
         raise values.invalid("partial_rotary_factor", share, "a share of a head, which is at most 1")
