@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from slipway.errors import GGUFExportError
 from slipway.proof.runtime import Step, positions_of
 from slipway_gguf.diagnosis import explain
 from slipway_gguf.runtime import load
 from slipway_gguf.runtime.stored import stored
-from support.models.gguf_models import file_fields, stored_tensors, write_gguf
+from support.models.gguf_models import file_fields, save_family, stored_tensors, write_gguf
 from support.models.gguf_readers import JUDGE, NO, READERS, YES, save_judge, save_reader
 
 pytestmark = pytest.mark.own_process
@@ -119,3 +120,47 @@ def test_llama_cpps_server_judges_as_the_logits_of_two_tokens_do(no: int | None,
     with torch.no_grad():
         logits = model(input_ids=torch.tensor(row)).logits.numpy()
     assert np.abs(ours.forward(Step(row, mask, positions_of(mask)))[0] - logits).max() < 1e-4
+
+
+def _write_score(folder: Path, path: str = "1_LogitScore", tokens: object = None) -> None:
+    """Write the files that say that a model makes a score of two tokens; ``tokens`` of None writes no module's settings."""
+    modules = [("", "base.modules.transformer.Transformer"), (path, "cross_encoder.modules.logit_score.LogitScore")]
+    listed = [
+        {"idx": at, "name": str(at), "path": place, "type": f"sentence_transformers.{kind}"}
+        for at, (place, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    if tokens is not None:
+        (folder / path).mkdir(exist_ok=True)
+        (folder / path / "config.json").write_text(json.dumps(tokens))
+
+
+def test_another_decoder_that_judges_by_two_tokens_is_refused(tmp_path: Path) -> None:
+    """llama.cpp would take the score of the first token. Without the list of modules the model is a decoder alone."""
+    save_family("llama", tmp_path / "model")
+    _write_score(tmp_path / "model", tokens={"true_token_id": 5, "false_token_id": 6})
+    with pytest.raises(GGUFExportError, match=r"LogitScore.*of LlamaForCausalLM it reads the first token") as caught:
+        write_gguf(tmp_path / "model", tmp_path / "work")
+    assert (caught.value.reason, "modules.json" in caught.value.remedy) == ("FAMILY_UNSUPPORTED", True)
+    (tmp_path / "model" / "modules.json").unlink()
+    assert "output.weight" in stored_tensors(write_gguf(tmp_path / "model", tmp_path / "other")[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "tokens", "words"),
+    [
+        ("1_LogitScore", {"true_token_id": None, "false_token_id": 6}, "its tokens are None and 6"),
+        ("1_LogitScore", {"true_token_id": True}, "its tokens are True and None"),
+        ("1_LogitScore", {"true_token_id": 5, "false_token_id": -2}, "its tokens are 5 and -2"),
+        ("1_LogitScore", [5], "its config.json cannot be read"),
+        ("1_LogitScore", None, "its config.json cannot be read"),
+        ("../elsewhere", None, r"its folder is '\.\./elsewhere'"),
+    ],
+)
+def test_a_score_of_no_tokens_is_refused(path: str, tokens: object, words: str, tmp_path: Path) -> None:
+    save_judge(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "1_LogitScore")
+    _write_score(tmp_path / "model", path, tokens)
+    with pytest.raises(GGUFExportError, match=words) as caught:
+        write_gguf(tmp_path / "model", tmp_path / "work")
+    assert caught.value.reason == "BASE_MODEL_INVALID"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import gguf
 
@@ -68,11 +69,22 @@ def read_score(model: Path, parameters: Parameters, head: TensorInfo | None) -> 
         head: The tensor that makes logits; None if there is none.
 
     Returns:
-        None for a decoder that makes no score, or one that llama.cpp does not compute.
+        None for a decoder that makes no score.
+
+    Raises:
+        GGUFExportError: ``FAMILY_UNSUPPORTED`` for a score that llama.cpp does not compute, ``BASE_MODEL_INVALID`` for one of no tokens.
     """
     architecture, tokens = parameters.architecture, _score_tokens(model)
-    if not tokens or head is None or architecture.name not in _SHARES:
+    if not tokens or head is None:
         return None
+    if architecture.name not in _SHARES:
+        raise GGUFExportError(
+            f"{MODULES} says that the model makes a score of the logits of two tokens (LogitScore), and llama.cpp makes one of the last token "
+            f"of {' and '.join(_SHARES)} alone; of {architecture.class_name} it reads the first token",
+            reason="FAMILY_UNSUPPORTED",
+            remedy=f"use another format for this model, or remove {MODULES} to get a file that predicts tokens alone",
+            about={"architecture": architecture.name},
+        )
     true, false = tokens
     # Without a second token the score is the first one's logit; llama.cpp needs two, so the second is zero.
     pieces = (
@@ -91,18 +103,34 @@ def _score_tokens(model: Path) -> tuple[int, int] | None:
     """Return the tokens whose logits make a score: for it, and against it (-1 for none); None if no module of the model says so."""
     try:
         listed = read_json(model / MODULES, lenient=True)
-        last = listed[-1] if isinstance(listed, list) and listed else None
-        if not isinstance(last, dict) or not str(last.get("type")).endswith(_LOGIT_SCORE):
-            return None
-        if not MODULE_FOLDER.fullmatch(str(last.get("path"))):
-            return None
-        settings = read_json_object(model / str(last.get("path")) / CONFIG, lenient=True)
     except (OSError, ValueError):
         return None
-    true, false = (settings.get(f"{name}_token_id") for name in ("true", "false"))
-    if not isinstance(true, int) or true < 0 or not isinstance(false, int | None) or (false is not None and false < 0):
+    last = listed[-1] if isinstance(listed, list) and listed else None
+    if not isinstance(last, dict) or not str(last.get("type")).endswith(_LOGIT_SCORE):
         return None
+    folder = str(last.get("path"))
+    if not MODULE_FOLDER.fullmatch(folder):
+        raise _score_error(f"its folder is {quoted(folder)}")
+    try:
+        settings = read_json_object(model / folder / CONFIG, lenient=True)
+    except (OSError, ValueError) as error:
+        raise _score_error(f"its {CONFIG} cannot be read: {error}") from error
+    true, false = (settings.get(f"{name}_token_id") for name in ("true", "false"))
+    if not _is_token(true) or not (false is None or _is_token(false)):
+        raise _score_error(f"its tokens are {quoted(true)} and {quoted(false)}")
     return true, -1 if false is None else false
+
+
+def _is_token(number: object) -> TypeGuard[int]:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+
+
+def _score_error(what: str) -> GGUFExportError:
+    return GGUFExportError(
+        f"{MODULES} names a module that makes a score of the logits of two tokens (LogitScore), and {what}",
+        reason="BASE_MODEL_INVALID",
+        remedy=f"download the base model again, completely, or remove {MODULES} to get a file that predicts tokens alone",
+    )
 
 
 def read_sentences(model: Path, parameters: Parameters) -> Sentences:
