@@ -35,7 +35,7 @@ def output_bytes(params: GGUFParams, size: ModelSize) -> int:
 
 STAGE = Stage(
     name="gguf",
-    version=3,
+    version=4,
     inputs=("pytorch",),
     optional_inputs=("importance",),
     outputs=("gguf",),

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("xllamacpp", reason="llama.cpp splits the texts: pip install 'slipway-ml[gguf]'")
-from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 from slipway.errors import GGUFExportError
 from slipway.model.tokens.byte_level import complete_tokenizer
 from slipway.validation.texts import TextKind
 from slipway_gguf.vocabulary import read
+from slipway_gguf.vocabulary.around import read_processor
 from slipway_gguf.vocabulary.splitting import KNOWN
 from slipway_gguf.vocabulary.tokens import spaces_of
 from support.models.tekken import texts, write_tekken
@@ -71,6 +72,28 @@ def test_each_way_to_split_gives_the_tokenizers_tokens(
     assert {kind.value for kind in Vocabulary(file).different(tokenizer)} == set(
         filter(None, found.get("differs", "").split("; "))
     )
+
+
+@pytest.mark.parametrize("steps", ["template", "template behind bytes", "roberta", "bert", "none"])
+def test_a_decoders_tokens_around_a_text_are_read_as_an_embedders_are(steps: str, tmp_path: Path) -> None:
+    tokenizer = byte_level(_QWEN2)
+    marks = [(mark, tokenizer.token_to_id(mark)) for mark in MARKS[:2]]
+    ends = processors.TemplateProcessing(single=f"{MARKS[0]} $A {MARKS[1]}", special_tokens=marks)
+    nothing = processors.TemplateProcessing(single="$A", special_tokens=[])
+    tokenizer.post_processor = {
+        "template": ends,
+        "template behind bytes": processors.Sequence([processors.ByteLevel(), nothing, ends]),
+        "roberta": processors.RobertaProcessing(marks[1], marks[0]),
+        "bert": processors.BertProcessing(marks[1], marks[0]),
+        "none": nothing,
+    }[steps]
+    settings = {"bos_token": MARKS[0], "eos_token": MARKS[1], "add_bos_token": True, "add_eos_token": True}
+    model = save(tokenizer, tmp_path / "model", settings=settings)
+    theirs = Vocabulary(write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800))
+    assert theirs.tokens("some text") == tokenizer.encode("some text").ids
+    around = read_processor(json.loads(tokenizer.to_str())["post_processor"])
+    assert around is not None
+    assert around.single == ((MARKS[0], "", MARKS[1]) if steps != "none" else ("",))
 
 
 @pytest.mark.slow

@@ -15,6 +15,19 @@ _TEXT = ""
 
 
 @dataclass(frozen=True, slots=True)
+class Processed:
+    """What a tokenizer makes of texts: the names of tokens in order, and an empty name for a text.
+
+    Attributes:
+        single: Of one text.
+        pair: Of two; empty if it does not say.
+    """
+
+    single: tuple[str, ...]
+    pair: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Around:
     """Tokens around a text.
 
@@ -40,23 +53,23 @@ def around_of(files: TokenizerFiles) -> Around:
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: they are others than llama.cpp puts there.
     """
-    single, pair = _pieces(files.tokenizer.get("post_processor"))
-    if single.count(_TEXT) != 1:
+    processed = read_processor(files.tokenizer.get("post_processor"))
+    if processed is None or processed.single.count(_TEXT) != 1:
         return Around()
-    place = single.index(_TEXT)
-    before, behind = single[:place], single[place + 1 :]
+    place = processed.single.index(_TEXT)
+    before, behind = list(processed.single[:place]), list(processed.single[place + 1 :])
     if max(len(before), len(behind)) > 1:
         raise unsupported_error(
             f"it puts {quoted(before)} before each text and {quoted(behind)} behind it, and llama.cpp at most one token at either end"
         )
     begin, end = (_number(files, each) for each in (before, behind))
-    return Around(begin, end, _between(pair) == [*behind, *behind] if behind else False)
+    return Around(begin, end, _between(processed.pair) == [*behind, *behind] if behind else False)
 
 
-def _between(pair: list[str]) -> list[str]:
+def _between(pair: tuple[str, ...]) -> list[str]:
     """Return the tokens between the two texts of a pair."""
     places = [place for place, piece in enumerate(pair) if piece == _TEXT]
-    return pair[places[0] + 1 : places[1]] if len(places) == 2 else []
+    return list(pair[places[0] + 1 : places[1]]) if len(places) == 2 else []
 
 
 def _number(files: TokenizerFiles, pieces: list[str]) -> int | None:
@@ -68,22 +81,26 @@ def _number(files: TokenizerFiles, pieces: list[str]) -> int | None:
     return number
 
 
-def _pieces(processor: Any, depth: int = 0) -> tuple[list[str], list[str]]:
-    """Return the tokens of a text, and of a pair, in order; an empty name stands for a text."""
+def read_processor(processor: Any, depth: int = 0) -> Processed | None:
+    """Return what a tokenizer makes of a text and of a pair, as the part ``post_processor`` of ``tokenizer.json`` says; None if it says nothing.
+
+    Of several steps the first counts that puts a token around a text.
+    """
     if not isinstance(processor, dict) or depth > _NESTED:
-        return [_TEXT], []
+        return None
     match processor.get("type"):
         case "Sequence":
             steps = processor.get("processors")
-            lists = [_pieces(step, depth + 1) for step in (steps if isinstance(steps, list) else [])]
-            return next((each for each in lists if len(each[0]) > 1), ([_TEXT], []))
-        case "TemplateProcessing":
-            return _listed(processor.get("single")), _listed(processor.get("pair"))
+            read = [read_processor(step, depth + 1) for step in (steps if isinstance(steps, list) else [])]
+            stated = [each for each in read if each is not None]
+            return next((each for each in stated if len(each.single) > 1), stated[0] if stated else None)
+        case "TemplateProcessing" if isinstance(processor.get("single"), list):
+            return Processed(_listed(processor["single"]), _listed(processor.get("pair")))
         case "BertProcessing" | "RobertaProcessing" as kind:
             begin, end = (_first(processor.get(name)) for name in ("cls", "sep"))
-            more = [end] if kind == "RobertaProcessing" else []
-            return [begin, _TEXT, end], [begin, _TEXT, end, *more, _TEXT, end]
-    return [_TEXT], []
+            between = (end, end) if kind == "RobertaProcessing" else (end,)
+            return Processed((begin, _TEXT, end), (begin, _TEXT, *between, _TEXT, end))
+    return None
 
 
 def _first(named: Any) -> str:
@@ -91,12 +108,9 @@ def _first(named: Any) -> str:
     return str(named[0]) if isinstance(named, list) and named else _TEXT
 
 
-def _listed(parts: Any) -> list[str]:
-    pieces = (
-        [next(iter(part.items())) for part in parts if isinstance(part, dict) and part]
-        if isinstance(parts, list)
-        else []
-    )
-    return [
+def _listed(parts: Any) -> tuple[str, ...]:
+    listed = parts if isinstance(parts, list) else []
+    pieces = [next(iter(part.items())) for part in listed if isinstance(part, dict) and part]
+    return tuple(
         str(value.get("id")) if kind == "SpecialToken" and isinstance(value, dict) else _TEXT for kind, value in pieces
-    ]
+    )

@@ -15,6 +15,7 @@ from gguf import TokenType
 
 from slipway.texts import quoted
 from slipway.validation.texts import TextKind
+from slipway_gguf.vocabulary.around import read_processor
 from slipway_gguf.vocabulary.documents import MOST_TOKENS, TokenizerFiles, unsupported_error
 
 SPACE = "▁"
@@ -269,29 +270,15 @@ def special_token_ids(files: TokenizerFiles, *, rows: int, template: str) -> dic
 
 def adds_begin_and_end(files: TokenizerFiles, numbers: Mapping[str, int]) -> tuple[bool, bool]:
     """Return whether the tokenizer adds the begin-of-text token before each text, and the end-of-text token behind it."""
-    pieces = _template_pieces(files.tokenizer.get("post_processor"))
-    if pieces is None:
+    processed = read_processor(files.tokenizer.get("post_processor"))
+    if processed is None:
         begin, end = (bool(files.settings.get(f"add_{name}_token")) for name in ("bos", "eos"))
     else:
         begin, end = (
-            len(pieces) > 1 and files.number_of(pieces[place]) == numbers.get(name, -1)
+            len(processed.single) > 1 and files.number_of(processed.single[place]) == numbers.get(name, -1)
             for place, name in ((0, "bos"), (-1, "eos"))
         )
     return begin and "bos" in numbers, end and "eos" in numbers
-
-
-def _template_pieces(processor: Any) -> list[str] | None:
-    """Return the tokens around a text in order, with an empty name for the text; None if no template is set."""
-    if not isinstance(processor, dict):
-        return None
-    if processor.get("type") == "Sequence":
-        steps = processor.get("processors")
-        lists = [_template_pieces(step) for step in (steps if isinstance(steps, list) else [])]
-        return next((each for each in lists if each is not None), None)
-    if processor.get("type") != "TemplateProcessing" or not isinstance(processor.get("single"), list):
-        return None
-    parts = [next(iter(part.items())) for part in processor["single"] if isinstance(part, dict) and part]
-    return [str(value.get("id")) if kind == "SpecialToken" and isinstance(value, dict) else "" for kind, value in parts]
 
 
 def end_token_ids(files: TokenizerFiles, *, rows: int) -> list[int]:
