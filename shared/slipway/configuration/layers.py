@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from slipway.configuration.schema import keys, parse_text, sections, unknown_setting
-from slipway.files.yaml_files import YamlError, entries, read_document, value_of
+from slipway.files.yaml_files import YamlError, read_document, value_of
 from slipway.formats.registry import formats, refused_format, refused_formats
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.settings.sections import EXPORT_VARIABLES
@@ -148,7 +148,7 @@ def read_yaml(path: Path) -> Layer:
         raise configuration_error([problem], reason="CONFIGURATION_NOT_FOUND") from error
     except YamlError as fault:
         source = f"{path.name}:{fault.line}" if fault.line else path.name
-        remedy = "check indentation and quotes, and write out the values instead of aliases"
+        remedy = "check indentation and quotes"
         raise configuration_error([Problem(TOP, f"is not YAML: {fault.problem}", remedy, source)]) from fault
     layer = Layer()
     _read_root(root, _Reader(layer, path.name))
@@ -192,13 +192,8 @@ class _Reader:
             names = ", ".join(sections()[path])
             self._problem(path or TOP, "is a section, not a value", f"put its settings below it: {names}", node)
             return
-        try:
-            inside = entries(node)
-        except YamlError as fault:
-            self._problem(path or TOP, fault.problem, "let one << name a section, or a list of sections", node)
-            return
         seen: set[str] = set()
-        for key_node, value_node in inside:
+        for key_node, value_node in node.value:
             if self.layer.is_full:
                 return
             name = _key_name(key_node)
@@ -214,7 +209,7 @@ class _Reader:
             try:
                 value = value_of(value_node)
             except YamlError as fault:
-                remedy = "use plain values without tags, and put texts in quotes"
+                remedy = "use plain values, and put texts in quotes"
                 self._problem(key, f"is not plain YAML: {fault.problem}", remedy, value_node)
                 self.layer.broken.add(key)
                 return

@@ -1,12 +1,11 @@
-"""Read YAML files within limits of size and depth, counting aliases and merge keys as if they were written out.
+"""Read YAML files within limits of size and depth, as plain lists and tables: aliases, tags and merge keys (``<<``) are refused.
 
-A file of one kilobyte can use aliases to describe nested lists that fill any memory. So the expanded size is counted while reading,
-and reading ends when it becomes too large. libyaml parses, five times as fast as Python.
+A file of one kilobyte can use aliases to describe nested lists that fill any memory, and tags to name any type. Settings need neither.
+libyaml parses, five times as fast as Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,12 @@ MAX_DEPTH = 32
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _MAX_NUMBER = 400
 """Most digits of a number; the largest float has 309."""
-_MAX_TAG = 100
-"""Longest tag; a directive can make every tag as long as the file."""
-_LONG_TAG = f"a tag has more than {_MAX_TAG} characters"
 _MOST_TAG_DIRECTIVES = 100
 """libyaml compares each with all before it."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 _NO_VALUE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
-"""Errors of the library for a scalar that does not fit its tag, such as ``2001-99-99``, ``0x_`` or ``!!int abc``."""
+"""Errors of the library for a scalar that only looks like a value of its type, such as ``2001-99-99`` or ``0x_``."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ def read_document(path: Path, *, limits: Limits = WRITTEN_BY_HAND) -> yaml.Node 
 
     Raises:
         OSError: The file cannot be read.
-        YamlError: It is not UTF-8 or not YAML.
+        YamlError: It is not UTF-8, not YAML, or has an alias, a tag or ``<<``.
         YamlLimitError: It is over a limit.
     """
     with path.open("rb") as file:  # it may be a pipe; the read is limited in case it has no end
@@ -99,7 +95,7 @@ def load_document(path: Path, *, limits: Limits = WRITTEN_BY_HAND) -> Any:
 
     Raises:
         OSError: The file cannot be read.
-        YamlError: It is not UTF-8, not YAML, or holds an impossible value.
+        YamlError: As :func:`read_document`, or it holds an impossible value.
         YamlLimitError: It is over a limit.
     """
     root = read_document(path, limits=limits)
@@ -110,7 +106,7 @@ def value_of(node: yaml.Node) -> Any:
     """Return the plain value of a node.
 
     Raises:
-        YamlError: A scalar does not fit its tag, a tag is unknown, or a name is given twice.
+        YamlError: A value is impossible, or a name is given twice.
     """
     try:
         _check_names(node)
@@ -119,53 +115,8 @@ def value_of(node: yaml.Node) -> Any:
         raise _yaml_error(error) from error
 
 
-def entries(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
-    """Return a mapping's entries: those that it merges by ``<<`` and does not replace, then its own.
-
-    Raises:
-        YamlError: ``<<`` stands twice, or names something that is not a mapping, or a mapping that has a name twice.
-    """
-    try:
-        own = [entry for entry in node.value if entry[0].tag != _MERGE]
-        return [*_merged_entries(node, replaced={_identity(key) for key, _ in own}), *own]
-    except yaml.YAMLError as error:
-        raise _yaml_error(error) from error
-
-
-def _merged_entries(node: yaml.MappingNode, *, replaced: set[Any]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Yield the entries that a mapping merges, except those with ``replaced`` names; the first mapping with a name wins."""
-    merges = [(key, value) for key, value in node.value if key.tag == _MERGE]
-    if len(merges) > 1:
-        raise ConstructorError(None, None, "'<<' is given twice", merges[1][0].start_mark)
-    for _, value in merges:
-        for part in value.value if isinstance(value, yaml.SequenceNode) else (value,):
-            if not isinstance(part, yaml.MappingNode):
-                raise ConstructorError(
-                    None, None, f"expected a mapping for merging, but found {part.id}", part.start_mark
-                )
-            _check_names(part)
-            own = [entry for entry in part.value if entry[0].tag != _MERGE]
-            inherited = [*own, *_merged_entries(part, replaced={_identity(key) for key, _ in own})]
-            yield from (entry for entry in inherited if _identity(entry[0]) not in replaced)
-            replaced |= {_identity(key) for key, _ in inherited}
-
-
-def _identity(key: yaml.Node) -> Any:
-    """Return a value that equal names share; a list or table equals nothing else."""
-    return key.value if isinstance(key, yaml.ScalarNode) else id(key)
-
-
-@dataclass(frozen=True, slots=True)
-class _Measure:
-    """Size of a node with its aliases written out."""
-
-    nodes: int
-    characters: int
-    depth: int
-
-
 class _Loader(Composer, CParser, Resolver):
-    """Composes nodes, and stops at the first that exceeds a limit."""
+    """Composes nodes, and stops at the first that exceeds a limit or is no plain list, table or value."""
 
     def __init__(self, text: str, limits: Limits) -> None:
         CParser.__init__(self, text)
@@ -173,39 +124,24 @@ class _Loader(Composer, CParser, Resolver):
         Resolver.__init__(self)
         self._limits = limits
         self._depth = self._composed = 0
-        self._too_many = f"it has more than {limits.nodes} values"
-        self._measures: dict[int, _Measure] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node, or return the one that an alias names."""
+        """Compose a node."""
         event: Any = self.peek_event()
         mark = event.start_mark
         self._depth += 1
-        self._composed += 1  # the measure of a list is known at its end
+        self._composed += 1
         _check(self._depth <= MAX_DEPTH, _TOO_DEEP, mark)
-        _check(self._composed <= self._limits.nodes, self._too_many, mark)
-        _check(len(getattr(event, "tag", None) or "") <= _MAX_TAG, _LONG_TAG, mark)
-        is_alias = self.check_event(yaml.AliasEvent)
+        _check(self._composed <= self._limits.nodes, f"it has more than {self._limits.nodes} values", mark)
+        if isinstance(event, yaml.AliasEvent):
+            raise _refuse("an alias (*)", mark)
+        if event.tag is not None:
+            raise _refuse("a tag (!)", mark)
         node = super().compose_node(parent, index)
+        if node is not None and node.tag == _MERGE:
+            raise _refuse("a merge key (<<)", mark)
         self._depth -= 1
-        if is_alias:
-            _check(id(node) in self._measures, "an alias stands within what it names", mark)
-        elif node is not None:
-            self._measures[id(node)] = self._measure(node, mark)
         return node
-
-    def _measure(self, node: yaml.Node, mark: yaml.Mark) -> _Measure:
-        inside = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
-        if isinstance(node, yaml.ScalarNode):
-            return _Measure(1, len(node.value), 1)
-        parts = [self._measures[id(part)] for part in inside]
-        nodes, characters = 1 + sum(part.nodes for part in parts), sum(part.characters for part in parts)
-        depth = 1 + max((part.depth for part in parts), default=0)
-        most, longest = self._limits.nodes, self._limits.size_bytes
-        _check(nodes <= most, f"it has more than {most} values, what aliases name included", mark)
-        _check(characters <= longest, f"it has more than {longest} characters, what aliases name included", mark)
-        _check(depth <= MAX_DEPTH, f"it is nested more than {MAX_DEPTH} deep, what aliases name included", mark)
-        return _Measure(nodes, characters, depth)
 
 
 class _Constructor(SafeConstructor):
@@ -223,26 +159,19 @@ class _Constructor(SafeConstructor):
         except _NO_VALUE as error:
             raise ConstructorError(None, None, f"{quoted(node.value)} is no {kind}", node.start_mark) from error
 
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """Return a scalar's text; the library would also take ``{=: text}`` for one, past the checks of scalars."""
-        if not isinstance(node, yaml.ScalarNode):
-            raise ConstructorError(None, None, f"expected a scalar node, but found {node.id}", node.start_mark)
-        return super().construct_scalar(node)
-
 
 def _check_names(root: yaml.Node) -> None:
-    """Refuse a name that a table has twice: one of its values would be lost silently. Merged entries may be replaced."""
-    nodes, checked = [root], set()
+    """Refuse a name that a table has twice: one of its values would be lost silently."""
+    nodes = [root]
     while nodes:
         node = nodes.pop()
-        if isinstance(node, yaml.ScalarNode) or id(node) in checked:
+        if isinstance(node, yaml.ScalarNode):
             continue
-        checked.add(id(node))
         names = set()
         for part in node.value:
             nodes += part if isinstance(part, tuple) else (part,)
             key = part[0] if isinstance(part, tuple) else None
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+            if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in names:
                     raise ConstructorError(None, None, f"{quoted(key.value)} is given twice", key.start_mark)
                 names.add((key.tag, key.value))
@@ -255,6 +184,12 @@ class _OverLimitError(yaml.MarkedYAMLError):
 def _check(good: bool, problem: str, mark: yaml.Mark) -> None:
     if not good:
         raise _OverLimitError(problem=problem, problem_mark=mark)
+
+
+def _refuse(what: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(
+        problem=f"it has {what}, which is not read here: write the value out", problem_mark=mark
+    )
 
 
 def _yaml_error(error: yaml.YAMLError) -> YamlError:

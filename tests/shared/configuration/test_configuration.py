@@ -200,7 +200,7 @@ def test_an_empty_variable_is_not_set(canonical: Path) -> None:
         ("", "no export section"),
         ("export: 3", "is a section"),
         ("checkpoint: {path: x}", "no export section"),
-        ("export: {output: {directory: !!python/object/apply:os.getcwd []}}", "plain"),
+        ("export: {output: {directory: !!python/object/apply:os.getcwd []}}", "a tag"),
         ("export: {formats: 3}", "is a section"),
     ],
 )
@@ -214,11 +214,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         loaded(tmp_path / "absent.yaml")
     assert caught.value.reason == "CONFIGURATION_NOT_FOUND"
     assert "absent.yaml" in caught.value.message
-
-
-def test_yaml_merge_keys_are_resolved(tmp_path: Path) -> None:
-    text = "export:\n  checkpoint: {path: x}\n  formats:\n    onnx: &a {enabled: false}\n    tensorrt:\n      <<: *a\n"
-    assert loaded(write(tmp_path, text)).configuration.formats.tensorrt.enabled is False
 
 
 @given(
