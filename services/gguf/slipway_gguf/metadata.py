@@ -261,7 +261,8 @@ def _llama3(architecture: Architecture, decoder: Decoder) -> Rope:
     factor, low, high = (positive(rotary.parameters, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original, rotated = rotary.original_length(), rotary.rotated
     lengths = 2 * math.pi * rotary.base ** (np.arange(0, rotated, 2, dtype=np.float64) / rotated)  # (rotated / 2,)
-    blend = np.clip((original / lengths - low) / (high - low) if high != low else 0.0, 0.0, 1.0)
+    turns = original / lengths  # turns within a text of the original length
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0) if high != low else (turns >= low).astype(np.float64)
     divisors = 1.0 / ((1.0 - blend) / factor + blend)
     return Rope((), {"rope_freqs.weight": divisors.astype(np.float32)})
 

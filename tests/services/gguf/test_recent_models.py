@@ -146,6 +146,24 @@ def test_what_llama_cpp_rounds_is_said(tmp_path: Path) -> None:
     assert np.abs(llama_distributions(file, _TOKENS) - torch_distributions(model, _TOKENS)).max() < 2e-5
 
 
+@pytest.mark.slow
+def test_a_text_beyond_a_chunk_is_attended_to_as_transformers_does(tmp_path: Path) -> None:
+    """llama.cpp has no key for Llama 4's chunks of 8192 tokens, nor for how attention grows behind them."""
+    model = save_family("llama4-experts", tmp_path / "model")
+    tokens = np.random.default_rng(4).integers(3, VOCABULARY - 20, 8192 + 16).tolist()
+    expected = torch_distributions(model, tokens)
+    file, _ = write_gguf(tmp_path / "model", tmp_path / "work", level="f32")
+    assert np.abs(llama_distributions(file, tokens, at_once=8200) - expected).max() < 1e-4
+    for layer in model.model.layers:
+        layer.self_attn.attn_temperature_tuning = False
+    without = np.abs(torch_distributions(model, tokens) - expected).max(-1)
+    assert without[:8191].max() == 0.0
+    assert without[8191:].max() > 2e-3  # so attention grows
+    assert (
+        np.abs(torch_distributions(model, tokens[8192:]) - expected[8192:]).max() > 0.1
+    )  # and a layer sees all chunks
+
+
 _HYBRID = Sizes("lfm2", layers=16, heads=32, kv_heads=0, experts=0, tied=True, with_values=(2, 5, 8, 10, 12, 14))
 
 

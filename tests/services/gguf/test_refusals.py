@@ -57,6 +57,18 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("deepseek2", {"rope_interleave": False}, "rope_interleave"),
         ("deepseek2", {"q_lora_rank": None}, "q_lora_rank"),
         ("deepseek2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "mscale"),
+        ("llama4", {"attention_chunk_size": 4096}, "attention_chunk_size"),
+        ("llama4", {"attn_temperature_tuning": False}, "attn_temperature_tuning"),
+        ("llama4", {"floor_scale": 4096}, "floor_scale"),
+        ("llama4", {"attn_scale": 0.2}, "attn_scale"),
+        ("llama4", {"attention_bias": True}, "attention_bias"),
+        ("llama4", {"no_rope_layers": [1, 1, 0, 1, 1]}, "no_rope_layers"),
+        ("llama4", {"no_rope_layers": None, "no_rope_layer_interval": 3}, "no_rope_layer_interval"),
+        ("llama4", {"layer_types": [_FULL] * 5}, "layer_types"),
+        ("llama4", {"moe_layers": [0, 3]}, "moe_layers"),
+        ("llama4", {"moe_layers": []}, "moe_layers"),
+        ("llama4", {"use_qk_norm": False}, "use_qk_norm"),
+        ("llama4", {"num_local_experts": 128}, "use_qk_norm"),
         ("olmoe", {"num_key_value_heads": 2}, "num_key_value_heads"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
         ("mistral3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
@@ -113,7 +125,9 @@ def test_settings_that_llama_cpp_computes_otherwise_are_refused(
     assert refusal_reason(ModelConfig({**config, **settings})).startswith(f"{key} is ")
 
 
-@pytest.mark.parametrize("family", ["falcon-h1", "nemotron_h_moe", "gemma4", "qwen3vl", "deepseek2"])
+@pytest.mark.parametrize(
+    "family", ["falcon-h1", "nemotron_h_moe", "gemma4", "qwen3vl", "deepseek2", "llama4-text-part"]
+)
 def test_no_value_of_a_setting_is_a_fault_of_the_program(family: str) -> None:
     settings = settings_of(family)
     for part in (settings, settings.get("text_config", {})):

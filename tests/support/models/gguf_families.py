@@ -9,7 +9,7 @@ from typing import Any
 import transformers as tf
 
 from support.models.gguf_dense import DENSE
-from support.models.gguf_mixtures import MIXTURES
+from support.models.gguf_mixtures import LLAMA_4, MIXTURES
 from support.models.gguf_sizes import LINEAR, LLAMA3, SIZES, VOCABULARY, YARN, longrope, of
 
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -98,6 +98,13 @@ _SIGLIP = {
     "num_attention_heads": 2,
     "image_size": 28,
     "patch_size": 14,
+}
+_LLAMA_4_VISION = {
+    **{key: value for key, value in _SIGLIP.items() if key != "intermediate_size"},
+    "intermediate_size": 128,
+    "vision_output_dim": 64,
+    "projector_input_dim": 64,
+    "projector_output_dim": 64,
 }
 _PIXTRAL = {**_SIGLIP, "model_type": "pixtral"}
 
@@ -268,6 +275,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen2vl": _parts(
         "Qwen2_5_VL", {"rms_norm_eps": 1e-12, "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}}, _QWEN_VISION
     ),
+    "llama4-text-part": _parts("Llama4", LLAMA_4, _LLAMA_4_VISION),
     "gemma3-text-part": _parts("Gemma3", _gemma(7, 6), _SIGLIP),
     "mistral3-text-part": _parts(
         "Mistral3", {"model_type": "ministral3", "head_dim": 32, "rope_parameters": _MINISTRAL_ROPE}, _PIXTRAL
@@ -331,6 +339,8 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     "glm4moe": _OF_EXPERTS,
     "dots1": _OF_EXPERTS,
     "ernie4_5-moe": _OF_EXPERTS,
+    "llama4": _OF_EXPERTS,
+    "llama4-experts": _OF_EXPERTS,
     "hunyuan-moe": _OF_EXPERTS,
     # llama.cpp computes latent vectors without factors.
     "youtu": _LATENT_LAYERS,
@@ -348,6 +358,7 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     "gemma4": ("per_layer_model_projection",),
     "gemma4-text-part": ("per_layer_model_projection",),
     "gemma3n": ("per_layer_model_projection", "modality_router", "altup_projections", "altup_unembed"),
+    "llama4-text-part": (*_OF_EXPERTS, *_OTHER_PARTS, "vision_model"),
     **dict.fromkeys(
         (
             "qwen35-text-part",

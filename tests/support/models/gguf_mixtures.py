@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.models.gguf_sizes import of
+from support.models.gguf_sizes import LLAMA3, of
 
 _ROUTED: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -18,11 +18,33 @@ _ROUTED: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 
+LLAMA_4: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "intermediate_size_mlp": 112,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "rms_norm_eps": 1e-3,
+}
+"""A Llama 4 with layers of each kind: rotated or not, with experts or without."""
+_SCOUT_ROPE = {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+"""The released model blends no frequencies: each is divided, or kept."""
+
 _PURE: dict[str, Any] = {"state_size": 16, "num_hidden_layers": 3}
 """Sizes of models without attention."""
 
 MIXTURES: dict[str, Callable[[], Any]] = {
     "dots1": of("Dots1Config", "Dots1ForCausalLM", **_ROUTED, num_key_value_heads=4, head_dim=16, sliding_window=None),
+    "llama4": of("Llama4TextConfig", "Llama4ForCausalLM", **LLAMA_4, rope_parameters=_SCOUT_ROPE),
+    "llama4-experts": of(
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        # With all experts rounding chooses no other ones, however long the text.
+        **LLAMA_4 | {"interleave_moe_layer_step": 1, "num_experts_per_tok": 4, "num_hidden_layers": 4},
+        max_position_embeddings=16384,
+        tie_word_embeddings=True,
+    ),
     "minimax-m2": of(
         "MiniMaxM2Config",
         "MiniMaxM2ForCausalLM",

@@ -59,6 +59,7 @@ TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3nForConditionalGeneration": {"gemma3n_text": "Gemma3nForCausalLM"},
     "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
     "Mistral3ForConditionalGeneration": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
+    "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
     "SmolVLMForConditionalGeneration": {"llama": "LlamaForCausalLM"},
     "Idefics3ForConditionalGeneration": {"llama": "LlamaForCausalLM"},
     "InternVLForConditionalGeneration": {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"},

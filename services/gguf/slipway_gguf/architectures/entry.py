@@ -206,6 +206,7 @@ class Architecture:
         has_windows: Whether the graph computes layers with a sliding window.
         experts: Settings of which one has the number of experts; empty if there are none.
         dense: Setting with the number of layers at the beginning that have no experts.
+        sparse: Returns whether a layer has experts, by its number, where these are not all layers behind the first.
         tensors: What becomes of tensors that have another name or other values in the file: by name, in a layer by what follows its number.
         stacks: Beginnings of the names of tensors, in a layer of what follows its number, that only differ in a number behind it, and the name
             of the tensor that they become together.
@@ -238,6 +239,7 @@ class Architecture:
     has_windows: bool = False
     experts: tuple[str, ...] = ()
     dense: str = ""
+    sparse: Callable[[Numbers, int], bool] | None = None
     tensors: Mapping[str, tuple[Target, ...]] = field(default_factory=dict)
     stacks: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, str] = field(default_factory=dict)

@@ -23,12 +23,13 @@ from slipway_gguf.architectures.refusals import (
     describe_assumption,
     first_of,
     grouped_heads,
+    other_chunks,
     other_period,
     other_scale_of_yarn,
     without_latent_queries,
 )
 from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU, SILU_WITHOUT_BIAS
-from slipway_gguf.architectures.views import every_second, of_heads, transposed_experts
+from slipway_gguf.architectures.views import every_second, half, of_heads, transposed_experts
 
 _ROUTED_KEYS: Mapping[str, Key] = {
     "leading_dense_block_count": lambda numbers: numbers.count("first_k_dense_replace"),
@@ -155,6 +156,25 @@ def _shared_width(numbers: Numbers) -> int | None:
     return numbers.whole("moe_intermediate_size") * numbers.count("moe_num_shared_experts") or None
 
 
+def _transposed_half(which: int) -> Pieces:
+    """Return gates (0) or the others (1) of experts that are stored as one matrix, (in, out)."""
+    return lambda _: (Piece(form=transposed_experts, take=half(which)),)
+
+
+_LLAMA_4: Mapping[str, tuple[Target, ...]] = {
+    "feed_forward.experts.gate_up_proj": (
+        Target("ffn_gate_exps.weight", _transposed_half(0)),
+        Target("ffn_up_exps.weight", _transposed_half(1)),
+    ),
+    "feed_forward.experts.down_proj": (Target("ffn_down_exps.weight", _transposed),),
+}
+
+
+def _in_steps(numbers: Numbers, layer: int) -> bool:
+    """Return whether a layer has experts: the last one of each step (Llama 4)."""
+    return (layer + 1) % numbers.whole("interleave_moe_layer_step") == 0
+
+
 EXPERT: tuple[Architecture, ...] = (
     Architecture(
         "glm4moe",
@@ -207,6 +227,27 @@ EXPERT: tuple[Architecture, ...] = (
         unadapted=(".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight"),
         refuses=first_of(other_scale_of_yarn, without_latent_queries),
         heads=Heads(_NEXT_LAYER),
+    ),
+    Architecture(
+        "llama4",
+        "Llama4ForCausalLM",
+        assumes={
+            **SILU_WITHOUT_BIAS,
+            "attention_chunk_size": (8192,),
+            "attn_temperature_tuning": (True,),
+            "floor_scale": (8192,),
+            "attn_scale": (0.1,),
+        },
+        rope=("llama3",),
+        experts=EXPERTS,
+        sparse=_in_steps,
+        tensors=_LLAMA_4,
+        keys={
+            "feed_forward_length": lambda numbers: numbers.whole("intermediate_size_mlp"),
+            "expert_feed_forward_length": lambda numbers: numbers.whole("intermediate_size"),
+            "interleave_moe_layer_step": lambda numbers: numbers.whole("interleave_moe_layer_step"),
+        },
+        refuses=other_chunks,
     ),
     Architecture(
         "dots1",

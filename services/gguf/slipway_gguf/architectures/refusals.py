@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.model.decoders.decoder import FULL, LOCAL
+from slipway.model.limits import MOST_LAYERS
 from slipway.texts import quoted
 from slipway_gguf.architectures.entry import Architecture, Refusal
 
@@ -17,6 +18,9 @@ EXAONE_LAYERS = 64
 _LARGE = 64
 """Number of layers of the largest Cohere, from which on llama.cpp reads norms of queries and keys."""
 _LINEAR = "linear_attention"
+CHUNKED = "chunked_attention"
+_UNROTATED, _WITHOUT_NORMS = 4, 128
+"""Llama 4: period of the layers that are not rotated, and the number of experts of models without norms of queries and keys."""
 _SHORT_STEP = 0.001
 """Least time step that transformers takes for Nemotron-H by default, and llama.cpp does not know."""
 
@@ -142,6 +146,33 @@ def other_rotation(architecture: Architecture, settings: Mapping[str, Any]) -> s
     if rotated == expected:
         return ""
     return describe_assumption(architecture, "no_rope_layers", rotated, "no rotation in every fourth layer")
+
+
+def other_chunks(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse another pattern of rotated layers and of layers with experts, and norms of queries and keys where 128 experts are (Llama 4)."""
+    layers, step = settings.get("num_hidden_layers"), settings.get("interleave_moe_layer_step")
+    if not isinstance(layers, int) or not isinstance(step, int) or not 0 < layers <= MOST_LAYERS or step < 1:
+        return ""  # wrong numbers are named when they are read
+    rotated = settings.get("no_rope_layers")
+    if not rotated and settings.get("no_rope_layer_interval") != _UNROTATED:
+        interval = settings.get("no_rope_layer_interval")
+        return describe_assumption(architecture, "no_rope_layer_interval", interval, str(_UNROTATED))
+    unrotated = [(layer + 1) % _UNROTATED == 0 for layer in range(layers)]
+    expected: tuple[tuple[str, list[Any], str], ...] = (
+        ("no_rope_layers", [int(not each) for each in unrotated], "no rotation in every fourth layer"),
+        (
+            "layer_types",
+            [FULL if each else CHUNKED for each in unrotated],
+            "full attention in every fourth layer, and chunks in the others",
+        ),
+        ("moe_layers", list(range(step - 1, layers, step)), f"experts in every layer number {step}"),
+    )
+    for key, listed, words in expected:
+        given = (settings.get(key) or None) if key == "no_rope_layers" else settings.get(key)
+        if given is not None and given != listed:
+            return describe_assumption(architecture, key, given, words)
+    norms, many = bool(settings.get("use_qk_norm")), settings.get("num_local_experts") == _WITHOUT_NORMS
+    return describe_assumption(architecture, "use_qk_norm", norms, str(not norms).lower()) if norms == many else ""
 
 
 def other_linear_attention(architecture: Architecture, settings: Mapping[str, Any]) -> str:

@@ -71,13 +71,14 @@ def _groups(parameters: Parameters, kinds: Sequence[str]) -> list[set[int]]:
     A layer that predicts a further token has full attention, and experts if there are any.
     """
     architecture, layers = parameters.architecture, parameters.decoder.layers
-    dense = parameters.numbers.count(architecture.dense) if architecture.dense else 0
-    shared = layers - parameters.numbers.count("num_kv_shared_layers")
+    numbers, sparse = parameters.numbers, architecture.sparse
+    dense = numbers.count(architecture.dense) if architecture.dense else 0
+    shared = layers - numbers.count("num_kv_shared_layers")
     groups: dict[tuple[str, bool, bool], set[int]] = defaultdict(set)
     for layer in range(layers):
         kind = kinds[layer] if layer < len(kinds) and architecture.kind.by_layer else ""
-        groups[kind, layer < dense, layer < shared].add(layer)
-    groups[FULL if architecture.kind.by_layer else "", False, True] |= set(range(layers, parameters.blocks))
+        groups[kind, sparse(numbers, layer) if sparse else layer >= dense, layer < shared].add(layer)
+    groups[FULL if architecture.kind.by_layer else "", True, True] |= set(range(layers, parameters.blocks))
     return [group for group in groups.values() if group]
 
 

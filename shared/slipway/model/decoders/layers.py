@@ -47,6 +47,13 @@ def _listed(key: str, other: str, *, all_by_default: bool) -> Rule:
     return rule
 
 
+def _chunked(settings: Mapping[str, Any], layers: int) -> Sequence[str]:
+    """Return full attention in the layers that are not rotated, and attention in chunks of the text in the others (Llama 4)."""
+    listed, interval = settings.get("no_rope_layers"), _whole(settings.get("no_rope_layer_interval"), 4)
+    rotated = listed if isinstance(listed, list) and listed else [(layer + 1) % interval for layer in range(layers)]
+    return ["chunked_attention" if each else "full_attention" for each in rotated[:layers]]
+
+
 def _repeated(settings: Mapping[str, Any], layers: int) -> Sequence[str]:
     """Return the kinds of a block again and again (RecurrentGemma, whose attention has a window)."""
     given = settings.get("block_types")
@@ -76,6 +83,7 @@ _RULES: Mapping[str, Rule] = {
     "gpt_oss": _each(2),
     "granitemoehybrid": _all("mamba"),
     "jamba": _period,
+    "llama4": _chunked,
     "lfm2": _listed("full_attn_idxs", "conv", all_by_default=True),
     "mamba": _all("mamba"),
     "mamba2": _all("mamba"),

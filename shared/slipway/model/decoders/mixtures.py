@@ -6,6 +6,29 @@ from slipway.model.decoders.kinds import DecoderClass, Local, Windowed
 
 MIXTURES = (
     DecoderClass(
+        "Llama4ForCausalLM",
+        {
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layer_interval": 4,
+            "use_qk_norm": True,
+            "attention_chunk_size": 8192,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        },
+        by_layer=True,
+    ),
+    DecoderClass(
         "Dots1ForCausalLM",
         {
             "max_position_embeddings": 2048,
