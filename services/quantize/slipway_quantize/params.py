@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from slipway.formats.registry import formats
 from slipway.levels import LEVELS, QuantizationLevel, bits_of, widths_of
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import SPEECH, Comparison
+from slipway.model.families import Comparison
 from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import LARGEST_SEED
 from slipway.stage import StageParams
@@ -172,7 +172,7 @@ def calibration_refusal_reason(config: ModelConfig) -> str:
     family = config.family
     if family is None:
         return unknown_family_reason(config)
-    if family is SPEECH:
+    if family.takes_sound:
         return f"a model of family {family.name} is not calibrated: its inputs are sound"
     mixture = mixture_of(config) if config.mixes_experts else None
     if mixture is not None and mixture.transposed:

@@ -91,7 +91,8 @@ def _decoder_cases(padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tup
 def _encoder_decoder_cases(family: Family, padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[Case, ...]:
     """Return an encoder–decoder's cases.
 
-    A row's length is that of its source; all rows have the same number of decoder tokens. Sound has one length only.
+    A row's length is that of its source; all rows have the same number of decoder tokens. Sounds have the same length: a speech model
+    gives a padded one other results.
     """
     batch = "right_padded" if "input_ids" in family.inputs else "batch"
     decoded = (full - steps, *(1,) * steps)

@@ -187,7 +187,7 @@ class ModelConfig(Mapping[str, Any]):
         """
         what = f"the model is of the kind {self.description}"
         if self.family not in families.TEXT_FAMILIES or self.takes_more_than_text:
-            alternative = "; ONNX takes it" if self.family in (families.ENCODER_DECODER, families.SPEECH) else ""
+            alternative = "; ONNX takes it" if self.family in families.PAIRS else ""
             return f"{what}, and {product}s are made of text decoders and encoders only{alternative}"
         if self.keeps_states:
             return f"{what} with layers that keep a state, of which no {product} is made"

@@ -53,7 +53,14 @@ class Family:
         """Whether the size of its results is a number of labels."""
         return self.comparison is Comparison.CLASSES
 
+    @property
+    def takes_sound(self) -> bool:
+        """Whether the encoder reads sound."""
+        return self.inputs[0] in _SOUND
 
+
+_SOUND = ("input_features", "input_values")
+"""Names of sound: frames that a feature extractor makes of it, and its samples themselves."""
 _TEXT = ("input_ids", "attention_mask")
 _DECODED = ("decoder_input_ids",)
 
@@ -78,6 +85,16 @@ SPEECH = Family(
     "automatic-speech-recognition",
     generates=True,
 )
+RAW_SPEECH = Family(
+    "raw speech encoder-decoder",
+    "AutoModelForSpeechSeq2Seq",
+    ("input_values", *_DECODED),
+    ("logits",),
+    Comparison.TEACHER_FORCED,
+    "automatic-speech-recognition",
+    generates=True,
+)
+"""Speech models whose encoder takes the samples of sound, of any number."""
 SEQUENCE_CLASSIFIER = Family(
     "sequence classifier",
     "AutoModelForSequenceClassification",
@@ -115,6 +132,8 @@ FEATURE_EXTRACTION = Family(
     unused=("pooler.",),
 )
 
+PAIRS = (ENCODER_DECODER, SPEECH, RAW_SPEECH)
+"""Families of an encoder and a decoder."""
 TEXT_FAMILIES = (
     DECODER,
     SEQUENCE_CLASSIFIER,
@@ -128,6 +147,7 @@ FAMILIES: tuple[Family, ...] = (
     DECODER,
     ENCODER_DECODER,
     SPEECH,
+    RAW_SPEECH,
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
     QUESTION_ANSWERING,
@@ -154,7 +174,7 @@ _ENDINGS = (
 )
 _OTHER_SENSES = re.compile(r"audio|speech|voice|vision|transcribe|realtime|_asr|_tts|^sam")
 """Matches types of models that take images or sound."""
-_SPEECH_TYPES = ("whisper", "speech_to_text")
+_SPEECH_TYPES = {**dict.fromkeys(("whisper", "speech_to_text"), SPEECH), "moonshine": RAW_SPEECH}
 _CAUSAL, _WITH_IMAGES = "AutoModelForCausalLM", "AutoModelForImageTextToText"
 _TEXT_OF_MANY_TYPES = {
     **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "gemma4_unified"), _CAUSAL),
@@ -181,7 +201,7 @@ _OTHER_INPUTS = (
 """Settings of a configuration that only a model of images, sound, pages or bytes has."""
 _OTHER_TYPES = (
     *("blip", "bros", "canary", "chameleon", "cohere_asr", "decision_transformer", "evolla", "flaubert", "imagegpt"),
-    *("kyutai_speech_to_text", "luke", "lxmert", "mistral4", "moonshine", "moonshine_streaming", "moshi", "pop2piano"),
+    *("kyutai_speech_to_text", "luke", "lxmert", "mistral4", "moonshine_streaming", "moshi", "pop2piano"),
     *("tapas", "tvp", "xlm"),
 )
 """Types that look like models of text, and are of another class, take more, or give something else."""
@@ -283,7 +303,7 @@ def _generating_family(config: Mapping[str, Any], model_type: str | None) -> Fam
     if not config.get("is_encoder_decoder"):
         return DECODER if model_type in _TEXT_OF_MANY_TYPES else None
     if model_type in _SPEECH_TYPES:
-        return SPEECH
+        return _SPEECH_TYPES[model_type]
     return ENCODER_DECODER if _takes_only_text(config, model_type) else None
 
 

@@ -30,7 +30,7 @@ what was measured on them, in the folder of the run."""
 HEAD_FILE = "multi_token_head.json"
 """There too, what the reference accepts of the drafts of its multi-token head: a :class:`slipway.validation.parts.MultiTokenHead`."""
 Values = npt.NDArray[Any]
-"""Token ids (B, S), or features of sound (B, F, frames)."""
+"""Token ids (B, S), features of sound (B, F, frames), or samples of sound (B, S)."""
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
 """Prefixes of the names of a graph's cache inputs and cache outputs."""
@@ -45,7 +45,7 @@ class Samples:
 
     Attributes:
         tokens: Input of a decoder or an encoder, (N, T); for an encoder–decoder, the decoder's input.
-        source: Input of the encoder of an encoder–decoder: token ids (N, S) or features (N, F, frames).
+        source: Input of the encoder of an encoder–decoder: token ids (N, S), features of sound (N, F, frames) or its samples (N, S).
         positions: Tokens whose results are compared, (N, P); None means all.
         labels: The token that each result predicts, (N, P); None if results predict no tokens.
     """
@@ -114,8 +114,8 @@ class Source:
     """The input of the encoder of an encoder–decoder.
 
     Attributes:
-        values: Token ids (B, S) or features of sound (B, F, frames).
-        mask: 1 for a token and 0 for padding, (B, S); None for sound, which has one length only.
+        values: Token ids (B, S), features of sound (B, F, frames) or its samples (B, S).
+        mask: 1 for a token or sample and 0 for padding, (B, S); None for features, which have one length only.
     """
 
     values: Values
@@ -293,5 +293,9 @@ def source_of(samples: Samples, windows: list[int]) -> Source | None:
     """Return the encoder's input for these windows, without padding; None without a separate encoder."""
     if samples.source is None:
         return None
-    values = samples.source[windows]
-    return Source(values, np.ones_like(values) if values.ndim == 2 else None)
+    return whole_source(samples.source[windows])
+
+
+def whole_source(values: Values) -> Source:
+    """Return an encoder's input without padding."""
+    return Source(values, np.ones(values.shape, np.int64) if values.ndim == 2 else None)

@@ -36,7 +36,10 @@ def merged(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, base:
     ("kind", "dtype"),
     [
         *((kind, torch.float32) for kind in KINDS),
-        *((kind, torch.bfloat16) for kind in ("marian", "t5", "whisper", "roberta-classes", "qwen3-classes")),
+        *(
+            (kind, torch.bfloat16)
+            for kind in ("marian", "t5", "whisper", "moonshine", "roberta-classes", "qwen3-classes")
+        ),
     ],
 )
 def test_a_merge_is_exact_and_verified(tmp_path, kind, dtype):

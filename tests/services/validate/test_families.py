@@ -32,6 +32,7 @@ FIGURES = {
     "bart": ("encoder-decoder", "mean_kl"),
     "t5": ("encoder-decoder", "mean_kl"),
     "whisper": ("speech encoder-decoder", "mean_kl"),
+    "moonshine": ("raw speech encoder-decoder", "mean_kl"),
     "bert-classes": ("sequence classifier", "mean_kl"),
     "bert-labels": ("sequence classifier", "mean_kl"),
     "bert-score": ("sequence classifier", "relative_error"),
@@ -43,7 +44,7 @@ FIGURES = {
     "qwen3-classes": ("sequence classifier", "mean_kl"),
 }
 """By model: its family, and the figure that its distance is."""
-GENERATING = ("gpt2", "marian", "bart", "t5", "whisper")
+GENERATING = ("gpt2", "marian", "bart", "t5", "whisper", "moonshine")
 WITH_LABELS = (*GENERATING, "bert-masked")
 
 
@@ -104,6 +105,8 @@ def test_what_training_saves_of_each_kind_is_merged_and_judged(kind: str, tmp_pa
     merged.merge_and_unload().save_pretrained(tmp_path / "pytorch")
     if kind == "whisper":
         WhisperFeatureExtractor(feature_size=8, n_fft=400, hop_length=1000, chunk_length=2).save_pretrained(base)
+    if kind == "moonshine":
+        judged_families.save_raw_extractor(base)
     run = Validated(base, adapter, work_in(tmp_path), merged=tmp_path / "pytorch")
     found = run.output("pytorch", tmp_path / "pytorch")
     assert found.passed, found.explanation
@@ -112,12 +115,14 @@ def test_what_training_saves_of_each_kind_is_merged_and_judged(kind: str, tmp_pa
     assert "behaves like the base model" in lost.explanation
 
 
-@pytest.mark.parametrize("kind", ["marian", "t5", "bart", "whisper", "bert-classes"])
+@pytest.mark.parametrize("kind", ["marian", "t5", "bart", "whisper", "moonshine", "bert-classes"])
 def test_what_the_stages_merge_and_quantize_passes_and_generates(kind: str, tmp_path: Path) -> None:
     base = family_models.make_family_model(kind, tmp_path / "base")
     adapter = family_models.make_family_adapter(kind, base, tmp_path / "adapter")
     if kind == "whisper":
         WhisperFeatureExtractor(feature_size=8, hop_length=1000, chunk_length=2).save_pretrained(base)
+    if kind == "moonshine":
+        judged_families.save_raw_extractor(base)
     outputs = {"pytorch": merge({"base": base, "adapter": adapter}, MergeParams(), work_of(tmp_path, "m"))["pytorch"]}
     for level in ("fp16", "int8"):
         params = QUANTIZE.params(format="pytorch", level=level)

@@ -16,8 +16,9 @@ import torch
 from transformers import AutoTokenizer, WhisperFeatureExtractor
 
 from slipway.errors import ConfigurationError, ModelExportError, ValidationError
-from slipway.model.families import SPEECH
+from slipway.model.families import RAW_SPEECH, SPEECH, Family
 from slipway.proof.runtime import UnusableInput
+from slipway.proof.transformers_runtime import load
 from slipway.stage import Context
 from slipway.validation.answers import Score
 from slipway.validation.findings import ValidationReport
@@ -27,9 +28,11 @@ from slipway_validate.answers.records import read_records, write_records
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInputs, TokenizeSpec
 from slipway_validate.reference.stage import STAGE as REFERENCE
+from slipway_validate.runner.generation.generating import answer_inputs
 from slipway_validate.runner.sampling.encoding import UnusableSoundError, encode_inputs, read_sound
 from slipway_validate.stage import STAGE
 from support.models.family_models import CASES, make_family_adapter, make_family_model
+from support.models.judged_families import save_raw_extractor
 from support.models.tiny_models import save_tokenizer
 
 RATE = 16_000
@@ -164,14 +167,14 @@ def make_whisper(folder: Path) -> Path:
     return base
 
 
-def encoded(base: Path, given: Path, records: list[dict[str, Any]]) -> EncodedInputs:
+def encoded(base: Path, given: Path, records: list[dict[str, Any]], *, family: Family = SPEECH) -> EncodedInputs:
     given.mkdir(exist_ok=True)
     (given / "inputs.jsonl").write_text("\n".join(map(json.dumps, records)))
     samples = given.parent / "samples"
     samples.mkdir(exist_ok=True)
-    path = write_records(read_records(given, [], SPEECH) or (), given.parent / "records.json")
+    path = write_records(read_records(given, [], family) or (), given.parent / "records.json")
     spec = TokenizeSpec(
-        tokenizer=base, model=base, family=SPEECH.name, text=given, windows=1, length=16, seed=0, samples=samples, records=path,
+        tokenizer=base, model=base, family=family.name, text=given, windows=1, length=16, seed=0, samples=samples, records=path,
         sounds=given,
     )  # fmt: skip
     return encode_inputs(AutoTokenizer.from_pretrained(base), spec)
@@ -206,6 +209,32 @@ def test_what_the_model_hears_and_how_its_decoder_begins(tmp_path: Path) -> None
         UnusableInput, match=r"test input 2: the sound 'b.wav': it has 2.1 s, the model takes at most 2 s"
     ):
         encoded(base, given, records)
+
+
+def test_a_model_of_samples_hears_each_sound_at_its_own_length(tmp_path: Path) -> None:
+    base, given = make_family_model("moonshine", tmp_path / "base"), tmp_path / "given"
+    save_raw_extractor(base)
+    lengths = {"a": 0.5, "b": 1.5, "c": 1.0}
+    records = [{"audio": f"{name}.wav", "text": "a", "max_new_tokens": 5} for name in lengths]
+    for number, (name, seconds) in enumerate(lengths.items(), 2):
+        make_wav(given / f"{name}.wav", tone(220 * number, seconds))
+    found = encoded(base, given, records, family=RAW_SPEECH)
+    sounds = np.load(tmp_path / "samples" / SOUNDS_FILE)
+    assert sounds.shape == (3, 1.5 * RATE)
+    assert [int((~np.isnan(each)).sum()) for each in sounds] == [0.5 * RATE, 1.5 * RATE, RATE]
+    answers = answer_inputs(load(base, threads=1), RAW_SPEECH, found, report=lambda *_: None, sounds=sounds)
+    model = type(CASES["moonshine"].model()).from_pretrained(base).eval()
+    for answer, (name, seconds) in zip(answers.answers, lengths.items(), strict=True):
+        heard = torch.from_numpy(read_sound(given / f"{name}.wav", rate=RATE, longest=2 * RATE))[None]
+        assert heard.shape == (1, seconds * RATE)
+        said = model.generate(heard, max_new_tokens=5, do_sample=False)[0, 1:].tolist()
+        assert list(answer) == said[: len(answer)]
+    assert len(set(answers.answers)) > 1
+    make_wav(given / "c.wav", tone(220, 30.1))
+    with pytest.raises(
+        UnusableInput, match=r"test input 3: the sound 'c.wav': it has 30.1 s, the model takes at most 30 s"
+    ):
+        encoded(base, given, records, family=RAW_SPEECH)
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ KNOWN = [
     ("PegasusForConditionalGeneration", "PegasusConfig", "encoder-decoder"),
     ("WhisperForConditionalGeneration", "WhisperConfig", "speech encoder-decoder"),
     ("Speech2TextForConditionalGeneration", "Speech2TextConfig", "speech encoder-decoder"),
+    ("MoonshineForConditionalGeneration", "MoonshineConfig", "raw speech encoder-decoder"),
     ("BertForSequenceClassification", "BertConfig", "sequence classifier"),
     ("RobertaForSequenceClassification", "RobertaConfig", "sequence classifier"),
     ("DistilBertForSequenceClassification", "DistilBertConfig", "sequence classifier"),
@@ -69,11 +70,13 @@ UNKNOWN = [
     ("BertForMultipleChoice", "BertConfig"),
     ("WhisperForAudioClassification", "WhisperConfig"),
     ("XLNetForQuestionAnswering", "XLNetConfig"),
+    ("MoonshineStreamingForConditionalGeneration", "MoonshineStreamingConfig"),
 ]
 BY_TYPE = [
     ("Qwen3Config", "decoder"),
     ("MarianConfig", "encoder-decoder"),
     ("WhisperConfig", "speech encoder-decoder"),
+    ("MoonshineConfig", "raw speech encoder-decoder"),
     ("BertConfig", None),
     ("ViTConfig", None),
 ]
@@ -153,12 +156,13 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_families_are_told_apart_by_name_and_know_their_class() -> None:
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES) == 8
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES) == 9
     assert {family.comparison for family in FAMILIES} == set(Comparison)
     assert [family.name for family in FAMILIES if family.generates] == [
         "decoder",
         "encoder-decoder",
         "speech encoder-decoder",
+        "raw speech encoder-decoder",
     ]
     for family in FAMILIES:
         assert auto_model(family).__name__ == family.auto_class
@@ -204,6 +208,7 @@ def test_every_model_of_transformers_is_loaded_as_its_own_class_or_not_known(tmp
         assert getattr(transformers, named).main_input_name == family.inputs[0], (model_type, named, family.name)
         known[family.name] += 1
     assert known["decoder"] > 150
+    assert known.pop("raw speech encoder-decoder") == 1
     assert min(known.values()) >= 2, known
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.commands.report_parts import result
 from support.commands.usage_examples import usage_examples
 from support.models.current_kinds import make_kind
 from support.models.family_models import make_family_model
+from support.models.judged_families import save_raw_extractor
 from support.models.merge_models import make_family
 from support.models.sentence_models import write_modules, write_prompts
 from support.models.sound_models import make_speaker
@@ -292,8 +294,16 @@ def test_a_model_of_no_known_family_has_no_example_and_no_task(tmp_path: Path, k
     assert usage_examples(card) == {}
 
 
-def test_the_example_of_a_speech_model_takes_a_sound_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_whisper(tmp_path / "pytorch")
+def make_moonshine(folder: Path) -> None:
+    make_family_model("moonshine", folder)
+    save_raw_extractor(folder)
+
+
+@pytest.mark.parametrize("make", [make_whisper, make_moonshine])
+def test_the_example_of_a_speech_model_takes_a_sound_file(
+    make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "pytorch")
     write_report(tmp_path, result=result(None, ("pytorch",)))
     card = (tmp_path / "README.md").read_text()
     assert "pipeline_tag: automatic-speech-recognition" in card

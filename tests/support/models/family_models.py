@@ -38,6 +38,12 @@ _WHISPER = {
     "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 64,
 }  # fmt: skip
 
+_MOONSHINE = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4,
+    "pad_head_dim_to_multiple_of": 16, "max_position_embeddings": 64, "decoder_start_token_id": 1, **_SPECIAL,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class FamilyCase:
@@ -94,6 +100,10 @@ CASES: dict[str, FamilyCase] = {
     "whisper": FamilyCase(
         lambda: tf.WhisperForConditionalGeneration(tf.WhisperConfig(**_WHISPER)),
         "speech encoder-decoder", ("q_proj", "fc1"), "SEQ_2_SEQ_LM",
+    ),
+    "moonshine": FamilyCase(
+        lambda: tf.MoonshineForConditionalGeneration(tf.MoonshineConfig(**_MOONSHINE)),
+        "raw speech encoder-decoder", ("q_proj", "v_proj", "fc1"), "SEQ_2_SEQ_LM",
     ),
     "bert-classes": FamilyCase(
         lambda: tf.BertForSequenceClassification(tf.BertConfig(**_ENCODER)),
@@ -182,6 +192,8 @@ def inputs_of(kind: str) -> dict[str, torch.Tensor]:
     tokens[:, -1] = 2
     if CASES[kind].family == "speech encoder-decoder":
         return {"input_features": torch.randn(3, 8, 32, generator=generator), "decoder_input_ids": tokens}
+    if CASES[kind].family == "raw speech encoder-decoder":
+        return {"input_values": torch.randn(3, 6000, generator=generator), "decoder_input_ids": tokens}
     if CASES[kind].family == "encoder-decoder":
         return {"input_ids": tokens, "decoder_input_ids": tokens.flip(1)}
     return {"input_ids": tokens}

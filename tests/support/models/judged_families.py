@@ -61,6 +61,21 @@ def _whisper() -> Any:
     return transformers.WhisperForConditionalGeneration(config)
 
 
+def _moonshine() -> Any:
+    config = transformers.MoonshineConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, encoder_num_hidden_layers=2,
+        decoder_num_hidden_layers=2, encoder_num_attention_heads=4, decoder_num_attention_heads=4, pad_head_dim_to_multiple_of=16,
+        max_position_embeddings=80, pad_token_id=PADDING, bos_token_id=0, eos_token_id=END, decoder_start_token_id=0,
+        initializer_range=0.2,
+    )  # fmt: skip
+    return transformers.MoonshineForConditionalGeneration(config)
+
+
+def save_raw_extractor(folder: Path) -> None:
+    """Save a feature extractor that leaves samples as they are, as Moonshine's."""
+    transformers.Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True).save_pretrained(folder)
+
+
 def _bert(name: str, **more: Any) -> Callable[[], Any]:
     return lambda: getattr(transformers, name)(transformers.BertConfig(**_ENCODER, **more))
 
@@ -93,6 +108,7 @@ MAKERS: dict[str, tuple[Callable[[], Any], Any]] = {
     "bart": (_bart, ["q_proj", "v_proj", "fc1"]),
     "t5": (_t5, ["q", "v", "wi"]),
     "whisper": (_whisper, ["q_proj", "v_proj"]),
+    "moonshine": (_moonshine, ["q_proj", "v_proj"]),
     "bert-classes": (_bert("BertForSequenceClassification", num_labels=3), _QUERY),
     "bert-labels": (
         _bert("BertForSequenceClassification", num_labels=4, problem_type="multi_label_classification"),
@@ -184,6 +200,8 @@ class FamilyModel:
             save_tokenizer(folder)
         if self.name == "whisper":
             transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=2).save_pretrained(folder)
+        if self.name == "moonshine":
+            save_raw_extractor(folder)
 
 
 def make(name: str, root: Path, *, tokenizer: bool = True) -> FamilyModel:

@@ -20,6 +20,7 @@ from slipway.model.families import (
     ENCODER_DECODER,
     FEATURE_EXTRACTION,
     QUESTION_ANSWERING,
+    RAW_SPEECH,
     SEQUENCE_CLASSIFIER,
     SPEECH,
     TOKEN_CLASSIFIER,
@@ -31,7 +32,7 @@ from slipway_validate.params import SampleParams
 
 MOST_RECORDS = 10_000
 MOST_SOUNDS = 200
-"""Most sounds that are answered: features of 30 seconds take 1 to 1.5 MB of disk."""
+"""Most sounds that are answered: features of 30 seconds take 1 to 2 MB of disk."""
 _MOST_CHARACTERS = 100_000
 _Words = Annotated[str, StringConstraints(min_length=1, max_length=_MOST_CHARACTERS)]
 _List = Annotated[tuple[_Words, ...], Field(min_length=1, max_length=4096)]
@@ -197,7 +198,7 @@ class Pair(Record):
 FORMS: Mapping[str, tuple[type[Record], str]] = {
     DECODER.name: (Prompted, '{"prompt": "…", "expected": "…"}'),
     ENCODER_DECODER.name: (Translated, '{"source": "…", "target": "…"}'),
-    SPEECH.name: (Transcribed, '{"audio": "clip.wav", "text": "…"}'),
+    **{each.name: (Transcribed, '{"audio": "clip.wav", "text": "…"}') for each in (SPEECH, RAW_SPEECH)},
     SEQUENCE_CLASSIFIER.name: (LabelledText, '{"text": "…", "label": "…"}'),
     TOKEN_CLASSIFIER.name: (LabelledTokens, '{"tokens": ["…"], "labels": ["…"]}'),
     QUESTION_ANSWERING.name: (Asked, '{"question": "…", "context": "…", "answers": ["…"]}'),
@@ -253,7 +254,7 @@ def choose_records(
         return ()
     records = read_records(inputs.get(TEST_INPUTS), params.test_inputs, family) or ()
     check_labels(records, model)
-    most = min(params.most_test_inputs, MOST_SOUNDS) if family == SPEECH else params.most_test_inputs
+    most = min(params.most_test_inputs, MOST_SOUNDS) if family.takes_sound else params.most_test_inputs
     answered = records[:most]
     if warn is not None and len(answered) < len(records):
         warn(f"{len(answered)} of {len(records)} test inputs are answered: the first ones")

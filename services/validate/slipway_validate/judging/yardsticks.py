@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.model.families import SPEECH, Family
+from slipway.model.families import Family
 from slipway.proof.numerics import Logits, finite, logit_scale, perplexity_of, window_losses
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Samples
@@ -117,7 +117,7 @@ class ReferenceRun:
             return run
         base_losses = window_losses(self.base_logits, labels)
         # The random sound has no speech, so predicting a text from it better or worse does not judge the adapter.
-        gains = () if self.family == SPEECH else tuple(finite(gain) for gain in base_losses - losses)
+        gains = () if self.family.takes_sound else tuple(finite(gain) for gain in base_losses - losses)
         return replace(run, base_perplexity=perplexity_of(base_losses), gain_per_window=gains)
 
     def behind_pictures(self) -> ReferenceRun | None:

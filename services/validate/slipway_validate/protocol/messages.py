@@ -32,7 +32,7 @@ YARDSTICKS_FILE = "yardsticks.json"
 INPUTS_FILE = "inputs.json"
 """In the folder of the samples: :class:`EncodedInputs`; missing if the user gave none."""
 SOUNDS_FILE = "sounds.npy"
-"""There too, the features of the sounds of a speech model's test inputs: (inputs, F, frames) float32."""
+"""There too, the sounds of a speech model's test inputs: features (inputs, F, frames), or samples (inputs, S) with NaN behind the end; float32."""
 BASE_LOGITS_FILE = "base_logits.npy"
 """Like LOGITS_FILE, with the adapter switched off; written by the reference only."""
 

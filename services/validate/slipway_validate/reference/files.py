@@ -21,7 +21,7 @@ from slipway.documents.heldout import HeldOutText
 from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
-from slipway.model.families import FAMILIES, SPEECH, Family
+from slipway.model.families import FAMILIES, RAW_SPEECH, Family
 from slipway.proof.runtime import Samples
 from slipway.proof.sights import FOLDER as PICTURES
 from slipway.proof.sights import read_sights
@@ -347,10 +347,11 @@ def _check_answers(folder: Path, file: ReferenceFile) -> None:
 
 
 def _check_sounds(path: Path, file: ReferenceFile, count: int) -> None:
-    if _find_family(file) != SPEECH:
+    family = _find_family(file)
+    if not family.takes_sound:
         return
     values = _map_array(path)
-    if values.ndim != 3 or values.dtype != np.float32 or len(values) != count:
+    if values.ndim != (2 if family == RAW_SPEECH else 3) or values.dtype != np.float32 or len(values) != count:
         raise ValueError(
             f"{path.name} has the shape {values.shape} and the type {values.dtype} for {count} test inputs"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slipway.model.configuration import token_of
-from slipway.model.families import ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER, SPEECH, Family
+from slipway.model.families import FEATURE_EXTRACTION, PAIRS, RAW_SPEECH, SEQUENCE_CLASSIFIER, Family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +15,8 @@ _ROWS = {SEQUENCE_CLASSIFIER: 8}
 _SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id")
 _FRAMES = 64
 """Frames of sound, for models that take any number of them."""
+_SAMPLES = 16_000
+"""Samples of sound, for models that take them as they are."""
 
 
 def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8) -> list[dict[str, Tensor]]:
@@ -27,7 +29,7 @@ def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8)
 
     config = model.config
     generator = torch.Generator().manual_seed(0)
-    rows = 1 if family is SPEECH else _ROWS.get(family, rows)  # a second of sound is long already
+    rows = 1 if family.takes_sound else _ROWS.get(family, rows)  # a second of sound is long already
     length = max(2, min(length, (_count(config, "max_position_embeddings") or length + 2) - 2))
 
     def tokens(size: int) -> Tensor:
@@ -41,12 +43,13 @@ def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8)
         return drawn
 
     size = int(model.get_input_embeddings().num_embeddings)
-    inputs = {"input_ids": tokens(size)} if family is not SPEECH else {}
-    if family is SPEECH:
-        inputs["input_features"] = torch.randn(_sound_shape(config), generator=generator).to(model.dtype)
+    inputs = {"input_ids": tokens(size)} if not family.takes_sound else {}
+    if family.takes_sound:
+        shape = (1, _SAMPLES) if family is RAW_SPEECH else _sound_shape(config)
+        inputs[family.inputs[0]] = torch.randn(shape, generator=generator).to(model.dtype)
     else:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if family in (ENCODER_DECODER, SPEECH):
+    if family in PAIRS:
         size_of_decoder = _count(config, "decoder_vocab_size") or _count(config, "tgt_vocab_size") or size
         inputs["decoder_input_ids"] = tokens(size_of_decoder)
     if family is SEQUENCE_CLASSIFIER and token_of(config, "pad_token_id") is None:
@@ -76,7 +79,7 @@ def compared_outputs(model: Any, family: Family, inputs: list[dict[str, Tensor]]
 
 
 def _sound_shape(config: Any) -> tuple[int, ...]:
-    """Return the shape of the sound that a speech model takes; Whisper takes only its full window."""
+    """Return the shape of the frames that a speech model takes; Whisper takes only its full window."""
     if config.model_type == "whisper":
         return 1, config.num_mel_bins, 2 * config.max_source_positions
     return 1, _FRAMES, config.input_feat_per_channel * config.input_channels

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from slipway.errors import QuantizationError
 from slipway.model.configuration import NO_FIRST_TOKEN, ModelConfig, first_token, generation_settings
-from slipway.model.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family, auto_model
+from slipway.model.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, Comparison, Family, auto_model
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import Weights, open_weights, row_pieces
 from slipway_quantize.calibration.streaming.experts import put_experts
@@ -268,7 +268,7 @@ def _looks_up_positions(module: Any, model: Any) -> bool:
 
 
 def _require_supported(family: Family, config: Any) -> None:
-    if family is SPEECH:
+    if family.takes_sound:
         raise unsupported_error(
             f"a model of family {family.name} is not calibrated: its inputs are sound", config.model_type
         )

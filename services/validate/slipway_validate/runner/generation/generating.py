@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from slipway.model.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family
+from slipway.model.families import SEQUENCE_CLASSIFIER, Comparison, Family
 from slipway.proof.numerics import Ints, LogitComparer, Logits
 from slipway.proof.runtime import (
     LanguageModel,
@@ -27,6 +27,7 @@ from slipway.proof.runtime import (
     run_segments,
     segments_within,
     source_of,
+    whole_source,
 )
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, LongResult, LongSpec, long_file
 
@@ -241,12 +242,12 @@ def answer_inputs(
 ) -> Answers:
     """Return an answer to each input: token ids, logits of classes, classes of words, a span's first and last token, or a similarity.
 
-    A speech model hears ``sounds``, the features of each input, (inputs, F, frames).
+    A speech model hears ``sounds``: the features of each input, (inputs, F, frames), or its samples, (inputs, S), with NaN behind the end.
     """
     longest = max(max(len(each.ids), len(each.second)) for each in inputs.inputs)
     if not family.generates and longest > model.bounds.sequence:
         return Answers(skipped=f"the engine accepts at most {model.bounds.sequence} tokens, an input has {longest}")
-    first = len(inputs.start) if family.comparison is Comparison.TEACHER_FORCED and family != SPEECH else longest
+    first = len(inputs.start) if family.comparison is Comparison.TEACHER_FORCED and not family.takes_sound else longest
     needed = first + max(each.most for each in inputs.inputs)
     if family.generates and min(model.bounds.sequence, model.bounds.past + 1) < needed:
         return Answers(skipped=f"the engine accepts too few tokens: prompt and answer have up to {needed}")
@@ -256,9 +257,14 @@ def answer_inputs(
         if sounds is None:
             answers.append(answer(model, each, inputs))
         else:
-            answers.append(_next_tokens(model, each, inputs, source=Source(sounds[number - 1 : number])))
+            answers.append(_next_tokens(model, each, inputs, source=_heard(sounds[number - 1 : number])))
         report("answers", number, len(inputs.inputs))
     return Answers(answers=tuple(answers))
+
+
+def _heard(sound: Values) -> Source:
+    """Return one sound as an encoder's input. sound: (1, F, frames), or (1, S) with NaN behind the end."""
+    return whole_source(sound if sound.ndim > 2 else sound[:, ~np.isnan(sound[0])])
 
 
 def _next_tokens(

@@ -12,7 +12,7 @@ import numpy as np
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Family
+from slipway.model.families import DECODER, PAIRS, SEQUENCE_CLASSIFIER, Family
 from slipway.model.graphs.pictures import EMBEDDING
 from slipway.model.sentences import SENTENCE_EMBEDDING
 from slipway.proof.numerics import Logits
@@ -49,7 +49,7 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     if family is DECODER:
         graph = Graph(folder / "model.onnx", threads=threads)
         return (SharedBufferDecoder if graph.promise.shared_buffer else OnnxDecoder)(graph, stored=stored)
-    if family in (ENCODER_DECODER, SPEECH):
+    if family in PAIRS:
         return OnnxPair(folder, threads=threads, stored=stored)
     return OnnxText(folder, family, config, threads=threads, stored=stored)
 

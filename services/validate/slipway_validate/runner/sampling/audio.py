@@ -18,14 +18,14 @@ from slipway.proof.runtime import Unusable
 TONES = 4
 LOWEST, HIGHEST = 100.0, 3500.0
 """Range of the tones in Hz, which covers most of speech."""
-SECONDS = 10
-"""Seconds of sound for a feature extractor without its own length."""
+SECONDS, LONGEST_SECONDS = 10, 30
+"""Seconds of made sound, and the most of a user's, for a feature extractor without its own length."""
 MOST_RATE, MOST_SECONDS = 192_000, 60
 """The most samples per second, and the longest sound, that a feature extractor may ask for."""
 
 
 def make_features(model: Path, *, count: int, seed: int) -> npt.NDArray[np.float32]:
-    """Make features of ``count`` sounds, (count, F, frames).
+    """Make features of ``count`` sounds, (count, F, frames), or their samples, (count, S).
 
     Raises:
         Unusable: The folder has no feature extractor that transformers can load, or it asks for impossible sound.
@@ -40,7 +40,8 @@ class SoundFeatures:
 
     Attributes:
         rate: Samples per second of its sound.
-        length: Samples of a sound that it takes whole.
+        length: Samples of a sound that is made for it: as many as it takes whole, if it has such a length.
+        longest: Most samples of a user's sound.
 
     Raises:
         Unusable: The folder has none that transformers can load, or it asks for impossible sound.
@@ -55,9 +56,10 @@ class SoundFeatures:
         if not isinstance(length, int) or not 0 < length <= MOST_SECONDS * rate:
             raise Unusable(f"the feature extractor of {model.name!r} takes {length!r} samples of sound at {rate} Hz")
         self.rate, self.length = rate, length
+        self.longest = length if getattr(self._extractor, "n_samples", None) else LONGEST_SECONDS * rate
 
     def features(self, sounds: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        """Return the features of sounds, (sounds, F, frames)."""
+        """Return the features of sounds of one length, (sounds, F, frames), or their samples, (sounds, S)."""
         extractor = self._extractor
         try:
             features = extractor(sounds, sampling_rate=self.rate, return_tensors="np")[extractor.model_input_names[0]]

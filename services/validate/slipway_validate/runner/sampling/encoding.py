@@ -28,6 +28,7 @@ from slipway.model.families import (
     ENCODER_DECODER,
     FEATURE_EXTRACTION,
     QUESTION_ANSWERING,
+    RAW_SPEECH,
     SEQUENCE_CLASSIFIER,
     SPEECH,
     TOKEN_CLASSIFIER,
@@ -60,20 +61,22 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     records = read_json(spec.records, largest=LARGEST_LIST)
     family, settings = find_family(spec.family), generation_settings(spec.model)
     longest = longest_text(ModelConfig.read(spec.model), family)
-    if family == SPEECH:
+    if family.takes_sound:
         write_sounds(records, spec)
     inputs = []
     with ChatTemplates() as templates:
         encoders: Mapping[str, Encode] = {
             **_ENCODERS,
             DECODER.name: partial(_prompt, templates=templates),
-            SPEECH.name: partial(encode_opening, model=spec.model, settings=settings),
+            **dict.fromkeys(
+                (SPEECH.name, RAW_SPEECH.name), partial(encode_opening, model=spec.model, settings=settings)
+            ),
         }
         encode = encoders[family.name]
         for number, record in enumerate(records, 1):
             inputs.append(_encode_record(encode, tokenizer, record, longest, number=number, family=family))
     stops = _ids(settings.get("eos_token_id"))
-    if family == SPEECH:
+    if family.takes_sound:
         never, first = (_ids(settings.get(name)) for name in ("suppress_tokens", "begin_suppress_tokens"))
         return EncodedInputs(inputs=tuple(inputs), stops=stops, banned=never, banned_first=first)
     if family != ENCODER_DECODER:
@@ -176,31 +179,43 @@ def _ids(value: object) -> tuple[int, ...]:
 
 
 def write_sounds(records: Sequence[Mapping[str, Any]], spec: TokenizeSpec) -> None:
-    """Write the features of each record's sound, one after the other.
+    """Write the features of each record's sound, one after the other; of a model that takes samples, these, with NaN behind the end.
 
     Raises:
         UnusableInput: A sound cannot be used.
     """
-    assert spec.sounds is not None
     extractor, output = SoundFeatures(spec.model), None
     for number, record in enumerate(records):
-        try:
-            path = real_file(spec.sounds, record["audio"])
-            sound = read_sound(path, rate=extractor.rate, longest=extractor.length)
-        except (UnusableSoundError, ArtifactError, OSError) as error:
-            raise UnusableInput(f"test input {number + 1}: the sound {quoted(record['audio'])}: {error}") from error
-        features = extractor.features([sound])[0]
+        features = extractor.features([_sound_of(record, number, extractor, spec)])[0]
         if output is None:
-            shape = (len(records), *features.shape)
+            samples = features.ndim == 1
+            longest = (
+                max(len(_sound_of(each, place, extractor, spec)) for place, each in enumerate(records))
+                if samples
+                else 0
+            )
+            shape = (len(records), *((longest,) if samples else features.shape))
             output = open_memmap(spec.samples / SOUNDS_FILE, mode="w+", dtype=np.float32, shape=shape)
-        if features.shape != output.shape[1:]:
+            output[:] = np.nan
+        if features.shape != output.shape[1:] and not (features.ndim == 1 and len(features) <= output.shape[1]):
             raise UnusableInput(
                 f"test input {number + 1} has features of the shape {features.shape}, the first {output.shape[1:]}: "
                 "give sounds of one length"
             )
-        output[number] = features
+        output[number, : len(features)] = features
     if output is not None:
         output.flush()
+
+
+def _sound_of(
+    record: Mapping[str, Any], number: int, extractor: SoundFeatures, spec: TokenizeSpec
+) -> npt.NDArray[np.float32]:
+    """Return the sound of a record, whose number counts from 0."""
+    assert spec.sounds is not None
+    try:
+        return read_sound(real_file(spec.sounds, record["audio"]), rate=extractor.rate, longest=extractor.longest)
+    except (UnusableSoundError, ArtifactError, OSError) as error:
+        raise UnusableInput(f"test input {number + 1}: the sound {quoted(record['audio'])}: {error}") from error
 
 
 def encode_opening(

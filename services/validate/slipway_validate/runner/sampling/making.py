@@ -13,7 +13,7 @@ import numpy as np
 
 from slipway.documents.heldout import read_written, render
 from slipway.model.configuration import NO_FIRST_TOKEN, ModelConfig, first_token, generation_settings
-from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison
+from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Comparison
 from slipway.model.model_files import has_chat_template
 from slipway.proof.numerics import Ints
 from slipway.proof.runtime import Samples, Unusable
@@ -102,7 +102,7 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
         Unusable: There is no tokenizer or feature extractor, or too little text.
     """
     family = find_family(spec.family)
-    if family == SPEECH:
+    if family.takes_sound:
         return _speech(spec)
     tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
     windows = cut_windows(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
