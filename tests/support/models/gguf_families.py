@@ -339,6 +339,10 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     "glm4moe": _OF_EXPERTS,
     "dots1": _OF_EXPERTS,
     "ernie4_5-moe": _OF_EXPERTS,
+    "deepseek-v2": (*_OF_EXPERTS, *_LATENT_LAYERS),
+    **dict.fromkeys(
+        ("deepseek-v2-direct", "deepseek-v2-lite", "deepseek-v3-direct"), (*_OF_EXPERTS, *_LATENT_LAYERS, "q_proj")
+    ),
     "llama4": _OF_EXPERTS,
     "llama4-experts": _OF_EXPERTS,
     "hunyuan-moe": _OF_EXPERTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.models.gguf_sizes import LLAMA3, of
+from support.models.gguf_sizes import LLAMA3, YARN, of
 
 _ROUTED: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -31,6 +31,15 @@ LLAMA_4: dict[str, Any] = {
 _SCOUT_ROPE = {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
 """The released model blends no frequencies: each is divided, or kept."""
 
+_V2: dict[str, Any] = {
+    **{key: value for key, value in _ROUTED.items() if key != "norm_topk_prob"},
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+}
+
 _PURE: dict[str, Any] = {"state_size": 16, "num_hidden_layers": 3}
 """Sizes of models without attention."""
 
@@ -44,6 +53,29 @@ MIXTURES: dict[str, Callable[[], Any]] = {
         **LLAMA_4 | {"interleave_moe_layer_step": 1, "num_experts_per_tok": 4, "num_hidden_layers": 4},
         max_position_embeddings=16384,
         tie_word_embeddings=True,
+    ),
+    "deepseek-v2": of(
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        **_V2,
+        q_lora_rank=24,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,  # as many as experts, which is no limit
+        norm_topk_prob=True,  # which the class does not read
+    ),
+    "deepseek-v2-direct": of(
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        **_V2,
+        q_lora_rank=None,
+        rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    ),
+    "deepseek-v3-direct": of(
+        "DeepseekV3Config", "DeepseekV3ForCausalLM", **_V2, q_lora_rank=None, n_group=1, topk_group=1
+    ),
+    "deepseek-v2-lite": of(
+        "DeepseekV2Config", "DeepseekV2ForCausalLM", **_V2 | {"num_hidden_layers": 27}, q_lora_rank=None
     ),
     "minimax-m2": of(
         "MiniMaxM2Config",

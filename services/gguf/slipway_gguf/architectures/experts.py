@@ -23,12 +23,13 @@ from slipway_gguf.architectures.refusals import (
     describe_assumption,
     first_of,
     grouped_heads,
+    limited_groups,
     other_chunks,
+    other_latent_queries,
     other_period,
     other_scale_of_yarn,
-    without_latent_queries,
 )
-from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU, SILU_WITHOUT_BIAS
+from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU, SILU_WITHOUT_BIAS, SOFTMAX
 from slipway_gguf.architectures.views import every_second, half, of_heads, transposed_experts
 
 _ROUTED_KEYS: Mapping[str, Key] = {
@@ -99,7 +100,9 @@ def _log_multiplier(numbers: Numbers) -> float | None:
 _LATENT_KEYS: Mapping[str, Key] = {
     **_ROUTED_KEYS,
     "attention.head_count_kv": lambda _: 1,
-    "attention.q_lora_rank": lambda numbers: numbers.count("q_lora_rank") or None,
+    "attention.q_lora_rank": lambda numbers: numbers.count(
+        "q_lora_rank"
+    ),  # with 0 llama.cpp reads queries that are not latent
     "attention.kv_lora_rank": lambda numbers: numbers.whole("kv_lora_rank"),
     "attention.key_length": lambda numbers: numbers.whole("kv_lora_rank") + numbers.whole("qk_rope_head_dim"),
     "attention.value_length": lambda numbers: numbers.whole("kv_lora_rank"),
@@ -109,6 +112,17 @@ _LATENT_KEYS: Mapping[str, Key] = {
     "expert_group_used_count": lambda numbers: numbers.whole("topk_group"),
     "rope.scaling.yarn_log_multiplier": _log_multiplier,
 }
+
+
+_LATENT_V2_KEYS: Mapping[str, Key] = {
+    **_LATENT_KEYS,
+    "expert_gating_func": lambda _: SOFTMAX,
+    "expert_weights_norm": lambda _: False,  # the class reads no such setting
+    "expert_group_count": lambda _: None,
+    "expert_group_used_count": lambda _: None,
+}
+_UNADAPTED = (".attn_q.weight", ".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight")
+"""Queries, and vectors that are latent, which the graph computes without an adapter's factors."""
 
 
 _MIXTRAL: Mapping[str, tuple[Target, ...]] = {
@@ -224,9 +238,22 @@ EXPERT: tuple[Architecture, ...] = (
         tensors=_LATENT,
         keys=_LATENT_KEYS,
         scales_yarn=True,
-        unadapted=(".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight"),
-        refuses=first_of(other_scale_of_yarn, without_latent_queries),
+        unadapted=_UNADAPTED,
+        refuses=first_of(other_scale_of_yarn, other_latent_queries),
         heads=Heads(_NEXT_LAYER),
+    ),
+    Architecture(
+        "deepseek2",
+        "DeepseekV2ForCausalLM",
+        assumes={**SILU_WITHOUT_BIAS, "mlp_bias": (False,)},
+        rope=("yarn",),
+        experts=ROUTED_EXPERTS,
+        dense="first_k_dense_replace",
+        tensors=_LATENT,
+        keys=_LATENT_V2_KEYS,
+        scales_yarn=True,
+        unadapted=_UNADAPTED,
+        refuses=first_of(other_scale_of_yarn, other_latent_queries, limited_groups),
     ),
     Architecture(
         "llama4",

@@ -21,6 +21,8 @@ _LINEAR = "linear_attention"
 CHUNKED = "chunked_attention"
 _UNROTATED, _WITHOUT_NORMS = 4, 128
 """Llama 4: period of the layers that are not rotated, and the number of experts of models without norms of queries and keys."""
+_DIRECT_QUERIES, _KANANA = (26, 27), (48, 128256)
+"""Numbers of layers in which llama.cpp reads no latent queries for DeepSeek's graph; a number of layers with that of tokens."""
 _SHORT_STEP = 0.001
 """Least time step that transformers takes for Nemotron-H by default, and llama.cpp does not know."""
 
@@ -259,9 +261,29 @@ def dense_layers_beside_experts(architecture: Architecture, settings: Mapping[st
 
 
 def without_latent_queries(architecture: Architecture, settings: Mapping[str, Any]) -> str:
-    """Refuse queries that come from the states directly (DeepSeek)."""
+    """Refuse queries that come from the states directly (MiniCPM 3)."""
     rank = settings.get("q_lora_rank")
     return "" if rank else describe_assumption(architecture, "q_lora_rank", rank, "a number")
+
+
+def other_latent_queries(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse latent queries in those numbers of layers in which llama.cpp reads none (DeepSeek-V2-Lite and models like it)."""
+    rank, layers = settings.get("q_lora_rank"), settings.get("num_hidden_layers")
+    direct = layers in _DIRECT_QUERIES or (layers, settings.get("vocab_size")) == _KANANA
+    return describe_assumption(architecture, "q_lora_rank", rank, f"null in {layers} layers") if rank and direct else ""
+
+
+def limited_groups(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse experts of fewer groups than experts are taken: llama.cpp ranks groups by their two best experts, DeepSeek-V2 by the best one.
+
+    As many groups as experts are no limit: the best experts are in the groups that have the best ones.
+    """
+    groups, used, experts = (settings.get(key) for key in ("n_group", "topk_group", "num_experts_per_tok"))
+    enough = used == groups or (isinstance(used, int) and isinstance(experts, int) and used >= experts)
+    if settings.get("topk_method") == "greedy" or enough:
+        return ""
+    expected = f"experts of any group, or of at least num_experts_per_tok groups, {experts}"
+    return describe_assumption(architecture, "topk_group", used, expected)
 
 
 def grouped_heads(architecture: Architecture, settings: Mapping[str, Any]) -> str:

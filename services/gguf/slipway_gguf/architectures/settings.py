@@ -21,8 +21,8 @@ EXPERTS = ("num_local_experts", "num_experts")
 ROUTED_EXPERTS = ("n_routed_experts",)
 EVERY_LAYER: Assumed = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 """All layers have experts."""
-SIGMOID = 2
-"""llama.cpp's number of the function of a router's scores (``llama_expert_gating_func_type``)."""
+SOFTMAX, SIGMOID = 1, 2
+"""llama.cpp's numbers of the function of a router's scores (``llama_expert_gating_func_type``)."""
 
 
 def has_exact_gelu(settings: Mapping[str, Any]) -> bool:

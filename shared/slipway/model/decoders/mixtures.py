@@ -6,6 +6,26 @@ from slipway.model.decoders.kinds import DecoderClass, Local, Windowed
 
 MIXTURES = (
     DecoderClass(
+        "DeepseekV2ForCausalLM",
+        {
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "intermediate_size": 11008,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1407,
+            "first_k_dense_replace": 0,
+            "routed_scaling_factor": 1.0,
+            "topk_method": "greedy",
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+        },
+        width="qk_rope_head_dim",
+    ),
+    DecoderClass(
         "Llama4ForCausalLM",
         {
             "num_attention_heads": 40,
