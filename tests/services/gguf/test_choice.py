@@ -77,6 +77,8 @@ _GEMMA = {"head_dim": 256, "query_pre_attn_scalar": 256, "num_hidden_layers": 2,
         ("Gemma2ForCausalLM", _GEMMA, ""),
         ("Gemma3ForCausalLM", _GEMMA, ""),
         ("BertForMaskedLM", {}, "LlamaForCausalLM"),
+        ("PhimoeForCausalLM", {}, "shares a weight of 1 between the two experts"),
+        ("BitNetForCausalLM", {}, "with SiLU"),
         ("LlamaForSequenceClassification", {"model_type": "llama"}, "sequence classifier"),
         ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act"),
         ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
@@ -98,7 +100,7 @@ _GEMMA = {"head_dim": 256, "query_pre_attn_scalar": 256, "num_hidden_layers": 2,
         ("MambaForCausalLM", {"hidden_size": 8, "expand": 3}, "expand"),
         ("Mamba2ForCausalLM", {"time_step_limit": [0.1, 1.0]}, "time_step_limit"),
     ],
-    ids=range(25),
+    ids=range(27),
 )
 def test_models_that_llama_cpp_computes_otherwise_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
     reason = refusal_reason(ModelConfig({"architectures": [name], "vocab_size": 8, **settings}))

@@ -39,6 +39,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 KNOWN = ", ".join(dict.fromkeys(each.class_name for each in ARCHITECTURES))
 
 
+COMPUTED_OTHERWISE: Mapping[str, str] = {
+    "BitNetForCausalLM": "llama.cpp computes it with SiLU, where the released models have the square of ReLU and round their weights to three "
+    "values: log probabilities of a tiny model differ by 1.5",
+    "PhimoeForCausalLM": "llama.cpp takes no mean off in its norms, and shares a weight of 1 between the two experts of a token, which both have "
+    "nearly 1 in the model: log probabilities of a tiny model differ by 1.4",
+}
+"""Why no file is written of classes for which llama.cpp has a graph, with what was measured."""
+
+
 def architecture_of(config: ModelConfig) -> Architecture | None:
     """Return the architecture for a model's ``config.json``; None if no GGUF file can be written for it."""
     settings = settings_of(config)
@@ -84,6 +93,8 @@ def refusal_reason(config: ModelConfig) -> str:
     """Return why no GGUF file can be written for a model's ``config.json``; an empty text if one can."""
     part = text_part(config) or config
     architecture = architecture_of(part)
+    if architecture is None and part.class_name in COMPUTED_OTHERWISE:
+        return f"the model is {config.description}, and {COMPUTED_OTHERWISE[part.class_name]}"
     if architecture is None:
         return f"the model is {config.description}, and GGUF files are written of {KNOWN}"
     settings = settings_of(part, architecture.facts)
