@@ -51,6 +51,11 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
         ("nemotron_h", {"time_step_min": 0.1}, "time_step_min"),
         ("nemotron_h_moe", {"moe_latent_size": 16}, "moe_latent_size"),
         ("nemotron_h_moe", {"layers_block_type": ["moe", "mlp", "linear_attention"]}, "layers_block_type"),
+        ("jamba", {"mamba_expand": 3}, "mamba_expand"),
+        ("jamba", {"mamba_conv_bias": False}, "mamba_conv_bias"),
+        ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("jamba", {"hidden_act": "gelu"}, "hidden_act"),
+        ("jamba-dense", {"head_dim": 32}, "head_dim"),
         ("glm4moe", {"n_group": 2}, "n_group"),
         ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
         ("gpt-oss", {"layer_types": [_FULL] * 4}, "layer_types"),
@@ -132,7 +137,7 @@ def test_settings_that_llama_cpp_computes_otherwise_are_refused(
 
 
 @pytest.mark.parametrize(
-    "family", ["falcon-h1", "nemotron_h_moe", "gemma4", "qwen3vl", "deepseek2", "llama4-text-part"]
+    "family", ["falcon-h1", "nemotron_h_moe", "gemma4", "qwen3vl", "deepseek2", "llama4-text-part", "jamba"]
 )
 def test_no_value_of_a_setting_is_a_fault_of_the_program(family: str) -> None:
     settings = settings_of(family)

@@ -356,6 +356,8 @@ UNTRAINED: dict[str, tuple[str, ...]] = {
     "falcon-h1": ("out_proj",),
     "mamba": ("out_proj", "dt_proj"),  # transformers multiplies by the second's weight without its factors
     "mamba2": ("out_proj",),
+    "jamba": (*_OF_EXPERTS, "out_proj", "dt_proj"),
+    "jamba-dense": ("out_proj", "dt_proj"),
     "nemotron_h": ("out_proj",),
     "nemotron_h_moe": ("out_proj",),
     # llama.cpp computes it without factors.

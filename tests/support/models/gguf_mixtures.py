@@ -43,6 +43,17 @@ _V2: dict[str, Any] = {
 _PURE: dict[str, Any] = {"state_size": 16, "num_hidden_layers": 3}
 """Sizes of models without attention."""
 
+_JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 6,
+    "mamba_d_conv": 3,
+    "rms_norm_eps": 1e-3,
+}
+"""A Jamba with recurrent layers and attention."""
+
 MIXTURES: dict[str, Callable[[], Any]] = {
     "dots1": of("Dots1Config", "Dots1ForCausalLM", **_ROUTED, num_key_value_heads=4, head_dim=16, sliding_window=None),
     "llama4": of("Llama4TextConfig", "Llama4ForCausalLM", **LLAMA_4, rope_parameters=_SCOUT_ROPE),
@@ -98,6 +109,15 @@ MIXTURES: dict[str, Callable[[], Any]] = {
     "hunyuan-moe": of(
         "HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=2, head_dim=16, sep_token_id=4
     ),
+    "jamba": of(
+        "JambaConfig",
+        "JambaForCausalLM",
+        **_JAMBA,
+        num_experts=4,
+        expert_layer_period=3,
+        expert_layer_offset=2,
+    ),
+    "jamba-dense": of("JambaConfig", "JambaForCausalLM", **_JAMBA, num_experts=1, tie_word_embeddings=True),
     "mamba": of("MambaConfig", "MambaForCausalLM", **_PURE, intermediate_size=128),
     "mamba2": of(
         "Mamba2Config", "Mamba2ForCausalLM", **_PURE, num_heads=8, head_dim=16, n_groups=2, chunk_size=8, expand=2

@@ -20,6 +20,7 @@ from slipway_gguf.architectures.experts import EXPERT
 from slipway_gguf.architectures.gemma import GEMMA
 from slipway_gguf.architectures.layer_norm import LAYER_NORM
 from slipway_gguf.architectures.mamba import MAMBA
+from slipway_gguf.architectures.mamba_2 import MAMBA_2
 from slipway_gguf.architectures.refusals import describe_assumption
 from slipway_gguf.architectures.vision import VISION
 
@@ -28,6 +29,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *LAYER_NORM,
     *DELTA_NET,
     *CONVOLUTION,
+    *MAMBA_2,
     *MAMBA,
     *EXPERT,
     *GEMMA,

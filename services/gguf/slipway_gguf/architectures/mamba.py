@@ -1,225 +1,18 @@
-"""Architectures with recurrent layers of Mamba-2 (Granite 4, Falcon-H1). Data, and light.
+"""Architectures with recurrent layers of Mamba and no attention (Mamba, Mamba-2), or little of it (Jamba). Data, and light.
 
-Sources: llama.cpp's ``conversion/mamba.py``, ``granite.py`` and ``falcon_h1.py``, ``src/models/granite-hybrid.cpp`` and ``falcon-h1.cpp``.
+Sources: llama.cpp's ``conversion/mamba.py`` and ``jamba.py``, ``src/models/mamba.cpp`` and ``jamba.cpp``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from slipway_gguf.architectures.entry import (
-    Architecture,
-    Change,
-    Heads,
-    Key,
-    Numbers,
-    Piece,
-    Pieces,
-    Target,
-    kv_heads_by_layer,
-)
-from slipway_gguf.architectures.refusals import (
-    dense_layers_beside_experts,
-    first_of,
-    gate_behind_norm,
-    lengthened_steps,
-    limited_steps,
-    other_expansion,
-    without_rotation,
-)
-from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU, SILU_WITHOUT_BIAS, Assumed
-from slipway_gguf.architectures.views import as_column, as_groups, half, rows, without_middle
-
-
-def _column(_: Numbers) -> tuple[Piece, ...]:
-    return (Piece(form=as_column),)
-
-
-def _in_groups_of(setting: str) -> Pieces:
-    return lambda numbers: (Piece(form=as_groups(numbers.whole(setting))),)
-
-
-def mamba2(prefix: str, groups: str) -> Mapping[str, tuple[Target, ...]]:
-    """Return what becomes of the tensors of a recurrent layer of Mamba-2.
-
-    Args:
-        prefix: Name of the layer's part, such as ``mamba``.
-        groups: Setting with the number of groups of its norm.
-    """
-    return {
-        f"{prefix}.A_log": (Target("ssm_a", _column, change=Change.NEGATED_EXPONENTIAL),),
-        f"{prefix}.D": (Target("ssm_d", _column),),
-        f"{prefix}.dt_bias": (Target("ssm_dt.bias"),),
-        f"{prefix}.conv1d.weight": (Target("ssm_conv1d.weight", lambda _: (Piece(form=without_middle),)),),
-        f"{prefix}.norm.weight": (Target("ssm_norm.weight", _in_groups_of(groups)),),
-    }
-
-
-def _mamba2_keys(inner: Callable[[Numbers], int]) -> Mapping[str, Key]:
-    return {
-        "ssm.conv_kernel": lambda numbers: numbers.whole("mamba_d_conv"),
-        "ssm.state_size": lambda numbers: numbers.whole("mamba_d_state"),
-        "ssm.group_count": lambda numbers: numbers.whole("mamba_n_groups"),
-        "ssm.time_step_rank": lambda numbers: numbers.whole("mamba_n_heads"),
-        "ssm.inner_size": inner,
-    }
-
-
-def halves(gate: str, up: str) -> tuple[Target, ...]:
-    """Return the two projections that a class stores as one, gate first."""
-    return (
-        Target(gate, lambda _: (Piece(take=half(0)),)),
-        Target(up, lambda _: (Piece(take=half(1)),)),
-    )
-
-
-GRANITE_EXPERTS: Mapping[str, tuple[Target, ...]] = {
-    "block_sparse_moe.input_linear.weight": halves("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-    "shared_mlp.input_linear.weight": halves("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-}
-GRANITE_DENSE: Mapping[str, tuple[Target, ...]] = {
-    "shared_mlp.input_linear.weight": halves("ffn_gate.weight", "ffn_up.weight"),
-    "shared_mlp.output_linear.weight": (Target("ffn_down.weight"),),
-}
-
-
-def _has_experts(settings: Mapping[str, Any]) -> bool:
-    return bool(settings.get("num_local_experts"))
-
-
-def _is_recurrent(settings: Mapping[str, Any]) -> bool:
-    """Return whether a Granite 4 has recurrent layers; some have attention in all."""
-    kinds = settings.get("layer_types") or settings.get("layers_block_type")
-    return not isinstance(kinds, list) or any(kind in ("mamba", "linear_attention") for kind in kinds)
-
-
-_GRANITE_ASSUMES: Assumed = {
-    **SILU_WITHOUT_BIAS,
-    "mamba_conv_bias": (True,),
-    "mamba_proj_bias": (False,),
-    "position_embedding_type": ("rope", "nope"),
-}
-
-
-def _is_rotated(numbers: Numbers) -> bool:
-    return bool(numbers.decoder.settings.get("position_embedding_type") == "rope")
-
-
-_GRANITE_KEYS: Mapping[str, Key] = {"rope.scaling.finetuned": _is_rotated}
-"""llama.cpp reads by this key whether there is a rotary embedding at all."""
-_SHARED_KEYS: Mapping[str, Key] = {
-    "expert_shared_feed_forward_length": lambda numbers: numbers.whole("shared_intermediate_size")
-}
-_DENSE_KEYS: Mapping[str, Key] = {"feed_forward_length": lambda numbers: numbers.whole("shared_intermediate_size")}
-_HYBRID_KEYS: Mapping[str, Key] = {
-    **_mamba2_keys(lambda numbers: numbers.whole("mamba_expand") * numbers.decoder.hidden),
-    **_GRANITE_KEYS,
-    "attention.head_count_kv": kv_heads_by_layer,
-}
-
-
-def _falcon_inputs(numbers: Numbers) -> tuple[Piece, ...]:
-    """Return the rows of a recurrent layer's inputs, multiplied as the class multiplies what they give: gate, x, B, C and time steps."""
-    inner = numbers.whole("mamba_d_ssm")
-    states = numbers.whole("mamba_n_groups") * numbers.whole("mamba_d_state")
-    sizes = (inner, inner, states, states, numbers.whole("mamba_n_heads"))
-    whole = numbers.number("ssm_in_multiplier")
-    factors = numbers.numbers("ssm_multipliers", 5) if numbers.decoder.settings.get("ssm_multipliers") else (1.0,) * 5
-    starts = [sum(sizes[:index]) for index in range(5)]
-    return tuple(
-        Piece(take=rows(start, start + size), factor=whole * factor)
-        for start, size, factor in zip(starts, sizes, factors, strict=True)
-    )
-
-
-def _times(*keys: str) -> Pieces:
-    """Return the whole tensor, multiplied by these settings."""
-
-    def pieces(numbers: Numbers) -> tuple[Piece, ...]:
-        factor = 1.0
-        for key in keys:
-            factor *= numbers.number(key)
-        return (Piece(factor=factor),)
-
-    return pieces
-
-
-def _mlp_times(index: int) -> Pieces:
-    def pieces(numbers: Numbers) -> tuple[Piece, ...]:
-        listed = numbers.decoder.settings.get("mlp_multipliers")
-        return (Piece(factor=numbers.numbers("mlp_multipliers", 2)[index] if listed else 1.0),)
-
-    return pieces
-
-
-_FALCON_H1: Mapping[str, tuple[Target, ...]] = {
-    **mamba2("mamba", "mamba_n_groups"),
-    "mamba.in_proj.weight": (Target("ssm_in.weight", _falcon_inputs),),
-    "mamba.out_proj.weight": (Target("ssm_out.weight", _times("ssm_out_multiplier")),),
-    "self_attn.q_proj.weight": (Target("attn_q.weight", _times("attention_in_multiplier")),),
-    "self_attn.k_proj.weight": (Target("attn_k.weight", _times("attention_in_multiplier", "key_multiplier")),),
-    "self_attn.v_proj.weight": (Target("attn_v.weight", _times("attention_in_multiplier")),),
-    "self_attn.o_proj.weight": (Target("attn_output.weight", _times("attention_out_multiplier")),),
-    "feed_forward.gate_proj.weight": (Target("ffn_gate.weight", _mlp_times(0)),),
-    "feed_forward.down_proj.weight": (Target("ffn_down.weight", _mlp_times(1)),),
-    # llama.cpp's name of this norm has no end.
-    "pre_ff_layernorm.weight": (Target("ffn_norm"),),
-    "model.embed_tokens.weight": (Target("token_embd.weight", _times("embedding_multiplier")),),
-    "lm_head.weight": (Target("output.weight", _times("lm_head_multiplier")),),
-}
-"""llama.cpp has no keys for the multipliers, so that weights are multiplied by them."""
-
-
-def _nemotron_layers(setting: str, kind: str) -> Key:
-    """Return a width in layers of a kind, each of which has nothing but what its kind says, and 0 in others."""
-    return lambda numbers: numbers.by_kind(kind, numbers.whole(setting))
-
-
-def _state_sizes(numbers: Numbers) -> int:
-    return numbers.whole("mamba_num_heads") * numbers.whole("mamba_head_dim")
-
-
-_NEMOTRON: Mapping[str, tuple[Target, ...]] = mamba2("mixer", "n_groups")
-_NEMOTRON_EXPERTS: Mapping[str, tuple[Target, ...]] = {
-    **_NEMOTRON,
-    "mixer.gate.weight": (Target("ffn_gate_inp.weight"),),
-    "mixer.gate.e_score_correction_bias": (Target("exp_probs_b.bias"),),
-    "mixer.experts.up_proj.weight": (Target("ffn_up_exps.weight"),),
-    "mixer.experts.down_proj.weight": (Target("ffn_down_exps.weight"),),
-    "mixer.experts.up_proj": (Target("ffn_up_exps.weight"),),
-    "mixer.experts.down_proj": (Target("ffn_down_exps.weight"),),
-    "mixer.shared_experts.up_proj.weight": (Target("ffn_up_shexp.weight"),),
-    "mixer.shared_experts.down_proj.weight": (Target("ffn_down_shexp.weight"),),
-}
-_NEMOTRON_KEYS: Mapping[str, Key] = {
-    "ssm.conv_kernel": lambda numbers: numbers.whole("conv_kernel"),
-    "ssm.state_size": lambda numbers: numbers.whole("ssm_state_size"),
-    "ssm.group_count": lambda numbers: numbers.whole("n_groups"),
-    "ssm.time_step_rank": lambda numbers: numbers.whole("mamba_num_heads"),
-    "ssm.inner_size": _state_sizes,
-    "attention.layer_norm_rms_epsilon": lambda numbers: numbers.number("layer_norm_epsilon"),
-    "attention.head_count_kv": kv_heads_by_layer,
-}
-_NEMOTRON_ASSUMES: Assumed = {
-    "mlp_hidden_act": ("relu2",),
-    "mamba_hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "mamba_proj_bias": (False,),
-    "use_bias": (False,),
-    "use_conv_bias": (True,),
-    "moe_latent_size": (),
-    "n_group": (1,),
-    "topk_group": (1,),
-}
-
-
-def _has_expert_layers(settings: Mapping[str, Any]) -> bool:
-    kinds = settings.get("layers_block_type") or settings.get("layer_types")
-    pattern = settings.get("hybrid_override_pattern")
-    return "moe" in kinds if isinstance(kinds, list) else isinstance(pattern, str) and "E" in pattern
-
+from slipway_gguf.architectures.entry import Architecture, Change, Key, Numbers, Piece, Target, kv_heads_by_layer
+from slipway_gguf.architectures.mamba_2 import mamba2
+from slipway_gguf.architectures.refusals import limited_steps, other_expansion, other_width
+from slipway_gguf.architectures.settings import SILU, Assumed
+from slipway_gguf.architectures.views import without_middle
 
 _PURE_ASSUMES: Assumed = {"hidden_act": ("silu", "swish"), "use_bias": (False,), "use_conv_bias": (True,)}
 _PURE_KEYS: Mapping[str, Key] = {
@@ -236,118 +29,54 @@ _PURE_KEYS: Mapping[str, Key] = {
     "ssm.inner_size": lambda numbers: numbers.whole("expand") * numbers.decoder.hidden,
 }
 """Keys of models without attention."""
-_MAMBA_1: Mapping[str, tuple[Target, ...]] = {
-    "mixer.A_log": (Target("ssm_a", change=Change.NEGATED_EXPONENTIAL),),
-    "mixer.D": (Target("ssm_d"),),
-    "mixer.conv1d.weight": (Target("ssm_conv1d.weight", lambda _: (Piece(form=without_middle),)),),
+
+
+def _mamba(prefix: str) -> Mapping[str, tuple[Target, ...]]:
+    """Return what becomes of the tensors of a recurrent layer of Mamba, whose names begin with ``prefix``."""
+    return {
+        f"{prefix}.A_log": (Target("ssm_a", change=Change.NEGATED_EXPONENTIAL),),
+        f"{prefix}.D": (Target("ssm_d"),),
+        f"{prefix}.conv1d.weight": (Target("ssm_conv1d.weight", lambda _: (Piece(form=without_middle),)),),
+    }
+
+
+def _rank(key: str) -> Key:
+    """Return the rank of the time steps, which ``auto`` makes a sixteenth of the states' width."""
+
+    def rank(numbers: Numbers) -> int:
+        automatic = numbers.decoder.settings.get(key) in (None, "auto")
+        return -(-numbers.decoder.hidden // 16) if automatic else numbers.whole(key)
+
+    return rank
+
+
+_JAMBA_ASSUMES: Assumed = {**SILU, "mamba_conv_bias": (True,), "mamba_proj_bias": (False,), "mamba_expand": (2,)}
+_JAMBA_KEYS: Mapping[str, Key] = {
+    "attention.head_count_kv": kv_heads_by_layer,
+    "ssm.conv_kernel": lambda numbers: numbers.whole("mamba_d_conv"),
+    "ssm.state_size": lambda numbers: numbers.whole("mamba_d_state"),
+    "ssm.inner_size": lambda numbers: numbers.whole("mamba_expand") * numbers.decoder.hidden,
+    "ssm.time_step_rank": _rank("mamba_dt_rank"),
 }
 
 
-def _time_step_rank(numbers: Numbers) -> int:
-    stated = numbers.decoder.settings.get("time_step_rank")
-    return -(-numbers.decoder.hidden // 16) if stated in (None, "auto") else numbers.whole("time_step_rank")
+def _has_several_experts(settings: Mapping[str, Any]) -> bool:
+    return settings.get("num_experts") != 1
+
+
+def _in_periods(numbers: Numbers, layer: int) -> bool:
+    """Return whether a layer has experts: one of each period (Jamba)."""
+    return layer % numbers.whole("expert_layer_period") == numbers.count("expert_layer_offset")
 
 
 MAMBA: tuple[Architecture, ...] = (
-    Architecture(
-        "granitehybrid",
-        "GraniteMoeHybridForCausalLM",
-        when=lambda settings: _is_recurrent(settings) and _has_experts(settings),
-        assumes=_GRANITE_ASSUMES,
-        paired=True,
-        experts=EXPERTS,
-        tensors={**mamba2("mamba", "mamba_n_groups"), **GRANITE_EXPERTS},
-        keys={**_HYBRID_KEYS, **_SHARED_KEYS},
-        refuses=limited_steps,
-    ),
-    Architecture(
-        "granitehybrid",
-        "GraniteMoeHybridForCausalLM",
-        when=_is_recurrent,
-        assumes=_GRANITE_ASSUMES,
-        paired=True,
-        tensors={**mamba2("mamba", "mamba_n_groups"), **GRANITE_DENSE},
-        keys={**_HYBRID_KEYS, **_DENSE_KEYS},
-        refuses=limited_steps,
-    ),
-    Architecture(
-        "granitemoe",
-        "GraniteMoeHybridForCausalLM",
-        when=_has_experts,
-        assumes=_GRANITE_ASSUMES,
-        paired=True,
-        experts=EXPERTS,
-        tensors=GRANITE_EXPERTS,
-        keys={**_GRANITE_KEYS, **_SHARED_KEYS},
-        refuses=without_rotation,
-    ),
-    Architecture(
-        "granite",
-        "GraniteMoeHybridForCausalLM",
-        assumes=_GRANITE_ASSUMES,
-        paired=True,
-        tensors=GRANITE_DENSE,
-        keys={**_GRANITE_KEYS, **_DENSE_KEYS},
-    ),
-    Architecture(
-        "granitemoe",
-        "GraniteMoeForCausalLM",
-        assumes=SILU,
-        paired=True,
-        experts=EXPERTS,
-        tensors=GRANITE_EXPERTS,
-    ),
-    Architecture(
-        "falcon-h1",
-        "FalconH1ForCausalLM",
-        assumes={
-            **SILU_WITHOUT_BIAS,
-            "mamba_conv_bias": (True,),
-            "mamba_proj_bias": (False,),
-            "mlp_bias": (False,),
-            "projectors_bias": (False,),
-        },
-        tensors=_FALCON_H1,
-        keys=_mamba2_keys(lambda numbers: numbers.whole("mamba_d_ssm")),
-        refuses=first_of(limited_steps, gate_behind_norm),
-    ),
-    Architecture(
-        "nemotron_h_moe",
-        "NemotronHForCausalLM",
-        when=_has_expert_layers,
-        assumes=_NEMOTRON_ASSUMES,
-        rope=(),
-        experts=ROUTED_EXPERTS,
-        tensors=_NEMOTRON_EXPERTS,
-        keys={
-            **_NEMOTRON_KEYS,
-            "feed_forward_length": _nemotron_layers("moe_intermediate_size", "moe"),
-            "expert_shared_feed_forward_length": lambda numbers: numbers.whole("moe_shared_expert_intermediate_size"),
-            "expert_shared_count": lambda numbers: numbers.count("n_shared_experts"),
-            "expert_weights_norm": lambda numbers: numbers.flag("norm_topk_prob"),
-            "expert_weights_scale": lambda numbers: numbers.number("routed_scaling_factor"),
-            "expert_gating_func": lambda _: SIGMOID,
-        },
-        refuses=first_of(limited_steps, lengthened_steps, dense_layers_beside_experts),
-        heads=Heads(("mtp.",)),
-    ),
-    Architecture(
-        "nemotron_h",
-        "NemotronHForCausalLM",
-        assumes=_NEMOTRON_ASSUMES,
-        rope=(),
-        tensors=_NEMOTRON,
-        keys={**_NEMOTRON_KEYS, "feed_forward_length": _nemotron_layers("intermediate_size", "mlp")},
-        refuses=first_of(limited_steps, lengthened_steps),
-        heads=Heads(("mtp.",)),
-    ),
     Architecture(
         "mamba",
         "MambaForCausalLM",
         assumes=_PURE_ASSUMES,
         rope=(),
-        tensors=_MAMBA_1,
-        keys={**_PURE_KEYS, "ssm.time_step_rank": _time_step_rank},
+        tensors=_mamba("mixer"),
+        keys={**_PURE_KEYS, "ssm.time_step_rank": _rank("time_step_rank")},
         refuses=other_expansion,
     ),
     Architecture(
@@ -362,5 +91,26 @@ MAMBA: tuple[Architecture, ...] = (
             "ssm.time_step_rank": lambda numbers: numbers.whole("num_heads"),
         },
         refuses=limited_steps,
+    ),
+    Architecture(
+        "jamba",
+        "JambaForCausalLM",
+        when=_has_several_experts,
+        assumes=_JAMBA_ASSUMES,
+        rope=(),
+        experts=("num_experts",),
+        sparse=_in_periods,
+        tensors=_mamba("mamba"),
+        keys=_JAMBA_KEYS,
+        refuses=other_width,
+    ),
+    Architecture(
+        "jamba",
+        "JambaForCausalLM",
+        assumes=_JAMBA_ASSUMES,
+        rope=(),
+        tensors=_mamba("mamba"),
+        keys=_JAMBA_KEYS,
+        refuses=other_width,
     ),
 )

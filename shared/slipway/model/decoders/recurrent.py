@@ -146,6 +146,26 @@ RECURRENT: tuple[DecoderClass, ...] = (
         by_layer=True,
     ),
     DecoderClass(
+        "JambaForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "attn_layer_period": 8,
+            "attn_layer_offset": 4,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+        by_layer=True,
+    ),
+    DecoderClass(
         "MambaForCausalLM",
         {
             "layer_norm_epsilon": 1e-5,
