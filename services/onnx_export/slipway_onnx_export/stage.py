@@ -43,7 +43,9 @@ STAGE = Stage(
         refuses=lambda params, config: refusal_reason(config, parts=params.parts),
     ),
     deferral=Deferral(
-        leaves_out=can_leave_out, reads=lambda params: ("pytorch",) if params.weights == "deferred" else ()
+        leaves_out=can_leave_out,
+        reads=lambda params: ("pytorch",) if params.weights == "deferred" else (),
+        compares=True,
     ),
     installation=Installation(probe=probe),
     effort=Effort(

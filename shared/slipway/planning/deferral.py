@@ -8,22 +8,23 @@ from dataclasses import replace
 from slipway.formats.tasks import PlannedTask
 
 
-def defer_weights(tasks: Sequence[PlannedTask]) -> list[PlannedTask]:
+def defer_weights(tasks: Sequence[PlannedTask], *, compared: bool) -> list[PlannedTask]:
     """Let each task leave out its output's weights if no format delivers it and every task that reads it can do without them.
 
     Args:
         tasks: A plan, each task after those whose outputs it uses. No task outside of the plan may use their outputs.
+        compared: Whether validation compares the outputs. If not, a stage's own comparison is the only one, and it needs the weights.
     """
     whole: set[str] = set()
     while True:
-        planned = _plan_deferral(tasks, whole)
+        planned = _plan_deferral(tasks, whole, compared=compared)
         clashing = _join_inputs(tasks, planned)
         if not clashing:
             return list(planned.values())
         whole.add(clashing)
 
 
-def _plan_deferral(tasks: Sequence[PlannedTask], whole: Collection[str]) -> dict[str, PlannedTask]:
+def _plan_deferral(tasks: Sequence[PlannedTask], whole: Collection[str], *, compared: bool) -> dict[str, PlannedTask]:
     """Return the tasks by id, with ``weights: deferred`` for those that can leave out weights and are not in ``whole``."""
     planned = {task.id: task for task in tasks}
     for task in reversed(tasks):  # whether a task reads its input without weights may depend on its own output
@@ -33,7 +34,7 @@ def _plan_deferral(tasks: Sequence[PlannedTask], whole: Collection[str]) -> dict
             for name, used in reader.inputs.items()
             if used == task.reference
         ]
-        if task.format or task.id in whole or not readers or not _leaves_out(task):
+        if task.format or task.id in whole or not readers or not _leaves_out(task, compared=compared):
             continue
         if all(_reads(reader, name) for reader, name in readers):
             planned[task.id] = replace(task, params={**task.params, "weights": "deferred"})
@@ -58,9 +59,11 @@ def _join_inputs(tasks: Sequence[PlannedTask], planned: dict[str, PlannedTask]) 
     return ""
 
 
-def _leaves_out(task: PlannedTask) -> bool:
+def _leaves_out(task: PlannedTask, *, compared: bool) -> bool:
     known = task.known()
-    return known is not None and known[0].deferral.leaves_out(known[1])
+    if known is None or (known[0].deferral.compares and not compared):
+        return False
+    return known[0].deferral.leaves_out(known[1])
 
 
 def _reads(task: PlannedTask, name: str) -> bool:

@@ -85,9 +85,8 @@ def plan(
         )
     others = [*calibrations.used(of_formats), *of_formats]
     tasks = [*trunk, *([merged] if merged.format or _is_read(merged, others) else []), *others]
-    if configuration.validation.enabled and configuration.validation.compare_outputs:
-        # Otherwise the comparison within the export to ONNX, which needs the weights, is the only proof of a graph.
-        tasks = defer_weights(tasks)
+    compared = configuration.validation.enabled and configuration.validation.compare_outputs
+    tasks = defer_weights(tasks, compared=compared)
     if configuration.validation.enabled:
         tasks += _plan_validation(configuration, source_names, base=base, adapter=adapter, tasks=tasks)
     return tuple(tasks)

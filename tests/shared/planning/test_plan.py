@@ -190,6 +190,11 @@ def test_weights_that_nobody_asked_for_are_left_out_and_made_where_they_are_read
         ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}, "tensorrt": {"enabled": True}}, {}, {"onnx_export"}),
         ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}}, {"validation": {"enabled": False}}, set()),
         ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}}, {"validation": {"compare_outputs": False}}, set()),
+        (
+            {"onnx": {"enabled": False}, "pytorch": {"enabled": True, **ONLY_LEVELS}},
+            {"validation": {"enabled": False}},
+            {"merge"},
+        ),
     ],
 )
 def test_weights_are_written_where_anything_needs_them(
@@ -211,7 +216,7 @@ def test_weights_are_written_for_a_reader_whose_other_input_has_the_name_of_one_
     merge, other = tasks["merge"], f"source:{name}-of-another"
     reader = replace(tasks["quantize-pytorch-int4"], inputs={"model": merge.reference, name: other})
     merge = replace(merge, params={key: value for key, value in merge.params.items() if key != "weights"})
-    merge, reader = defer_weights([merge, reader])
+    merge, reader = defer_weights([merge, reader], compared=True)
     assert (merge.params.get("weights") == "deferred") is left_out
     assert reader.inputs == {"model": merge.reference, name: other, **(merge.inputs if left_out else {})}
 
