@@ -111,6 +111,20 @@ def test_steps_behind_the_one_that_writes_bytes_split_as_expressions_do(tmp_path
     assert Vocabulary(file).different(tokenizer) == set()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek-llm", "deepseek-coder"])
+def test_digits_that_a_step_takes_apart_are_those_of_an_expression(name: str, tmp_path: Path) -> None:
+    """As DeepSeek's first tokenizers list them; llama.cpp's expression for the first takes several digits together, which no token does."""
+    *expressions, _ = next(expressions for expressions, each in KNOWN.items() if each.pre == name)
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in expressions]
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer = byte_level_by([*splits, digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    model = save(tokenizer, tmp_path / "model")
+    assert values(model)["pre"] == name
+    file = write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800)
+    assert Vocabulary(file).different(tokenizer) == set()
+
+
 @pytest.mark.parametrize("version", ["v3", "v13"])
 def test_a_tokenizer_made_from_tekken_json_gives_the_tokenizers_tokens(version: str, tmp_path: Path) -> None:
     model = write_tekken(tmp_path / "model", version)
