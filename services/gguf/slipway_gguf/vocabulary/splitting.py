@@ -71,11 +71,13 @@ class Splitting:
         pre: Its name if words that are tokens are merged like any other; empty if llama.cpp has none.
         whole: Its name if such words become their token without merging (``ignore_merges``); empty if llama.cpp has none.
         approximate: Kinds of text that llama.cpp splits differently.
+        approximate_whole: The same for the second name, if it has another expression in llama.cpp than the first.
     """
 
     pre: str
     whole: str = ""
     approximate: tuple[TextKind, ...] = ()
+    approximate_whole: tuple[TextKind, ...] | None = None
 
 
 KNOWN: Mapping[tuple[str, ...], Splitting] = {
@@ -85,7 +87,12 @@ KNOWN: Mapping[tuple[str, ...], Splitting] = {
     (_QWEN2,): Splitting("qwen2"),
     (_QWEN35,): Splitting("qwen35"),
     (_TEKKEN,): Splitting("", whole="tekken", approximate=APPROXIMATE),
-    (_GPT4O,): Splitting("gpt-4o", approximate=APPROXIMATE),
+    (_GPT4O,): Splitting(
+        "gpt-4o",
+        whole="granite-embed-multi-97m",
+        approximate=APPROXIMATE,
+        approximate_whole=(TextKind.CASED,),
+    ),
     (r"\p{N}{1,3}", _CJK, _DEEPSEEK): Splitting("deepseek-v3"),
     (
         "[\r\n]",
@@ -118,9 +125,9 @@ def splitting_of(pre_tokenizer: Any, *, whole: bool) -> tuple[str, tuple[TextKin
     expressions = tuple(map(_canonicalize, _expressions(pre_tokenizer)))
     splitting = KNOWN.get(expressions)
     if splitting is not None:
-        name = splitting.whole if whole else splitting.pre
+        name, kinds = (splitting.whole, splitting.approximate_whole) if whole else (splitting.pre, None)
         if name:
-            return name, splitting.approximate
+            return name, splitting.approximate if kinds is None else kinds
         other = splitting.pre or splitting.whole
         merged = "without merging words that are tokens" if whole else "by merging words that are tokens too"
         raise unsupported_error(f"llama.cpp splits as this tokenizer does only as {other!r}, and never {merged}")
