@@ -76,7 +76,7 @@ def fit(saved: Saved, base: Path, target: Target) -> Fitted:
 
 def _facts(base: ModelFolder) -> ModelFacts:
     try:
-        return model_facts(base.path)
+        return model_facts(base)
     except CannotBuildError as error:
         raise AdapterExportError(
             f"transformers cannot build the base model, whose modules the adapter changes: {error}",

@@ -58,7 +58,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         config = trained.config
         _warn_of_labels(trained, ctx)
 
-    facts = _Facts(config if trained else base)
+    facts = _Facts(config if trained else model)
     headed = add_head(weights, adapter, trained, facts("which weights its head has")) if trained else Headed(weights)
     with TensorReader() as reader, translate_disk_full(ModelMergeError, "for the merged model", at=output):
         planner = Planner(headed.tensors, config, adapter, facts, reader)
@@ -73,7 +73,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         new_config = _write_config(output, config, plan, dtype=written_dtype)
         made = ModelFolder(output, new_config)
         files = copy_small_files(model, adapter_folder, made, tokenizer=params.save_tokenizer)
-        _check_fits(output, layout, plan, planner.naming.model_name)
+        _check_fits(made, layout, plan, planner.naming.model_name)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         deferred = _may_defer(params, layout, ctx)
@@ -89,7 +89,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         rounded = None if written.converted else {change.module for change in written.changes}
         names = planner.names_in_peft
         verified |= reload_check(
-            output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, trained=trained, ctx=ctx
+            made, model, adapter_folder, names=names, dtype=stored, rounded=rounded, trained=trained, ctx=ctx
         )
     for warning in plan.warnings:
         ctx.warn(warning)
@@ -138,10 +138,10 @@ class _Facts:
     """Ask the model's code, once and only if it is needed: this imports torch and transformers.
 
     Args:
-        of: Folder or configuration of the model.
+        of: The model, or its configuration.
     """
 
-    def __init__(self, of: Path | ModelConfig) -> None:
+    def __init__(self, of: ModelFolder | ModelConfig) -> None:
         self._of = of
         self._known: ModelFacts | None = None
 
@@ -160,12 +160,12 @@ def _write_config(output: Path, config: ModelConfig, plan: MergePlan, *, dtype: 
     return ModelConfig.read(output)
 
 
-def _check_fits(output: Path, layout: Layout, plan: MergePlan, model_name: Callable[[str], str]) -> None:
+def _check_fits(made: ModelFolder, layout: Layout, plan: MergePlan, model_name: Callable[[str], str]) -> None:
     """Check changed shapes (vocabulary, tied weights, number of layers) against the model's code."""
     if plan.vocab_size is not None or plan.untied:
-        _check_against_model(output, layout, plan, model_name)
+        _check_against_model(made, layout, plan, model_name)
     if plan.layers:
-        check_deeper(facts_for(output, why="whether the repeated layers fit the model").model, plan.values, plan.layers)
+        check_deeper(facts_for(made, why="whether the repeated layers fit the model").model, plan.values, plan.layers)
 
 
 def _warn_of_labels(trained: TrainedModel, ctx: Context) -> None:
@@ -227,13 +227,13 @@ def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
     )
 
 
-def _check_against_model(output: Path, layout: Layout, plan: MergePlan, model_name: Callable[[str], str]) -> None:
+def _check_against_model(made: ModelFolder, layout: Layout, plan: MergePlan, model_name: Callable[[str], str]) -> None:
     """Check that the model built from the new configuration has the written shapes, and ties no weights whose values differ.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
     """
-    facts = facts_for(output, why="whether the changed weights fit the model")
+    facts = facts_for(made, why="whether the changed weights fit the model")
     resized = plan.vocab_size is not None
     for tensor in layout.tensors():
         expected = facts.shapes.get(model_name(tensor.name), facts.shapes.get(tensor.name))
@@ -311,22 +311,23 @@ def _record(
     ctx.record(**facts)
 
 
-def facts_for(model: Path | ModelConfig, *, why: str) -> ModelFacts:
+def facts_for(model: ModelFolder | ModelConfig, *, why: str) -> ModelFacts:
     """Return facts about a model.
 
     Args:
-        model: Its folder, or the content of its ``config.json``.
+        model: The model, or the content of its ``config.json``.
         why: The purpose; part of the error.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` if transformers cannot build this model.
     """
+    stored, config = (model, model.config) if isinstance(model, ModelFolder) else (None, model)
     try:
-        return model_facts(model) if isinstance(model, Path) else model_facts_of(model)
+        return model_facts(stored) if stored else model_facts_of(config)
     except CannotBuildError as error:
         raise ModelMergeError(
             f"cannot tell {why}, because transformers cannot build the base model: {error}",
             reason="ADAPTER_UNSUPPORTED",
-            remedy=remedy_of(ModelConfig.read(model) if isinstance(model, Path) else model),
-            about={"file": model / "config.json"} if isinstance(model, Path) else {},
+            remedy=remedy_of(config),
+            about={"file": stored.path / "config.json"} if stored else {},
         ) from error

@@ -17,9 +17,10 @@ import transformers
 from safetensors import SafetensorError, safe_open
 
 from slipway.errors import CheckpointValidationError, ONNXExportError
-from slipway.model.configuration import ModelConfig, first_token, generation_settings, token_of
+from slipway.model.configuration import ModelConfig, first_token, token_of
 from slipway.model.dtypes import DTYPES, torch_dtypes
 from slipway.model.families import DECODER, Family, auto_model
+from slipway.model.folder import ModelFolder
 from slipway.model.limits import window_of
 from slipway.model.safetensors_file import TensorInfo, read_index
 from slipway.model.weights.reading import Weights, has_weights, open_weights
@@ -39,7 +40,7 @@ class ModelSource:
     """A Hugging Face model folder opened for export.
 
     Attributes:
-        folder: Path of the folder.
+        model: The model as it is stored.
         config: Its transformers configuration.
         weights: Tensors by name. They are views of mapped files: reading one uses page cache and no other memory.
         family: Its family.
@@ -47,12 +48,17 @@ class ModelSource:
         stand_ins: Names of the tensors that the folder leaves out. They have addresses only: their values must not be read here.
     """
 
-    folder: Path
+    model: ModelFolder
     config: Any
     weights: Mapping[str, torch.Tensor]
     family: Family
     inputs: Mapping[str, Path] = field(default_factory=dict)
     stand_ins: frozenset[str] = frozenset()
+
+    @property
+    def folder(self) -> Path:
+        """Return the path of the folder."""
+        return self.model.path
 
     @property
     def architecture(self) -> str:
@@ -105,7 +111,7 @@ class ModelSource:
     @property
     def start(self) -> int:
         """Return the token that a decoder's text begins with; 0 if no file names one."""
-        return first_token(generation_settings(self.folder, self.config)) or 0
+        return first_token(self.model.generation_settings(self.config)) or 0
 
     @contextmanager
     def open(self) -> Iterator[Weights]:
@@ -140,7 +146,7 @@ def open_source(
         ONNXExportError: ``FAMILY_UNSUPPORTED``, ``BASE_MODEL_INVALID`` (no configuration, no weights, a shard missing, an unknown model type),
             ``SAFETENSORS_CORRUPT``, ``UNSAFE_PICKLE``, ``DTYPE_UNSUPPORTED`` (the weights are quantized).
     """
-    config, family = _read_config(folder, parts)
+    model, config, family = _read_config(folder, parts)
     if getattr(config, "quantization_config", None):
         raise ONNXExportError(
             f"the model in {folder.name} is already quantized",
@@ -158,7 +164,7 @@ def open_source(
     for name in sorted(weights):
         if weights[name].dtype not in FLOAT_DTYPES and weights[name].is_floating_point():
             raise _type_error(name, weights[name].dtype)
-    return ModelSource(folder=folder, config=config, weights=weights, family=family, inputs=inputs, stand_ins=stand_ins)
+    return ModelSource(model=model, config=config, weights=weights, family=family, inputs=inputs, stand_ins=stand_ins)
 
 
 def _open_deferred(folder: Path, inputs: Mapping[str, Path]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
@@ -186,12 +192,12 @@ def read_tensor(weights: Weights, name: str) -> torch.Tensor:
     )
 
 
-def _read_config(folder: Path, parts: Parts) -> tuple[Any, Family]:
+def _read_config(folder: Path, parts: Parts) -> tuple[ModelFolder, Any, Family]:
     try:
-        model = ModelConfig.read(folder)
+        opened = ModelFolder.open(folder)
     except CheckpointValidationError as error:
         raise _invalid_error(error.message, file="config.json") from error
-    family, model_type = model.family, model.get("model_type")
+    model, family, model_type = opened.config, opened.family, opened.config.get("model_type")
     why = refusal_reason(model, parts=parts)
     if why or family is None:
         text = parts == "all" and not refusal_reason(model)
@@ -210,7 +216,7 @@ def _read_config(folder: Path, parts: Parts) -> tuple[Any, Family]:
             model_type=model_type,
         ) from error
     config.architectures = model.get("architectures")  # for a sentence encoder, the class that is used
-    return config, family
+    return opened, config, family
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from slipway.errors import QuantizationError
 from slipway.machine.processes import session_options
-from slipway.model.configuration import ModelConfig
 from slipway.model.families import auto_model
+from slipway.model.folder import ModelFolder
 from slipway.model.graphs.pictures import EMBEDDING, TYPES
 from slipway.model.model_facts import check_loadable
 from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
@@ -84,15 +84,15 @@ def run_checkpoint(target: Path) -> Any:
         NotRunnableError: Its family is unknown.
         QuantizationError: ``QUANTIZATION_FAILED``.
     """
-    config = ModelConfig.read(target)
-    family = config.family
+    made = ModelFolder.open(target)
+    config, family = made.config, made.family
     if family is None:
         raise NotRunnableError(f"the inputs and outputs of a {config.description} are unknown")
     try:
         # Loading prints progress bars, which do not belong in the output of a stage.
         with contextlib.redirect_stderr(io.StringIO()):
             loader = auto_model(family, config)
-            check_loadable(target, loader)
+            check_loadable(made, loader)
             model, loading = loader.from_pretrained(
                 target, local_files_only=True, output_loading_info=True, trust_remote_code=False
             )

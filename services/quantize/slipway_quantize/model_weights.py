@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from slipway.model.families import (
     Family,
     auto_model,
 )
+from slipway.model.folder import ModelFolder
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights import reading
 from slipway.model.weights.reading import Weights
@@ -167,16 +167,14 @@ class Structure:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
 
-def model_config(folder: Path) -> Any:
-    """Return the folder's transformers configuration.
+def model_config(model: ModelFolder) -> Any:
+    """Return transformers' configuration of a model.
 
     Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` without a readable config.json.
         QuantizationError: ``BASE_MODEL_INVALID`` for an unknown architecture.
     """
-    ModelConfig.read(folder)  # transformers would read it without a limit
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(model.path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the model's own code may raise anything
         raise QuantizationError(
             f"config.json does not describe a model that transformers knows ({_first_line(error)})",
@@ -186,13 +184,12 @@ def model_config(folder: Path) -> Any:
         ) from error
 
 
-def require_family(folder: Path) -> Family:
-    """Return the family of the model in a folder.
+def require_family(config: ModelConfig) -> Family:
+    """Return the family of a model.
 
     Raises:
         QuantizationError: ``FAMILY_UNSUPPORTED`` if the family is unknown.
     """
-    config = ModelConfig.read(folder)
     if config.family is None:
         raise QuantizationError(
             unknown_family_reason(config),

@@ -9,7 +9,7 @@ from typing import Any
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.levels import LEVELS
-from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration, mismatch_error
 from slipway_quantize.check import check_result
@@ -28,16 +28,17 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     Raises:
         QuantizationError: With the reasons listed in the package's README.
     """
-    source = inputs["model"]
     _refuse_level(params)
-    _refuse_quantized(source)
-    _refuse_unread_experts(source, params)
+    model = ModelFolder.open(inputs["model"])
+    source = model.path
+    _refuse_quantized(model)
+    _refuse_unread_experts(model, params)
     copy_companions(source, target)
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
     folder = inputs.get("calibration") if params.calibrated else None
     calibration = _load_calibration(folder, params, ctx) if folder is not None else None
-    request = QuantizeRequest(source, target, params, ctx, inputs, calibration)
+    request = QuantizeRequest(model, target, params, ctx, inputs, calibration)
     outcome = quantizer.write(request)
     if calibration is not None:
         settings["calibration"] = ctx.input_digests.get("calibration", "")
@@ -58,12 +59,12 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
         check_result(before, target, run=quantizer.run, ctx=ctx)
 
 
-def _refuse_unread_experts(source: Path, params: QuantizeParams) -> None:
+def _refuse_unread_experts(model: ModelFolder, params: QuantizeParams) -> None:
     """Refuse a level whose experts nothing here reads right, unless nobody asks whether they are."""
     level = LEVELS[params.level]
     if params.format != "pytorch" or not params.packed or not params.check or level.name in CASTS:
         return
-    if why := experts_refusal(level, params.keep, ModelConfig.read(source)):
+    if why := experts_refusal(level, params.keep, model.config):
         raise QuantizationError(
             why,
             reason="QUANTIZATION_UNSUPPORTED",
@@ -115,9 +116,8 @@ def _refuse_level(params: QuantizeParams) -> None:
     )
 
 
-def _refuse_quantized(source: Path) -> None:
-    quantization = ModelConfig(read_json(source / "config.json")).quantization
-    report = source / "quantization.json"
+def _refuse_quantized(model: ModelFolder) -> None:
+    quantization, report = model.config.quantization, model.path / "quantization.json"
     method = read_json(report).get("level") if report.is_file() else None
     method = method or (quantization.get("quant_method", "by an unnamed method") if quantization else None)
     if method:

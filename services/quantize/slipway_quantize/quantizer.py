@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
 from slipway_quantize.levels import SizeBudget
@@ -92,7 +93,7 @@ class QuantizeRequest:
     """One quantization.
 
     Attributes:
-        source: Folder with the weights.
+        model: The model, stored with its weights or without.
         target: Folder that receives them; it already holds all other files.
         params: The stage's parameters.
         ctx: Context of the stage.
@@ -100,12 +101,17 @@ class QuantizeRequest:
         calibration: Integers that were chosen by text; only for a format that takes them (:attr:`slipway.formats.Quantization.calibrated`).
     """
 
-    source: Path
+    model: ModelFolder
     target: Path
     params: QuantizeParams
     ctx: Context
     inputs: Mapping[str, Path]
     calibration: Calibration | None = None
+
+    @property
+    def source(self) -> Path:
+        """The model's folder."""
+        return self.model.path
 
     @property
     def size_budget(self) -> SizeBudget | None:

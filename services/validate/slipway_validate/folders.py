@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
@@ -13,8 +11,8 @@ from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, runtime_of_output, runtimes_to_try, split_output
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import CONFIG
-from slipway.model.safetensors_file import read_safetensors
 from slipway.model.sentences import drop_language_head
 from slipway_validate.protocol.messages import RunResult
 
@@ -73,10 +71,9 @@ def _refuse_without_runtime(name: str) -> RunResult:
     return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
 
 
-def float32_bytes(folder: Path) -> int:
-    """Return the size that a folder's weights would have in float32; 0 if its files do not tell."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with contextlib.suppress(CheckpointValidationError):  # loading the model will report the error
-            total += sum(4 * math.prod(tensor.shape) for tensor in read_safetensors(path).tensors.values())
-    return total
+def float32_bytes(model: ModelFolder) -> int:
+    """Return the size that a model's weights would have in float32; 0 if its files do not tell."""
+    try:
+        return sum(4 * tensor.numel for tensor in model.tensors.values())
+    except CheckpointValidationError:  # loading the model will report the error
+        return 0

@@ -134,10 +134,10 @@ def benchmark_of(params: ValidateParams) -> Benchmark | None:
     )
 
 
-def open_trained(inputs: Mapping[str, Path], work: Path) -> ModelFolder:
-    """Return the model that the adapter was trained on, with its configuration and tokenizer.
+def open_models(inputs: Mapping[str, Path], work: Path) -> tuple[ModelFolder, ModelFolder]:
+    """Return the base, and the model that the adapter was trained on, with its configuration and tokenizer.
 
-    It is the base unless the adapter brings a head that makes it a model of another class.
+    The two are one unless the adapter brings a head that makes it a model of another class.
     """
     try:
         base = ModelFolder.open(inputs["base"])
@@ -148,12 +148,12 @@ def open_trained(inputs: Mapping[str, Path], work: Path) -> ModelFolder:
             f"the base model cannot be used: {error.message}", reason="VALIDATION_IMPOSSIBLE", remedy=remedy
         ) from error
     if trained is None:
-        return base
+        return base, base
     folder = work / "trained"
     folder.mkdir()
     copy_companions(base.path, folder)
     (folder / CONFIG).write_text(json.dumps(dict(trained.config)), encoding="utf-8")
-    return ModelFolder(folder, trained.config)
+    return base, ModelFolder(folder, trained.config)
 
 
 def prepare(

@@ -42,7 +42,7 @@ from slipway_validate.preparation import (
     benchmark_of,
     decoder,
     long_spec,
-    open_trained,
+    open_models,
     prepare,
     require_success,
     takes_pictures,
@@ -128,14 +128,16 @@ def _run_validation(
     inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, ctx: Context, *, work: Path
 ) -> ValidationReport:
     begin = time.monotonic()
-    trained = open_trained(inputs, work)
+    base, trained = open_models(inputs, work)
     family = trained.family
     if family is None:
         return _skip_all(inputs, outputs, params, why=unknown_family(trained.config))
     with ExitStack() as running:
         folders = {name: inputs[input_of(name)] for name in outputs}
         try:
-            basis = _prepare_basis(trained, inputs, family, params, ctx, outputs=folders, work=work, running=running)
+            basis = _prepare_basis(
+                trained, inputs, family, params, ctx, base=base, outputs=folders, work=work, running=running
+            )
         except NoReferenceError as none:
             return _skip_all(inputs, outputs, params, why=none.message)
         prepared, reference, params = basis.prepared, basis.reference, basis.params
@@ -158,13 +160,13 @@ def _run_validation(
             measured=lambda: stored.measured,
             scorer=_scorer(inputs, trained.config, prepared, params, ctx),
             threads=ctx.threads,
-            base=inputs["base"],
+            base=base,
             takes_pictures=takes_pictures(trained.config, family),
         )
         if family is DECODER and trained.config.takes_more_than_text:
             for said in pictures.list_warnings(trained.config, evaluator.pictures):
                 ctx.warn(said)
-        model_bytes = float32_bytes(inputs["base"])
+        model_bytes = float32_bytes(base)
         stopwatch = Stopwatch(basis.waiting, params, ctx, model_bytes=model_bytes, why=basis.alone)
         timeout = params.output_timeout_seconds
         texts = read_texts(
@@ -252,6 +254,7 @@ def _prepare_basis(
     params: ValidateParams,
     ctx: Context,
     *,
+    base: ModelFolder,
     outputs: Mapping[str, Path],
     work: Path,
     running: ExitStack,
@@ -262,7 +265,7 @@ def _prepare_basis(
     timed = benchmark_of(params) if params.evidence.beside_reference else None
     if REFERENCE not in inputs:
         prepared = prepare(inputs, trained, family, params, ctx, work=work)
-        run = run_reference(inputs, prepared, params, ctx, folder=work / "reference", benchmark=timed)
+        run = run_reference(inputs, prepared, params, ctx, base=base, folder=work / "reference", benchmark=timed)
         reference, waiting = running.enter_context(run)
         warn_of_reference(reference, ctx)
         measured = _plan_yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)

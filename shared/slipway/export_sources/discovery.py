@@ -181,8 +181,9 @@ def _find(
     ):
         base = resolve_base_model(str(folders.find(name)))
     kind = configuration.base_model.model_type
-    check_kind(base, kind)
-    stored_as = base_format(base)
+    model = ModelFolder.open(base)
+    check_kind(model, kind)
+    stored_as = base_format(model)
     repository, revisions = folders.snapshot(base)
     used = UsedBase(
         base,
@@ -202,7 +203,7 @@ def _find(
     overlap = check_apart(configuration, folders, calibration=calibration, heldout=judged) if here else ()
     test_inputs, sounds = inputs_to_answer(configuration, folders)
     beside = checkpoint.path if checkpoint and folders.has_contents(checkpoint.path) else None
-    trained, config = _find_merged(base, checkpoint.path if checkpoint and not more else None, kind)
+    trained, config = _find_merged(model, checkpoint.path if checkpoint and not more else None, kind)
     return Sources(
         base=base,
         base_name=name,
@@ -284,15 +285,15 @@ def name_of_base(configuration: ExportConfiguration, checkpoint: Checkpoint | No
     )
 
 
-def _find_merged(base: Path, adapter: Path | None, kind: str) -> tuple[TrainedModel | None, ModelConfig | None]:
+def _find_merged(base: ModelFolder, adapter: Path | None, kind: str) -> tuple[TrainedModel | None, ModelConfig | None]:
     """Return the class that the adapter was trained on and the merged model's configuration, each None if it is the base's.
 
     Both are None without transformers, because only the merge can tell then. The class is also None if the settings name the base's kind.
     """
     try:
         if kind:
-            return None, ModelConfig.read(base).of_type(kind)
-        trained = trained_model(ModelFolder.open(base), adapter) if adapter else None
+            return None, base.config.of_type(kind)
+        trained = trained_model(base, adapter) if adapter else None
     except ModuleNotFoundError:
         return None, None
     return trained, trained.config if trained else None

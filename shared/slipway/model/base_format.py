@@ -6,6 +6,7 @@ from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.model.safetensors_file import read_weights
 from slipway.model.sentences import pickled_modules
@@ -22,7 +23,7 @@ NAME_ITS_KIND = "name its kind, for example base_model.model_type: bert (--set b
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
-def base_format(folder: Path) -> str:
+def base_format(model: ModelFolder) -> str:
     """Return the stored format of a model that must be prepared first; empty for plain 16- or 32-bit safetensors.
 
     For example ``pickle``, ``fp8``, ``gptq`` or ``pickle gptq``; ``tekken`` is a plain model whose tokenizer only Mistral's library reads.
@@ -31,7 +32,7 @@ def base_format(folder: Path) -> str:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``SAFETENSORS_CORRUPT``, or ``BASE_QUANTIZATION_UNSUPPORTED`` when it is
             quantized by a method that is not undone.
     """
-    quantization = ModelConfig.read(folder).quantization
+    folder, quantization = model.path, model.config.quantization
     method = str(quantization.get("quant_method") or "unnamed") if quantization else ""
     if method and method not in METHODS:
         raise CheckpointValidationError(
@@ -42,23 +43,24 @@ def base_format(folder: Path) -> str:
         )
     if not has_safetensors(folder) or pickled_modules(folder):
         return f"pickle {method}".strip()
-    if not method and any(tensor.dtype in _FLOAT8 for tensor in read_weights(folder).values()):
+    if not method and any(tensor.dtype in _FLOAT8 for tensor in model.tensors.values()):
         return "fp8"
     return method or (TEKKEN_ONLY if lacks_tokenizer(folder) else "")
 
 
-def check_kind(folder: Path, named: str) -> None:
+def check_kind(model: ModelFolder, named: str) -> None:
     """Refuse a base model whose kind neither its configuration nor ``named``, the setting, says.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
     """
-    if not named and not ModelConfig.read(folder).get("model_type"):
+    if not named and not model.config.get("model_type"):
+        file = model.path / CONFIG
         raise CheckpointValidationError(
-            f"{folder / CONFIG} names no model_type, so no library knows what kind of model it is",
+            f"{file} names no model_type, so no library knows what kind of model it is",
             reason="BASE_MODEL_INVALID",
             remedy=NAME_ITS_KIND,
-            about={"file": folder / CONFIG},
+            about={"file": file},
         )
 
 

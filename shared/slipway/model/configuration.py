@@ -1,6 +1,6 @@
-"""A model's ``config.json``, settings of generation and special tokens, and what follows from them.
+"""A model's ``config.json`` and special tokens, and what follows from them.
 
-The files are read within limits. Importing this module imports neither torch nor transformers.
+The file is read within limits. Importing this module imports neither torch nor transformers.
 
 Up to version 4 transformers wrote the settings of generation into ``config.json``. Version 5 writes them, a decoder's first token
 among them, into ``generation_config.json``, and its classes of configurations lack those that they do not compute with.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from slipway.errors import CheckpointValidationError
-from slipway.files.json_documents import LARGEST_LIST, read_json, read_json_object
+from slipway.files.json_documents import read_json
 from slipway.model import families
 from slipway.model.families import Family
 from slipway.model.limits import model_excess
@@ -194,28 +194,6 @@ class ModelConfig(Mapping[str, Any]):
         if self.mixes_experts:
             return f"{what} with a mixture of experts, of which no {product} is made"
         return ""
-
-
-def generation_settings(folder: Path, config: Any = None) -> dict[str, Any]:
-    """Return the settings of a model by name: those of ``generation_config.json``, otherwise of ``config.json``, otherwise of its class.
-
-    Args:
-        folder: The model's folder; a ``generation_config.json`` that cannot be read counts as absent, as it does for transformers.
-        config: The model's configuration as transformers' object, for what its class sets itself.
-
-    Raises:
-        CheckpointValidationError: ``config.json`` cannot be read.
-    """
-    try:
-        generation = read_json_object(folder / GENERATION_CONFIG, largest=LARGEST_LIST, lenient=True)
-    except (OSError, ValueError):
-        generation = {}
-    sources: tuple[Mapping[str, Any], ...] = (
-        config.to_dict() if config is not None else {},
-        ModelConfig.read(folder),
-        generation,
-    )
-    return {name: value for settings in sources for name, value in settings.items() if value is not None}
 
 
 def first_token(settings: Mapping[str, Any]) -> int | None:

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
+from slipway.model.model_files import GENERATION_CONFIG
 from slipway.model.safetensors_file import TensorInfo, read_weights
+from slipway.model.weights.parts import ModelPart, PartTensor, find_parts, number_of_layers
 
 
 @dataclass(frozen=True)
@@ -47,3 +50,30 @@ class ModelFolder:
             CheckpointValidationError: As :func:`~slipway.model.safetensors_file.read_weights`.
         """
         return read_weights(self.path)
+
+    @cached_property
+    def parts(self) -> Mapping[ModelPart, tuple[PartTensor, ...]]:
+        """The tensors of each part beside the text, by name; empty for a part that the model does not have.
+
+        Raises:
+            CheckpointValidationError: As :attr:`tensors`.
+        """
+        found = find_parts(self.tensors, layers=number_of_layers(self.config))
+        return {part: tuple(each for each in found if each.part is part) for part in ModelPart}
+
+    @cached_property
+    def generation(self) -> Mapping[str, Any]:
+        """The content of ``generation_config.json``. A file that cannot be read counts as absent, as it does for transformers."""
+        try:
+            return read_json_object(self.path / GENERATION_CONFIG, largest=LARGEST_LIST, lenient=True)
+        except (OSError, ValueError):
+            return {}
+
+    def generation_settings(self, config: Any = None) -> dict[str, Any]:
+        """Return the settings by name: those of ``generation_config.json``, otherwise of ``config.json``, otherwise of the model's class.
+
+        Args:
+            config: The model's configuration as transformers' object, for what its class sets itself.
+        """
+        sources = (config.to_dict() if config is not None else {}, self.config, self.generation)
+        return {name: value for settings in sources for name, value in settings.items() if value is not None}

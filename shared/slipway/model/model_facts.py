@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.model.base_format import NAME_ITS_KIND
-from slipway.model.configuration import ModelConfig
-from slipway.model.safetensors_file import TensorInfo, read_weights
+from slipway.model.folder import ModelFolder
+from slipway.model.safetensors_file import TensorInfo
 from slipway.texts import quoted
 
 if TYPE_CHECKING:
@@ -53,8 +52,8 @@ class ModelFacts:
         return [groups[source] for source in sorted(groups)]
 
 
-def model_facts(folder: Path) -> ModelFacts:
-    """Return facts about the model in a folder. Read only its ``config.json``; import torch and transformers.
+def model_facts(folder: ModelFolder) -> ModelFacts:
+    """Return facts about the model in a folder. No weights are read; imports torch and transformers.
 
     Raises:
         CannotBuildError: With the cause in one line.
@@ -63,10 +62,9 @@ def model_facts(folder: Path) -> ModelFacts:
     def read() -> PretrainedConfig:
         import transformers
 
-        known = ModelConfig.read(folder)  # checks limits; transformers reads without any
-        _kind(known)
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        config.architectures = known.get("architectures")
+        _kind(folder.config)
+        config = transformers.AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
+        config.architectures = folder.config.get("architectures")
         return config
 
     return _facts(read)
@@ -127,7 +125,7 @@ def _facts(read: Callable[[], PretrainedConfig]) -> ModelFacts:
     )
 
 
-def check_loadable(folder: Path, model_class: Any, *, config: Mapping[str, Any] | None = None) -> None:
+def check_loadable(folder: ModelFolder, model_class: Any, *, config: Mapping[str, Any] | None = None) -> None:
     """Make sure that a model has about as many values as are stored, before transformers makes room for all of them.
 
     Whatever ``config.json`` describes and no file has is made at random when the model is loaded.
@@ -144,11 +142,10 @@ def check_loadable(folder: Path, model_class: Any, *, config: Mapping[str, Any] 
     import torch
     import transformers
 
-    stored = sum(map(_most_values, read_weights(folder).values()))
+    stored = sum(map(_most_values, folder.tensors.values()))
     try:
-        ModelConfig.read(folder)  # transformers would read it without a limit
         auto = transformers.AutoConfig
-        settings = configuration_of(config) if config else auto.from_pretrained(folder, trust_remote_code=False)
+        settings = configuration_of(config) if config else auto.from_pretrained(folder.path, trust_remote_code=False)
         make = getattr(model_class, "from_config", None) or model_class._from_config
         with torch.device("meta"):
             model = make(settings)

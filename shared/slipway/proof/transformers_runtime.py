@@ -17,8 +17,9 @@ import transformers
 import transformers.modeling_utils
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.configuration import ModelConfig, token_of
+from slipway.model.configuration import token_of
 from slipway.model.families import DECODER, Comparison, Family, auto_model
+from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.sentences import Pooling, UnknownPoolingError, load_pooling, pool
@@ -163,10 +164,11 @@ def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = 
         Unusable: It cannot be loaded, or its family is unknown.
     """
     try:
-        config = trained.config if trained else ModelConfig.read(folder)  # transformers would read it without a limit
+        stored = ModelFolder.open(folder)  # transformers would read its configuration without a limit
+        config = trained.config if trained else stored.config
         family = known_family(config, folder)
         loader = auto_model(family, config)
-        check_loadable(folder, loader, config=config if trained else None)
+        check_loadable(stored, loader, config=config if trained else None)
         headed = {"config": configuration_of(config), "ignore_mismatched_sizes": True} if trained else {}
         module = loader.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False, **headed

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import GGUFExportError
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from support.models.gguf_models import save_family, write_gguf
 
@@ -97,10 +98,9 @@ def test_the_stage_measures_the_inputs_mean_squares(model: Path, tmp_path: Path)
     seen: dict[str, Any] = {}
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     loaded.model.layers[1].mlp.up_proj.register_forward_hook(lambda _, inputs, __: seen.update(rows=inputs[0]))
-    from slipway.model.families import DECODER
     from slipway_quantize.calibration.windows import read_windows
 
-    windows = read_windows(data, model, DECODER, count=8, length=32, vocabulary=320, seed=0)
+    windows = read_windows(data, ModelFolder.open(model), count=8, length=32, vocabulary=320, seed=0)
     with torch.no_grad():
         loaded(torch.stack([*windows.fit, *windows.held_out]))
     assert torch.allclose(measured[_NAME], seen["rows"].square().mean((0, 1)), rtol=1e-4)

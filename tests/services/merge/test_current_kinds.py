@@ -207,7 +207,7 @@ def test_a_stack_is_computed_expert_by_expert(tmp_path):
     kind = made("gpt-oss", tmp_path)
     model = ModelFolder.open(kind.base)
     with TensorReader() as reader:
-        adapter, facts = read_adapter(kind.adapter), model_facts(kind.base)
+        adapter, facts = read_adapter(kind.adapter), model_facts(ModelFolder.open(kind.base))
         plan = Planner(dict(model.tensors), model.config, adapter, lambda _: facts, reader).plan()
     stacks = [value.computed for value in plan.values.values() if value.computed and value.computed.part]
     assert len(stacks) == 4

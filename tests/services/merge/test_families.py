@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
 from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
@@ -64,7 +65,9 @@ def test_a_merge_that_changed_nothing_is_refused(tmp_path, kind):
     for weights in output.glob("*.safetensors"):
         shutil.copyfile(base / weights.name, weights)
     with pytest.raises(ModelMergeError, match="its logits differ from those of base and adapter") as caught:
-        reload_check(output, base, adapter, names=dict, dtype="BF16", rounded=None, ctx=ctx)
+        reload_check(
+            ModelFolder.open(output), ModelFolder.open(base), adapter, names=dict, dtype="BF16", rounded=None, ctx=ctx
+        )
     assert caught.value.reason == "MERGE_NOT_VERIFIED"
 
 

@@ -236,9 +236,10 @@ def test_a_body_without_the_adapter_is_found_by_its_logits(tmp_path):
     from slipway.model.folder import ModelFolder
     from slipway.model.trained import trained_model
 
-    trained = trained_model(ModelFolder.open(base), adapter)
+    opened = ModelFolder.open(base)
+    trained = trained_model(opened, adapter)
 
     with pytest.raises(ModelMergeError, match="its logits differ from those of base and adapter"):
         reload_check.reload_check(
-            output, base, adapter, names=dict, dtype="F32", rounded=None, trained=trained, ctx=ctx
+            ModelFolder.open(output), opened, adapter, names=dict, dtype="F32", rounded=None, trained=trained, ctx=ctx
         )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.model.folder import ModelFolder
 from support.models.onnx_models import Exported
 
 FAMILIES = ("qwen3-tied", "qwen3", "qwen2", "llama", "mistral", "gpt2")
@@ -85,7 +86,7 @@ def test_weights_of_one_short_type_stay_as_they_are_stored(
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    model, ids = _load_in_float32(folder, AutoModelForCausalLM), torch.arange(3, 15)[None]
+    model, ids = _load_in_float32(ModelFolder.open(folder), AutoModelForCausalLM), torch.arange(3, 15)[None]
     assert any(type(layer) is wide_layers.WideLinear for layer in model.modules()) == mapped
     with torch.no_grad():
         assert (model(ids).logits - _reference(folder)(ids).logits).abs().max() < 1e-5

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from slipway.model.base_format import base_format
+from slipway.model.folder import ModelFolder
 from support.models.prepare_models import linears, loads, refusal, run, stored
 
 
@@ -71,5 +72,5 @@ def test_one_scale_a_row_of_scales_or_none(dense, tmp_path, shape):
     tensors |= {} if shape == "none" else {f"{name}_scale": scale}
     quantization = {"row": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}}.get(shape)
     folder = stored(dense, tmp_path, tensors, quantization)
-    assert base_format(folder) in {"fp8", "fbgemm_fp8"}
+    assert base_format(ModelFolder.open(folder)) in {"fp8", "fbgemm_fp8"}
     assert torch.equal(run(folder, tmp_path)[1][name], (weight.float() * scale).bfloat16())

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from slipway.model.base_format import base_format
+from slipway.model.folder import ModelFolder
 from slipway_prepare.mxfp4_format import dequantize
 from support.models.current_kinds import make_kind
 from support.models.prepare_models import configure, refusal, run
@@ -38,7 +39,7 @@ def test_a_scale_that_is_no_number_makes_none():
 
 
 def test_a_whole_model_is_what_transformers_loads(packed, tmp_path):
-    assert base_format(packed) == "mxfp4"
+    assert base_format(ModelFolder.open(packed)) == "mxfp4"
     out, tensors, facts = run(packed, tmp_path)
     stored = load_file(packed / "model.safetensors")
     assert facts["method"] == "mxfp4"

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.base_format import base_format
+from slipway.model.folder import ModelFolder
 from slipway.model.safetensors_file import read_weights
 from slipway_prepare.source import open_source
 from support.hostile.json_grammar import answer
@@ -24,7 +25,7 @@ from support.models.prepare_models import loads, pickled, refusal, run
 
 def test_a_pickle_with_ties_becomes_what_transformers_saves(dense, tmp_path):
     folder = pickled(dense, tmp_path)
-    assert base_format(folder) == "pickle"
+    assert base_format(ModelFolder.open(folder)) == "pickle"
     out, tensors, facts = run(folder, tmp_path)
     expected = load_file(dense / "model.safetensors")
     assert sorted(tensors) == sorted(expected)

@@ -44,12 +44,12 @@ def with_modules(folder: Path, *, dense: bool = True) -> Path:
 
 def test_pickled_weights_of_a_module_are_converted(tmp_path: Path) -> None:
     base = with_modules(base_in(tmp_path))
-    assert base_format(base) == "pickle"
+    assert base_format(ModelFolder.open(base)) == "pickle"
     (tmp_path / "work").mkdir()
     made = STAGE.run({"base": base}, PrepareParams(), Context(workdir=tmp_path / "work"))["base"]
     assert sorted(path.name for path in (made / "2_Dense").iterdir()) == ["config.json", "model.safetensors"]
     assert torch.equal(load_file(made / "2_Dense" / "model.safetensors")["linear.weight"], torch.ones(2, 8))
-    assert base_format(made) == ""
+    assert base_format(ModelFolder.open(made)) == ""
 
 
 def test_a_module_that_only_the_base_has_is_taken_from_there(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from slipway.model.base_format import base_format, is_base_format
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import tokenizer_files
 from support.models.prepare_models import refusal, run
 from support.models.tekken import write_tekken
@@ -25,7 +26,7 @@ def tekken_base(dense: Path, folder: Path) -> Path:
 
 def test_such_a_base_is_prepared_with_the_same_weights(dense, tmp_path):
     base = tekken_base(dense, tmp_path / "base")
-    assert base_format(base) == "tekken"
+    assert base_format(ModelFolder.open(base)) == "tekken"
     assert is_base_format("tekken")
     before = load_file(base / "model.safetensors")
     out, tensors, facts = run(base, tmp_path)

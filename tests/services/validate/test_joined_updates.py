@@ -13,6 +13,7 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
+from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import Unusable
 from slipway_merge.verify.reload_check import reload_check
 from slipway_validate.runner.runtime_reference import add_adapter, load
@@ -144,7 +145,9 @@ def test_a_stack_whose_factors_do_not_fit_is_named(tmp_path: Path) -> None:
     mixture.factors[first] = mixture.factors[first][:, :-1].contiguous()
     mixture.save()
     with pytest.raises(Unusable, match="do not fit its weight"):
-        add_adapter(tf.AutoModelForCausalLM.from_pretrained(mixture.base), mixture.base, mixture.adapter)
+        add_adapter(
+            tf.AutoModelForCausalLM.from_pretrained(mixture.base), ModelFolder.open(mixture.base), mixture.adapter
+        )
 
 
 class _Work:
@@ -158,7 +161,7 @@ class _Work:
 def test_the_merge_is_verified_with_every_factor(tmp_path: Path) -> None:
     mixture, ctx = Mixture(tmp_path, "a dense first layer", _named(*EVERY)), _Work(tmp_path)
     found = reload_check(
-        mixture.merged, mixture.base, mixture.adapter,
+        ModelFolder.open(mixture.merged), ModelFolder.open(mixture.base), mixture.adapter,
         names=lambda: {name: name for name in mixture.factors}, dtype="F32", rounded=None, ctx=ctx,  # type: ignore[arg-type]
     )  # fmt: skip
     assert found["logits_difference"] <= found["logits_tolerance"] < found["logits_change"]

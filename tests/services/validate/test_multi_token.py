@@ -14,6 +14,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
+from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.model.pytorch.head_updates import merged_head, without_head
 from slipway.model.pytorch.multi_token import HeadNotUnderstoodError, load_head
 from slipway.proof.runtime import HEAD_FILE, Samples
@@ -65,7 +67,7 @@ def share_of(kind: Kind, tokens: torch.Tensor, *, adapter: bool) -> float:
     """Compute the share of accepted drafts window by window, with peft and the head alone."""
     model, _ = from_pretrained(kind.base, dtype="auto")
     whole = PeftModel.from_pretrained(model, str(kind.adapter)) if adapter else model
-    head, equal = load_head(kind.base, model), []
+    head, equal = load_head(ModelFolder.open(kind.base), model), []
     for window in tokens:
         with torch.no_grad():
             results = whole.eval()(input_ids=window[None], output_hidden_states=True, use_cache=False)
@@ -149,8 +151,8 @@ def test_a_head_that_the_adapter_trained_is_merged_as_it_is_delivered(tmp_path: 
     before = load_file(kind.adapter / "adapter_model.safetensors")
     train_head(kind, module)
     delivered = load_file(merge(kind, tmp_path / "merge") / WEIGHTS)
-    with merged_head(kind.base, kind.adapter) as folder:
-        head = load_file(folder / WEIGHTS)
+    with merged_head(ModelFolder.open(kind.base), kind.adapter) as folder:
+        head = load_file(folder.path / WEIGHTS)
         base = load_file(kind.base / WEIGHTS)
         changed = [key for key in head if not torch.equal(head[key], base[key])]
         assert changed == [f"{module}.weight"]
@@ -158,7 +160,7 @@ def test_a_head_that_the_adapter_trained_is_merged_as_it_is_delivered(tmp_path: 
         model, _ = from_pretrained(kind.base, dtype="auto")
         trained = dict(load_head(folder, model).named_parameters())
         assert torch.equal(trained["computing.layers.0.eh_proj.weight"], head[changed[0]])
-    with without_head(model, kind.base, kind.adapter) as rest:
+    with without_head(model, ModelFolder.open(kind.base), kind.adapter) as rest:
         assert load_file(rest / "adapter_model.safetensors").keys() == before.keys()
     if name.startswith("qwen"):
         tuned = load_reference(kind.base, kind.adapter, threads=1)
@@ -182,7 +184,10 @@ def test_another_update_of_the_head_is_not_measured(tmp_path: Path) -> None:
     kind = make_kind("qwen3.5", tmp_path / "kind")
     train_head(kind, "mtp.fc")
     edit(kind.adapter, use_dora=True)
-    with pytest.raises(HeadNotUnderstoodError, match="no half of a plain pair"), merged_head(kind.base, kind.adapter):
+    with (
+        pytest.raises(HeadNotUnderstoodError, match="no half of a plain pair"),
+        merged_head(ModelFolder.open(kind.base), kind.adapter),
+    ):
         pass
 
 
@@ -194,9 +199,9 @@ def test_a_head_with_nan_is_not_measured(tmp_path: Path) -> None:
 
 
 def test_only_a_model_with_tensors_of_a_head_is_measured(tmp_path: Path, tiny: Models) -> None:
-    assert not has_multi_token_head(tiny.base)
-    assert not has_multi_token_head(tmp_path)  # no model at all: what runs it says so
-    assert has_multi_token_head(make_kind("qwen3-next", tmp_path / "kind").base)
+    assert not has_multi_token_head(ModelFolder.open(tiny.base))
+    assert not has_multi_token_head(ModelFolder(tmp_path, ModelConfig({})))  # no weights: what runs it says so
+    assert has_multi_token_head(ModelFolder.open(make_kind("qwen3-next", tmp_path / "kind").base))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +240,9 @@ def test_a_verdict_names_the_missing_head(tmp_path: Path) -> None:
     lacking = edit_tensors(shutil.copytree(right, tmp_path / "lacking"), drop(lambda name: is_of_head(kind.name, name)))
     (tmp_path / "work").mkdir()
     run = Validated(kind.base, kind.adapter, tmp_path / "work", merged=right)
-    run.evaluator = Evaluator(run.reference, run.prepared.family, LIMITS, decode=lambda _: "", base=kind.base)
+    run.evaluator = Evaluator(
+        run.reference, run.prepared.family, LIMITS, decode=lambda _: "", base=ModelFolder.open(kind.base)
+    )
     assert run.output("pytorch", right).missing == ()
     verdict = run.output("pytorch-bf16", lacking)
     assert (verdict.status, verdict.faithful.said) == (OutputStatus.FAILED, BROKEN)
@@ -267,14 +274,14 @@ EYE = "model.visual.blocks.0.mlp.linear_fc1.weight"
 def test_a_tensor_of_the_part_for_images_is_missed_by_name(tmp_path: Path) -> None:
     kind = make_kind("qwen3.5-vision", tmp_path / "kind")
     right = merge(kind, tmp_path / "merge")
-    assert find_missing(kind.base, right) == ()
+    assert find_missing(ModelFolder.open(kind.base), right) == ()
     count = sum(".visual." in name for name in load_file(kind.base / WEIGHTS))
     edit_tensors(right, drop(lambda name: name == EYE))
-    (missing,) = find_missing(kind.base, right)
+    (missing,) = find_missing(ModelFolder.open(kind.base), right)
     assert missing == MissingPart(part="part for images and sound", missing=1, tensors=count, first=EYE)
     assert missing.said == f"1 of {count} tensors of the base's part for images and sound is not in it, first {EYE}"
     edit_tensors(right, drop(lambda name: ".visual." in name or name.startswith("mtp.")))
-    assert [each.said for each in find_missing(kind.base, right)] == [
+    assert [each.said for each in find_missing(ModelFolder.open(kind.base), right)] == [
         "the multi-token head of the base (15 tensors) is not in it",
         f"the part for images and sound of the base ({count} tensors) is not in it",
     ]
@@ -292,21 +299,21 @@ def test_a_head_that_is_rounded_or_has_its_experts_in_another_form_is_there(tmp_
             tensors[place] = value.contiguous()
 
     edit_tensors(packed, pack)
-    assert find_missing(base, packed) == ()
+    assert find_missing(ModelFolder.open(base), packed) == ()
 
 
 def test_nothing_is_said_of_another_class_or_a_rounded_base(tmp_path: Path) -> None:
     base = make_kind("glm4-moe", tmp_path / "kind").base
     lacking = edit_tensors(shutil.copytree(base, tmp_path / "lacking"), drop(lambda name: "layers.3." in name))
-    assert len(find_missing(base, lacking)) == 1
+    assert len(find_missing(ModelFolder.open(base), lacking)) == 1
     settings = json.loads((base / "config.json").read_text())
     for changed in (
         {"architectures": ["Glm4MoeForSequenceClassification"]},
         {"num_hidden_layers": 5},
     ):
         (lacking / "config.json").write_text(json.dumps({**settings, **changed}))
-        assert find_missing(base, lacking) == ()
+        assert find_missing(ModelFolder.open(base), lacking) == ()
     (lacking / "config.json").write_text(json.dumps(settings))
     (base / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "fp8"}}))
-    assert find_missing(base, lacking) == ()
-    assert find_missing(base, tmp_path) == ()
+    assert find_missing(ModelFolder.open(base), lacking) == ()
+    assert find_missing(ModelFolder.open(base), tmp_path) == ()

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, WhisperFeatureExtractor
 
 from slipway.errors import ConfigurationError, ModelExportError, ValidationError
 from slipway.model.families import RAW_SPEECH, SPEECH, Family
+from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import UnusableInput
 from slipway.proof.transformers_runtime import load
 from slipway.stage import Context
@@ -177,7 +178,7 @@ def encoded(base: Path, given: Path, records: list[dict[str, Any]], *, family: F
         tokenizer=base, model=base, family=family.name, text=given, windows=1, length=16, seed=0, samples=samples, records=path,
         sounds=given,
     )  # fmt: skip
-    return encode_inputs(AutoTokenizer.from_pretrained(base), spec)
+    return encode_inputs(AutoTokenizer.from_pretrained(base), spec, ModelFolder.open(base))
 
 
 def test_what_the_model_hears_and_how_its_decoder_begins(tmp_path: Path) -> None:

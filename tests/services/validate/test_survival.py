@@ -15,6 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
+from slipway.model.folder import ModelFolder
 from slipway.model.limits import MOST_EXPERTS
 from slipway.proof.precision import stored_dtype
 from slipway.proof.stored_weights import Names, NotUnderstoodError
@@ -224,7 +225,7 @@ def test_more_matrices_than_any_mixture_has_are_not_listed(tmp_path: Path) -> No
 def test_a_base_has_values_only_where_the_adapter_brings_them(tmp_path: Path) -> None:
     for form, expected in (("loha", []), ("modules_to_save", ["lm_head.weight"])):
         case, _ = save_form(tmp_path / form, FORMS[form], torch.float32)
-        model = _build_without_values(case.base, case.adapter)
+        model = _build_without_values(ModelFolder.open(case.base), case.adapter)
         stored = {name: each.untyped_storage().nbytes() for name, each in model.named_parameters() if each.numel() > 1}
         assert [name for name, size in stored.items() if size > 4] == expected
 

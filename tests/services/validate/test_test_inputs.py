@@ -24,6 +24,7 @@ from slipway.model.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
+from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import Unusable, UnusableInput
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
@@ -255,7 +256,7 @@ def encoded(kind: str, folder: Path, records: list[dict[str, Any]]) -> EncodedIn
         tokenizer=model, model=model, family=family.name, text=path or folder, windows=1, length=16, seed=0,
         samples=folder / "samples", records=path,
     )  # fmt: skip
-    return encode_inputs(AutoTokenizer.from_pretrained(model), spec)
+    return encode_inputs(AutoTokenizer.from_pretrained(model), spec, ModelFolder.open(model))
 
 
 def test_the_answer_to_a_long_source_is_not_cut(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_a_template_that_writes_no_prompt_is_said(tmp_path: Path, template: str,
         samples=tmp_path / "samples", records=path,
     )  # fmt: skip
     with pytest.raises(UnusableInput, match=f"test input 1 cannot be encoded: .*{said}"):
-        encode_inputs(tokenizer, spec)
+        encode_inputs(tokenizer, spec, ModelFolder.open(model))
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     reading = TextSpec(tokenizer=tmp_path / "tokenizer", base=tmp_path / "tokenizer", file=tmp_path / "texts.json")
     if template == GROWS:

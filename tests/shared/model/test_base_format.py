@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.base_format import base_format, prepared_sizes
+from slipway.model.folder import ModelFolder
 
 
 def model(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Path:
@@ -38,20 +39,20 @@ DENSE = {"a.weight": torch.zeros(4, 8, dtype=torch.bfloat16)}
     ids=["plain", "empty", "bare-fp8", "gptq", "old-bitsandbytes", "old-compressed", "nested"],
 )
 def test_what_a_base_is_stored_as(tmp_path: Path, tensors: Any, config: Any, expected: str) -> None:
-    assert base_format(model(tmp_path / "base", tensors, **config)) == expected
+    assert base_format(ModelFolder.open(model(tmp_path / "base", tensors, **config))) == expected
 
 
 def test_a_pickle_is_told_by_its_name(tmp_path: Path) -> None:
     folder = model(tmp_path / "base", DENSE, quantization_config={"quant_method": "gptq"})
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert base_format(folder) == "pickle gptq"
+    assert base_format(ModelFolder.open(folder)) == "pickle gptq"
 
 
 @pytest.mark.parametrize("method", ["hqq", None, 3], ids=["hqq", "unnamed", "number"])
 def test_an_unknown_method_is_refused_before_anything_is_stored(tmp_path: Path, method: Any) -> None:
     folder = model(tmp_path / "base", DENSE, quantization_config={"quant_method": method, "bits": 4})
     with pytest.raises(CheckpointValidationError) as caught:
-        base_format(folder)
+        base_format(ModelFolder.open(folder))
     assert caught.value.reason == "BASE_QUANTIZATION_UNSUPPORTED"
 
 
@@ -78,10 +79,10 @@ def test_sizes_are_those_of_the_dense_model(tmp_path: Path) -> None:
 def test_positions_that_no_model_has_are_refused(tmp_path: Path, settings: Any, key: str) -> None:
     folder = model(tmp_path / "model", {"a": torch.zeros(2)}, **settings)
     with pytest.raises(CheckpointValidationError, match=key) as caught:
-        base_format(folder)
+        base_format(ModelFolder.open(folder))
     assert caught.value.reason == "BASE_MODEL_INVALID"
 
 
 def test_the_longest_known_contexts_are_taken(tmp_path: Path) -> None:
     folder = model(tmp_path / "model", {"a": torch.zeros(2)}, max_position_embeddings=10_485_760, num_hidden_layers=2)
-    assert base_format(folder) == ""
+    assert base_format(ModelFolder.open(folder)) == ""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from slipway.errors import is_own_fault
-from slipway.model.configuration import first_token, generation_settings, token_of
+from slipway.model.configuration import first_token, token_of
+from slipway.model.folder import ModelFolder
 
 
 def _write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None) -> Path:
@@ -32,13 +33,13 @@ def _write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | No
     ids=str,
 )
 def test_a_decoders_first_token(tmp_path: Path, config: Any, generation: Any, expected: int | None) -> None:
-    assert first_token(generation_settings(_write(tmp_path, config, generation))) == expected
+    assert first_token(ModelFolder.open(_write(tmp_path, config, generation)).generation_settings()) == expected
 
 
 def test_a_damaged_generation_config_counts_as_absent(tmp_path: Path) -> None:
     _write(tmp_path, {"pad_token_id": 3}, None)
     (tmp_path / "generation_config.json").write_text("{")
-    assert generation_settings(tmp_path)["pad_token_id"] == 3
+    assert ModelFolder.open(tmp_path).generation_settings()["pad_token_id"] == 3
 
 
 def test_tokens_of_a_configuration_of_several_parts() -> None:

@@ -24,6 +24,7 @@ from slipway.files.json_documents import parse_json, read_json
 from slipway.files.regular_file import open_regular, read_regular
 from slipway.model.base_format import base_format, prepared_sizes
 from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import has_chat_template, resolve_base_model
 from slipway.model.runs.checkpoints import find_checkpoint, inspect_checkpoint, list_checkpoints, read_adapter_config
 from slipway.model.safetensors_file import MOST_TENSORS, read_index, read_safetensors
@@ -117,7 +118,7 @@ def test_model_configurations(folder: Path, data: bytes, tokenizer: bytes) -> No
     (folder / "config.json").write_bytes(data)
     (folder / "model.safetensors").write_bytes(pack(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x"))
     (folder / "tokenizer_config.json").write_bytes(tokenizer)
-    answer(lambda: base_format(folder))
+    answer(lambda: base_format(ModelFolder.open(folder)))
     answer(lambda: prepared_sizes(folder))
     answer(lambda: has_chat_template(folder))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, check_loadable, model_facts
 from support.models.tiny_models import describe_a_layer_more, make_base
 
@@ -18,7 +19,7 @@ def write_config(folder: Path, **config: object) -> Path:
 
 
 def test_ties_and_shapes_of_a_model(tmp_path: Path) -> None:
-    facts = model_facts(make_base(tmp_path / "base"))
+    facts = model_facts(ModelFolder.open(make_base(tmp_path / "base")))
     assert facts.groups() == [["model.embed_tokens.weight", "lm_head.weight"]]
     assert facts.shapes["model.layers.1.mlp.down_proj.weight"] == (64, 128)
     assert facts.transposed == frozenset()
@@ -29,7 +30,7 @@ def test_transposed_layers_are_known(tmp_path: Path) -> None:
     gpt2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64}
     folder = write_config(tmp_path / "base", model_type="gpt2", architectures=["GPT2LMHeadModel"], **gpt2)
     layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    assert model_facts(folder).transposed == {f"transformer.h.0.{layer}.weight" for layer in layers}
+    assert model_facts(ModelFolder.open(folder)).transposed == {f"transformer.h.0.{layer}.weight" for layer in layers}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_transposed_layers_are_known(tmp_path: Path) -> None:
 )
 def test_what_is_in_the_way_is_said_in_a_line(tmp_path: Path, config: dict[str, object], said: str) -> None:
     with pytest.raises(CannotBuildError, match=said) as caught:
-        model_facts(write_config(tmp_path / "base", **config))
+        model_facts(ModelFolder.open(write_config(tmp_path / "base", **config)))
     assert "\n" not in str(caught.value)
 
 
@@ -53,10 +54,10 @@ def test_a_model_much_larger_than_its_weights_is_not_loaded(tmp_path: Path) -> N
     from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
     base = make_base(tmp_path / "base")
-    check_loadable(base, AutoModelForCausalLM)
+    check_loadable(ModelFolder.open(base), AutoModelForCausalLM)
     describe_a_layer_more(base)
     for model_class in (AutoModelForCausalLM, Qwen3MoeForCausalLM):
         with pytest.raises(
             CannotBuildError, match=r"describes a model of \d{9} values, and its files have \d{5,6} at most"
         ):
-            check_loadable(base, model_class)
+            check_loadable(ModelFolder.open(base), model_class)

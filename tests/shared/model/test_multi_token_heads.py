@@ -14,7 +14,8 @@ import transformers as tf
 from safetensors.torch import load_file
 from transformers.masking_utils import create_causal_mask
 
-from slipway.model.pytorch.multi_token import HeadNotUnderstoodError, head_tensors, load_head
+from slipway.model.folder import ModelFolder
+from slipway.model.pytorch.multi_token import HeadNotUnderstoodError, load_head
 from slipway.model.weights.parts import ModelPart, find_parts
 from slipway.proof.transformers_runtime import from_pretrained
 from support.models.current_kinds import make_kind
@@ -85,7 +86,7 @@ def test_a_head_of_qwen_drafts_what_the_formula_says(tmp_path: Path) -> None:
     model, _ = from_pretrained(kind.base, dtype="auto")
     tokens = torch.from_numpy(TOKENS)[None]
     states = states_of(model, tokens)
-    drafts = load_head(kind.base, model)(states, tokens)
+    drafts = load_head(ModelFolder.open(kind.base), model)(states, tokens)
     tensors = {name: each.double().numpy() for name, each in load_file(kind.base / WEIGHTS).items()}
     wanted = draft_of_qwen(tensors, states[0].double().numpy(), TOKENS)
     assert drafts.shape == (1, len(TOKENS) - 1, 320)
@@ -98,7 +99,7 @@ def test_a_head_behind_the_last_layer_has_its_own_embedding_and_vocabulary(tmp_p
     model, _ = from_pretrained(kind.base, dtype="auto")
     tokens = torch.from_numpy(TOKENS)[None]
     states = states_of(model, tokens)
-    drafts = load_head(kind.base, model)(states, tokens)
+    drafts = load_head(ModelFolder.open(kind.base), model)(states, tokens)
     tensors = load_file(kind.base / WEIGHTS)
 
     def of(part: str) -> torch.Tensor:
@@ -130,7 +131,7 @@ def test_a_head_behind_the_last_layer_has_its_own_embedding_and_vocabulary(tmp_p
 def test_heads_with_experts_and_beside_images_are_loaded_whole(tmp_path: Path, name: str) -> None:
     kind = make_kind(name, tmp_path)
     model, _ = from_pretrained(kind.base, dtype="auto")
-    head = load_head(kind.base, model)
+    head = load_head(ModelFolder.open(kind.base), model)
     tokens = torch.from_numpy(TOKENS)[None].expand(2, -1)
     drafts = head(states_of(model, tokens), tokens)
     assert drafts.shape == (2, len(TOKENS) - 1, 320)
@@ -141,7 +142,7 @@ def test_heads_with_experts_and_beside_images_are_loaded_whole(tmp_path: Path, n
 def test_weights_in_16_bits_are_widened(tmp_path: Path) -> None:
     kind = make_kind("glm4-moe", tmp_path, dtype=torch.bfloat16)
     model, _ = from_pretrained(kind.base, dtype=torch.float32)
-    head, tokens = load_head(kind.base, model), torch.from_numpy(TOKENS)[None]
+    head, tokens = load_head(ModelFolder.open(kind.base), model), torch.from_numpy(TOKENS)[None]
     restore = head.widen()
     assert head(states_of(model, tokens), tokens).dtype == torch.float32
     restore()
@@ -169,7 +170,7 @@ def test_a_head_of_an_unknown_form_is_refused_by_name(
     base = edit_tensors(make_kind(kind, tmp_path).base, change)
     model, _ = from_pretrained(base, dtype="auto")
     with pytest.raises(HeadNotUnderstoodError, match=said):
-        load_head(base, model)
+        load_head(ModelFolder.open(base), model)
 
 
 def test_a_head_of_a_model_of_another_type_is_refused(tmp_path: Path) -> None:
@@ -178,9 +179,9 @@ def test_a_head_of_a_model_of_another_type_is_refused(tmp_path: Path) -> None:
     ).save_pretrained(tmp_path)
     edit_tensors(tmp_path, add("mtp.fc.weight", 32, 64))
     model, _ = from_pretrained(tmp_path, dtype="auto")
-    assert [each.place for each in head_tensors(tmp_path)] == ["mtp.fc.weight"]
+    assert [each.place for each in ModelFolder.open(tmp_path).parts[ModelPart.MULTI_TOKEN_HEAD]] == ["mtp.fc.weight"]
     with pytest.raises(HeadNotUnderstoodError, match="models of the type llama"):
-        load_head(tmp_path, model)
+        load_head(ModelFolder.open(tmp_path), model)
 
 
 def test_parts_are_found_by_name_under_any_prefix() -> None:

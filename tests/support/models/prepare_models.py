@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelExportError
 from slipway.model.base_format import base_format
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_prepare.params import PrepareParams
 from slipway_prepare.stage import STAGE
@@ -33,7 +34,7 @@ def run(folder: Path, tmp_path: Path, **params):
     workdir.mkdir()
     ctx = Context(workdir=workdir, log=logging.getLogger("test"))
     out = STAGE.run({"base": folder}, PrepareParams(**params), ctx)["base"]
-    assert base_format(out) == ""
+    assert base_format(ModelFolder.open(out)) == ""
     return out, load_all(out), ctx.facts
 
 

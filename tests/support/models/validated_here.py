@@ -8,6 +8,7 @@ from typing import Any
 
 from slipway.documents.heldout import HeldOutText
 from slipway.documents.reader import Document
+from slipway.model.folder import ModelFolder
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Samples
 from slipway.stage import Context
@@ -24,7 +25,7 @@ from slipway_validate.preparation import (
     _affordable,
     _embeds,
     count_pictures,
-    open_trained,
+    open_models,
     padding_token,
     takes_pictures,
 )
@@ -52,7 +53,7 @@ class Validated:
     ) -> None:
         self.work, self._base, self._adapter = work, base, adapter
         self.params = ValidateParams(**{**PARAMS, **params})
-        trained = open_trained({"base": base} | ({"adapter": adapter} if adapter else {}), work)
+        _, trained = open_models({"base": base} | ({"adapter": adapter} if adapter else {}), work)
         self.settings = settings = trained.path
         self.config = trained.config
         family = trained.family
@@ -106,7 +107,7 @@ class Validated:
             decode=lambda _: "",
             survival=lambda: held,
             measured=lambda: measured,
-            base=self._base,
+            base=ModelFolder.open(self._base),
             takes_pictures=self.takes_pictures,
         )
         return measured

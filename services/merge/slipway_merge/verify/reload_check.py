@@ -27,13 +27,14 @@ from slipway.errors import ModelMergeError
 from slipway.model.adapters.saved import is_plain_lora, unwrap_name
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, Family
+from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import check_loadable, configuration_of, named_class
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
 from slipway.model.pytorch.placing import find_unplaced, make_placeable, rename_patterns
 from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.model.runs.checkpoints import read_adapter_config
-from slipway.model.safetensors_file import read_safetensors, read_weights
+from slipway.model.safetensors_file import read_safetensors
 from slipway.model.trained import TrainedModel
 from slipway.stage import Context
 from slipway_merge.tensors.tensor_io import UNIT_ROUNDOFF
@@ -45,8 +46,8 @@ _COMPUTING = 1e-5
 
 
 def reload_check(
-    folder: Path,
-    base: Path,
+    made: ModelFolder,
+    base: ModelFolder,
     adapter: Path,
     *,
     names: Callable[[], Mapping[str, str]],
@@ -58,7 +59,7 @@ def reload_check(
     """Load the merged model and compare its logits with those of base and adapter; return figures for the report.
 
     Args:
-        folder: The merged model.
+        made: The merged model.
         base: The base model.
         adapter: The adapter.
         names: Returns for each of its tensors the name that peft expects for this model.
@@ -70,15 +71,14 @@ def reload_check(
     Raises:
         ModelMergeError: ``MERGE_NOT_VERIFIED``.
     """
-    cls = _model_class(folder)
+    config, family = made.config, made.family
+    cls = _model_class(config)
     if cls is None:
         return {"loaded": "not checked: transformers has no class of this model's name"}
-    merged, info = _load(cls, folder, output_loading_info=True)
-    config = ModelConfig.read(folder)
-    family = config.family
+    merged, info = _load(cls, made, output_loading_info=True)
     if family is not None:
         info["missing_keys"] = [key for key in info["missing_keys"] if not key.startswith(family.unused)]
-    info["unexpected_keys"] = set(info["unexpected_keys"]) - _names_at_loading(merged, read_weights(base))
+    info["unexpected_keys"] = set(info["unexpected_keys"]) - _names_at_loading(merged, base.tensors)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     for kind, keys in wrong.items():
         if keys:
@@ -151,7 +151,7 @@ def _round_at_random(model: Any, unit_roundoff: float, names: Collection[str] | 
 
 def _compare(
     model: Any,
-    base: Path,
+    base: ModelFolder,
     adapter: Path,
     ours: torch.Tensor,
     *,
@@ -200,8 +200,8 @@ def _load_tied_factors_separately(config: Any, adapter: Path) -> None:
         }
 
 
-def _model_class(folder: Path) -> Any:
-    names = ModelConfig.read(folder).get("architectures")
+def _model_class(config: ModelConfig) -> Any:
+    names = config.get("architectures")
     return named_class(str(names[0])) if isinstance(names, list) and names else None
 
 
@@ -229,7 +229,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-def _load(cls: Any, folder: Path, *, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
+def _load(cls: Any, folder: ModelFolder, *, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Load a model; with ``output_loading_info`` return the loading information too.
 
     With ``config`` use that configuration instead of the folder's, and new weights where the folder has none that fit.
@@ -242,7 +242,7 @@ def _load(cls: Any, folder: Path, *, config: Mapping[str, Any] | None = None, **
             check_loadable(folder, cls, config=config)
             if config is not None:
                 options |= {"config": configuration_of(config), "ignore_mismatched_sizes": True}
-            return cls.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **options)
+            return cls.from_pretrained(folder.path, dtype=torch.float32, trust_remote_code=False, **options)
     except Exception as error:  # the model's own code may raise anything
         raise _not_verified_error(f"transformers cannot load it: {error}", "") from error
 

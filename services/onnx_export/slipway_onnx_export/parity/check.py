@@ -20,11 +20,11 @@ from slipway.machine.onnx_runtime import Opened, ProviderChoice
 from slipway.model.configuration import token_of
 from slipway.model.dtypes import FLOATS, torch_dtypes
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway.model.folder import ModelFolder
 from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway.model.model_facts import CannotBuildError, check_loadable
 from slipway.model.pytorch.traced_forms import forget_longest_text
 from slipway.model.pytorch.wide_layers import widen_while_computing
-from slipway.model.safetensors_file import read_weights
 from slipway.proof.comparison import difference
 from slipway.proof.onnx_errors import translate_ort_errors
 from slipway_onnx_export.forms.activations import WantedActivations
@@ -265,7 +265,7 @@ def _references(
     transformers.utils.logging.disable_progress_bar()
     kind = source.loader
     try:
-        check_loadable(source.folder, kind)
+        check_loadable(source.model, kind)
     except CannotBuildError as error:
         raise ONNXExportError(
             f"PyTorch cannot run the model for the comparison: {error}",
@@ -275,7 +275,7 @@ def _references(
         ) from error
     made: list[list[Array]] = []
     with _free_afterwards(), torch.inference_mode():
-        model = _load_in_float32(source.folder, kind)
+        model = _load_in_float32(source.model, kind)
         for conversation in conversations:
             conversation.prepare(model)
             forget_longest_text(model)
@@ -290,7 +290,7 @@ def _references(
 def _measure_noise(source: ModelSource, conversation: Conversation, plain: Sequence[Array]) -> float:
     """Measure how far PyTorch's own results of a conversation move from ``plain`` if its layers round otherwise."""
     with _free_afterwards(), torch.inference_mode():
-        model = _load_in_float32(source.folder, source.loader)
+        model = _load_in_float32(source.model, source.loader)
         conversation.prepare(model)
         with perturb_rounding(model):
             moved = list(conversation.run_reference(model))
@@ -298,23 +298,23 @@ def _measure_noise(source: ModelSource, conversation: Conversation, plain: Seque
     return max(difference(one, other).largest for one, other in zip(moved, plain, strict=True))
 
 
-def _load_in_float32(folder: Path, kind: Any) -> Any:
+def _load_in_float32(folder: ModelFolder, kind: Any) -> Any:
     """Load a model that computes in float32.
 
     If all weights are stored in one 16-bit type, large ones stay mapped and are widened where they are used, which is exact. Eager attention is
     the simplest implementation; fused ones differ from each other in the results of padding rows.
     """
     ways = {"attn_implementation": "eager"}
-    stored = {info.dtype for info in read_weights(folder).values() if info.dtype in FLOATS}
+    stored = {info.dtype for info in folder.tensors.values() if info.dtype in FLOATS}
     if stored in ({"BF16"}, {"F16"}):
         dtype = next(iter(torch_dtypes(*stored).values()))
-        model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False, **ways).eval()
+        model = kind.from_pretrained(folder.path, dtype=dtype, trust_remote_code=False, **ways).eval()
         # A 16-bit buffer holds values that the model's code has computed and rounded.
         if all(buffer.dtype not in _SHORT for buffer in model.buffers()):
             widen_while_computing(model)
             return model.float()
         del model
-    return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **ways).eval()
+    return kind.from_pretrained(folder.path, dtype=torch.float32, trust_remote_code=False, **ways).eval()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from slipway.errors import QuantizationError
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway.texts import counted
 from slipway_quantize.activations.running import Text, TextGraph, complete, feeds
@@ -40,7 +41,7 @@ def write_half_graph(request: QuantizeRequest, left_out: LeftOutSource, data: Pa
     """
     source, target, ctx = request.source, request.target, request.ctx
     try:
-        text = Text(data, source, seed=request.params.seed, windows=_WINDOWS)
+        text = Text(data, request.model, seed=request.params.seed, windows=_WINDOWS)
         return _write_on_text(source, target, text, left_out, ctx)
     except QuantizationError as error:
         if error.reason != "CALIBRATION_UNSUPPORTED":
@@ -115,7 +116,7 @@ def check_half_checkpoint(target: Path, data: Path, *, seed: int, ctx: Context) 
     from slipway_quantize.activations.peaks import module_peaks
 
     try:
-        peaks, digest, windows = module_peaks(target, data, seed=seed, windows=_WINDOWS, ctx=ctx)
+        peaks, digest, windows = module_peaks(ModelFolder.open(target), data, seed=seed, windows=_WINDOWS, ctx=ctx)
     except QuantizationError as error:
         if error.reason != "CALIBRATION_UNSUPPORTED":
             raise

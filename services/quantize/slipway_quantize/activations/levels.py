@@ -45,7 +45,7 @@ def write_level(request: QuantizeRequest, left_out: LeftOutSource, *, dequantize
             remedy="give text as the input data, or use "
             + ("fp16 or bf16" if dequantized_first else "int8_dynamic or int8"),
         )
-    text = Text(data, source, seed=params.seed)
+    text = Text(data, request.model, seed=params.seed)
     with complete(source, left_out, ctx) as folder:
         name = graph_files(folder)[0]
         require_opset(load_graph(folder, name), name, codes)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.windows import read_windows
@@ -18,7 +19,7 @@ _WINDOW_TOKENS = 128
 
 
 def module_peaks(
-    folder: Path, data: Path, *, seed: int, windows: int, ctx: Context
+    folder: ModelFolder, data: Path, *, seed: int, windows: int, ctx: Context
 ) -> tuple[dict[str, float], str, int]:
     """Return the largest magnitudes of each module's results and inputs in the model's order, the text's digest, and the number of windows.
 
@@ -28,9 +29,7 @@ def module_peaks(
         QuantizationError: ``CALIBRATION_UNSUPPORTED``, ``CALIBRATION_DATA_INVALID``.
     """
     model = StreamedModel(folder, group_size=1, head=False)
-    text = read_windows(
-        data, folder, model.family, count=windows, length=_WINDOW_TOKENS, vocabulary=model.vocabulary, seed=seed
-    )
+    text = read_windows(data, folder, count=windows, length=_WINDOW_TOKENS, vocabulary=model.vocabulary, seed=seed)
     peaks: dict[str, float] = {}
     hooks = [module.register_forward_hook(_note(peaks, name)) for name, module in model.model.named_modules()]
     every = [*text.held_out, *text.fit]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
 from slipway.machine.processes import session_options
-from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison, Family
+from slipway.model.folder import ModelFolder
 from slipway.model.graphs.calls import empty_part
 from slipway.stage import Context
 from slipway.texts import quoted
@@ -124,7 +124,7 @@ class Text:
 
     Args:
         data: Folder with ``calibration.jsonl``.
-        model: Folder with the model's tokenizer and ``config.json``.
+        model: The model, with its tokenizer.
         seed: Seed of the choice.
         windows: Most windows.
 
@@ -138,15 +138,14 @@ class Text:
         QuantizationError: ``CALIBRATION_DATA_INVALID``; ``CALIBRATION_UNSUPPORTED``: text alone is no input of such a model.
     """
 
-    def __init__(self, data: Path, model: Path, *, seed: int = 0, windows: int = WINDOWS) -> None:
-        config = ModelConfig.read(model)
-        family = config.family
+    def __init__(self, data: Path, model: ModelFolder, *, seed: int = 0, windows: int = WINDOWS) -> None:
+        config, family = model.config, model.family
         if family is None or family.comparison is Comparison.TEACHER_FORCED:
             raise unsupported_error(f"what a {config.description} computes on plain text is unknown")
         vocabulary = config.get("vocab_size")
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool):
             raise unsupported_error(f"config.json of this {config.description} has no vocab_size")
-        cut = read_windows(data, model, family, count=windows, length=WINDOW_TOKENS, vocabulary=vocabulary, seed=seed)
+        cut = read_windows(data, model, count=windows, length=WINDOW_TOKENS, vocabulary=vocabulary, seed=seed)
         self.family: Family = family
         self.fit: Sequence[Array] = [window.numpy() for window in cut.fit]
         self.held_out: Sequence[Array] = [window.numpy() for window in cut.held_out]

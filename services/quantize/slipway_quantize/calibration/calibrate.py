@@ -20,6 +20,7 @@ from torch import Tensor
 
 from slipway.distribution import installed_version
 from slipway.errors import QuantizationError
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibrated import DESCRIPTION, SCHEMA, WEIGHTS
 from slipway_quantize.calibration.effort import STEP_WINDOWS, Effort, plan_effort
@@ -127,7 +128,8 @@ class Calibration:
     def __init__(self, source: Path, data: Path, *, params: CalibrateParams, ctx: Context) -> None:
         self._params = params
         self._ctx = ctx
-        load = partial(StreamedModel, source, group_size=params.group_size, head=params.head, sensitive=False)
+        folder = ModelFolder.open(source)
+        load = partial(StreamedModel, folder, group_size=params.group_size, head=params.head, sensitive=False)
         self.model = load()
         if self.model.experts:
             require_mixture_known(params.method, symmetric=params.symmetric)
@@ -144,8 +146,7 @@ class Calibration:
         self.models = [self.model, *(load(finite=True) for _ in range(1, self.effort.members))]
         self.windows: Windows = read_windows(
             data,
-            source,
-            self.model.family,
+            folder,
             count=params.windows,
             length=params.window_tokens,
             vocabulary=self.model.vocabulary,
@@ -153,9 +154,9 @@ class Calibration:
             start=self.model.start,
         )
         self.distributions = compares_distributions(self.model.family, self.model.model.config)
-        folder = ctx.kept if ctx.kept is not None else ctx.workdir / "pieces"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._finished = Finished(folder, self._identity())
+        pieces = ctx.kept if ctx.kept is not None else ctx.workdir / "pieces"
+        pieces.mkdir(parents=True, exist_ok=True)
+        self._finished = Finished(pieces, self._identity())
 
     def _identity(self) -> str:
         """Return a digest of what pieces depend on; the kept folder belongs to this model, its parameters and versions anyway."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import read_regular
-from slipway.model.configuration import ModelConfig
-from slipway.model.families import DECODER, Family
+from slipway.model.families import DECODER
+from slipway.model.folder import ModelFolder
 from slipway.texts import counted
 from slipway_quantize.calibration_data.params import TEXTS
 
@@ -95,8 +95,7 @@ class Windows:
 
 def read_windows(
     data: Path,
-    model: Path,
-    family: Family,
+    model: ModelFolder,
     *,
     count: int,
     length: int,
@@ -104,15 +103,14 @@ def read_windows(
     seed: int,
     start: tuple[int, int] | None = None,
 ) -> Windows:
-    """Cut the text in ``data`` with the tokenizer in ``model``.
+    """Cut the text in ``data`` with the tokenizer of ``model``.
 
     A decoder's texts follow each other, so that all windows are full. Other families see each text alone, between the tokens that the
     tokenizer puts around it.
 
     Args:
         data: Folder with ``calibration.jsonl``.
-        model: Folder with the tokenizer.
-        family: Family of the model.
+        model: The model.
         count: Most windows.
         length: Most tokens of a window; a model with a table of positions gets no more than it has.
         vocabulary: Number of tokens that the model knows.
@@ -123,8 +121,8 @@ def read_windows(
         QuantizationError: ``CALIBRATION_DATA_INVALID``: no text, too little text, or tokens that the model does not know.
     """
     raw, texts = _read_texts(data)
-    tokenizer = _load_tokenizer(model)
-    cut = _cut_stream if family is DECODER else _cut_texts
+    tokenizer = _load_tokenizer(model.path)
+    cut = _cut_stream if model.family is DECODER else _cut_texts
     length = _limit_length(length, model)
     windows = cut(tokenizer, texts, length)
     if len(windows) < LEAST_WINDOWS:
@@ -146,8 +144,8 @@ def read_windows(
     return Windows(tuple(chosen[judging:]), tuple(chosen[:judging]), digest, int(padding), start)
 
 
-def _limit_length(length: int, model: Path) -> int:
-    most = ModelConfig.read(model).get("max_position_embeddings")
+def _limit_length(length: int, model: ModelFolder) -> int:
+    most = model.config.get("max_position_embeddings")
     if not isinstance(most, int) or isinstance(most, bool) or most <= 2 * _FREE_POSITIONS:
         return length
     return min(length, most - _FREE_POSITIONS)

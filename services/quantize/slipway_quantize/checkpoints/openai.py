@@ -11,7 +11,6 @@ from functools import partial
 import torch
 
 from slipway.errors import QuantizationError
-from slipway.model.configuration import ModelConfig
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec
 from slipway.model.weights.reading import Weights, row_pieces
@@ -34,7 +33,7 @@ def is_openai_mxfp4(request: QuantizeRequest) -> bool:
     """Return whether a request is for OpenAI's form of a model's experts."""
     params = request.params
     asked = params.level == OPENAI_LEVEL and params.packed and not keeps_experts(params.keep)
-    return asked and model_type(ModelConfig.read(request.source)) == OPENAI_TYPE
+    return asked and model_type(request.model.config) == OPENAI_TYPE
 
 
 def write_openai_mxfp4(request: QuantizeRequest, weights: Weights) -> Outcome:

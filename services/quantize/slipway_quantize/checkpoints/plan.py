@@ -12,7 +12,6 @@ import torch
 
 from slipway.errors import QuantizationError
 from slipway.levels import LEVELS
-from slipway.model.configuration import ModelConfig
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import Weights
 from slipway_quantize.calibrated import CalibratedWeight, Calibration, mismatch_error
@@ -77,7 +76,7 @@ class Plan:
 
 def split_experts(request: QuantizeRequest, weights: Weights) -> tuple[Weights, Mapping[str, TensorInfo]]:
     """Return weights in which each matrix of an expert is a tensor, and the stacks that they were; all experts keep their type if asked for."""
-    mixture = mixture_of(ModelConfig.read(request.source))
+    mixture = mixture_of(request.model.config)
     if mixture is None or keeps_experts(request.params.keep) or not request.params.packed:
         return weights, {}
     split = SplitExperts(weights, mixture)
@@ -95,8 +94,8 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``, ``CALIBRATION_MISMATCH``, and the reasons of :func:`find_linear_layers`.
     """
-    config, keep = model_config(request.source), kept_names(request.params.keep)
-    structure = find_linear_layers(config, require_family(request.source), tensors, stacks=stacks)
+    config, keep = model_config(request.model), kept_names(request.params.keep)
+    structure = find_linear_layers(config, require_family(request.model.config), tensors, stacks=stacks)
     width, calibration = least_width(request), request.calibration
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipway.errors import QuantizationError
 from slipway.levels import widths_of
+from slipway.model.folder import ModelFolder
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec, plan_files
 from slipway.model.weights.reading import Weights, row_pieces
@@ -114,7 +115,7 @@ def _require_activations(request: QuantizeRequest, layers: Layers) -> None:
 
 
 def _static_form(layers: Layers, request: QuantizeRequest) -> Form:
-    ranges = input_ranges(request.source, request.inputs, list(layers.sources), request.ctx)
+    ranges = input_ranges(request.model, request.inputs, list(layers.sources), request.ctx)
     return Channels(torch.float8_e4m3fn, scale_dtype=layers.scale_dtype, ranges=ranges)
 
 
@@ -131,11 +132,13 @@ def _nvfp4_form(layers: Layers, request: QuantizeRequest) -> Form:
     return Nvfp4(layers.scale_dtype, largest)
 
 
-def input_ranges(source: Path, inputs: Mapping[str, Path], modules: Sequence[str], ctx: Context) -> dict[str, float]:
+def input_ranges(
+    folder: ModelFolder, inputs: Mapping[str, Path], modules: Sequence[str], ctx: Context
+) -> dict[str, float]:
     """Return the largest input of each layer on text. Weights stay in their files, results are not kept.
 
     Args:
-        source: The model's folder, with its weights and tokenizer.
+        folder: The model, with its weights and tokenizer.
         inputs: Inputs of the stage; ``data`` has the text.
         modules: The linear layers.
         ctx: Context of the stage.
@@ -149,11 +152,10 @@ def input_ranges(source: Path, inputs: Mapping[str, Path], modules: Sequence[str
             reason="CALIBRATION_DATA_INVALID",
             remedy="give text as the input data, or use fp8, which needs none",
         )
-    model = StreamedModel(source, group_size=1, head=True)
+    model = StreamedModel(folder, group_size=1, head=True)
     windows = read_windows(
         inputs["data"],
-        source,
-        model.family,
+        folder,
         count=WINDOWS,
         length=min(WINDOW_TOKENS, _most_tokens(model)),
         vocabulary=model.vocabulary,

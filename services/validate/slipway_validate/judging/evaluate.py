@@ -11,6 +11,7 @@ from pathlib import Path
 from slipway.formats.registry import merged_output
 from slipway.levels import LEVELS
 from slipway.model.families import DECODER, Family
+from slipway.model.folder import ModelFolder
 from slipway.proof.numerics import Logits
 from slipway.proof.sights import FOLDER as PICTURES
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
@@ -74,7 +75,7 @@ class Evaluator:
         measured: Function that returns what the outputs are measured with.
         scorer: Scores the answers to the user's test inputs; None if there are none.
         threads: Threads that compare results.
-        base: Folder of the base, whose parts beside the text an output in transformers' form must have; None to compare no names.
+        base: The base, whose parts beside the text an output in transformers' form must have; None to compare no names.
         takes_pictures: Whether the model takes pictures.
     """
 
@@ -89,7 +90,7 @@ class Evaluator:
         measured: Callable[[], Measured] = Measured,
         scorer: Scorer | None = None,
         threads: int = 1,
-        base: Path | None = None,
+        base: ModelFolder | None = None,
         takes_pictures: bool = False,
     ) -> None:
         self._reference = reference

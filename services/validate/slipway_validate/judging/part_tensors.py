@@ -9,18 +9,18 @@ from pathlib import Path
 from slipway.errors import CheckpointValidationError
 from slipway.model.folder import ModelFolder
 from slipway.model.safetensors_file import TensorInfo
-from slipway.model.weights.parts import ModelPart, find_parts, number_of_layers
+from slipway.model.weights.parts import ModelPart
 from slipway.texts import counted, printable
 from slipway.validation.survival import AdapterSurvival
 
 _PIECE = 1 << 22
 
 
-def name_other_tensors(base: Path, output: Path, held: AdapterSurvival | None, *, adapter: bool) -> str:
+def name_other_tensors(base: ModelFolder, output: Path, held: AdapterSurvival | None, *, adapter: bool) -> str:
     """Return which tensors of an output's parts for images and sound are not the base's; empty if all are, or if they cannot be compared.
 
     Args:
-        base: Folder of the base.
+        base: The base.
         output: Folder of an output in transformers' form.
         held: What the output's stored weights hold of the adapter.
         adapter: Whether there is an adapter: then nothing is known without ``held``.
@@ -29,7 +29,7 @@ def name_other_tensors(base: Path, output: Path, held: AdapterSurvival | None, *
         return ""
     adapted = [] if held is None else [*(each.module for each in held.modules), *held.left_out]
     try:
-        before, after = (_tensors_of(each) for each in (base, output))
+        before, after = (_tensors_of(each) for each in (base, ModelFolder.open(output)))
         pairs = [(place, before[place], after[place]) for place in sorted(before.keys() & after.keys())]
         other = [
             (place, own)
@@ -48,14 +48,11 @@ def name_other_tensors(base: Path, output: Path, held: AdapterSurvival | None, *
     return f"{count} that the adapter does not change {'is' if len(other) == 1 else 'are'} not the base's, first {printable(place)}{holds}"
 
 
-def _tensors_of(folder: Path) -> dict[str, TensorInfo]:
+def _tensors_of(model: ModelFolder) -> dict[str, TensorInfo]:
     """Return the tensors of the parts for images and sound by their place."""
-    model = ModelFolder.open(folder)
     if model.config.quantization.get("quant_method") not in (None, "compressed-tensors"):
         return {}
-    tensors = model.tensors
-    parts = find_parts(tensors, layers=number_of_layers(model.config))
-    return {each.place: tensors[each.name] for each in parts if each.part is ModelPart.IMAGES_AND_SOUND}
+    return {each.place: model.tensors[each.name] for each in model.parts[ModelPart.IMAGES_AND_SOUND]}
 
 
 def _is_adapted(place: str, adapted: Collection[str]) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.folder import ModelFolder
-from slipway.model.weights.parts import ModelPart, PartTensor, find_parts, number_of_layers
 from slipway.validation.comparisons import Check
 from slipway.validation.parts import MissingPart
 
@@ -24,25 +23,29 @@ _ENDS = (
 """What stored names of a rounded weight have behind the name of the weight."""
 
 
-def find_missing(base: Path, output: Path) -> tuple[MissingPart, ...]:
+def find_missing(base: ModelFolder, output: Path) -> tuple[MissingPart, ...]:
     """Return the parts of the base of which an output's files lack tensors, from the headers alone; empty if the two cannot be compared.
 
     Nothing is compared with a base that is rounded itself, or with an output of another class or number of layers: their names may differ.
 
     Args:
-        base: Folder of the base.
+        base: The base.
         output: Folder of an output in transformers' form.
     """
     try:
-        before, after = ModelFolder.open(base), ModelFolder.open(output)
-        if not _are_alike(before.config, after.config) or before.config.quantization:
+        made = ModelFolder.open(output)
+        if not _are_alike(base.config, made.config) or base.config.quantization:
             return ()
-        layers = number_of_layers(before.config)
-        wanted, held = (find_parts(each.tensors, layers=layers) for each in (before, after))
+        wanted, held = base.parts, made.parts
     except (CheckpointValidationError, OSError):
         return ()
-    names = frozenset(name for each in held for name in _forms(each.place))
-    return tuple(_missing_of(part, wanted, names) for part in ModelPart if _left(part, wanted, names))
+    names = frozenset(name for tensors in held.values() for each in tensors for name in _forms(each.place))
+    left = {part: [each for each in tensors if not _is_held(each.place, names)] for part, tensors in wanted.items()}
+    return tuple(
+        MissingPart(part=part.value, missing=len(lacking), tensors=len(wanted[part]), first=lacking[0].name)
+        for part, lacking in left.items()
+        if lacking
+    )
 
 
 def _are_alike(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
@@ -64,16 +67,6 @@ def _forms(place: str) -> tuple[str, ...]:
 def _is_held(place: str, names: frozenset[str]) -> bool:
     """Return whether a tensor is there; experts may be stored one by one in one folder, and in stacks in another."""
     return place in names or (_EXPERTS in place and place[: place.index(_EXPERTS) + len(_EXPERTS)] in names)
-
-
-def _left(part: ModelPart, wanted: Sequence[PartTensor], names: frozenset[str]) -> list[PartTensor]:
-    return [each for each in wanted if each.part is part and not _is_held(each.place, names)]
-
-
-def _missing_of(part: ModelPart, wanted: Sequence[PartTensor], names: frozenset[str]) -> MissingPart:
-    left = _left(part, wanted, names)
-    tensors = sum(each.part is part for each in wanted)
-    return MissingPart(part=part.value, missing=len(left), tensors=tensors, first=left[0].name)
 
 
 def checks(missing: Sequence[MissingPart]) -> list[Check]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER
-from slipway.model.safetensors_file import read_weights
-from slipway.model.weights.parts import ModelPart, find_parts, number_of_layers
+from slipway.model.folder import ModelFolder
+from slipway.model.weights.parts import ModelPart
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import EVIDENCE_FILE, HEAD_FILE
 from slipway.stage import Context
@@ -30,7 +29,7 @@ from slipway_validate.preparation import (
     Prepared,
     count_pictures,
     long_spec,
-    open_trained,
+    open_models,
     prepare,
     require_success,
     unknown_family,
@@ -54,6 +53,7 @@ def run_reference(
     params: SampleParams,
     ctx: Context,
     *,
+    base: ModelFolder,
     folder: Path,
     benchmark: Benchmark | None = None,
 ) -> Iterator[tuple[ReferenceRun, process.Runner]]:
@@ -65,14 +65,13 @@ def run_reference(
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     spec = reference_spec(inputs, prepared, params, ctx).model_copy(update={"benchmark": benchmark})
-    config = ModelConfig.read(inputs["base"])
-    long = long_spec(prepared, config, params)
+    long = long_spec(prepared, base.config, params)
     if params.continuation_tokens and long is not None and long.new_tokens < params.continuation_tokens:
         ctx.warn(
             f"long continuations have {long.new_tokens} of {params.continuation_tokens} tokens: more do not fit the model or max_logit_bytes"
         )
-    drafting = prepared.family is DECODER and has_multi_token_head(inputs["base"])
-    pictures = count_pictures(config, prepared.family, params)
+    drafting = prepared.family is DECODER and has_multi_token_head(base)
+    pictures = count_pictures(base.config, prepared.family, params)
     spec = spec.model_copy(update={"long": long, "drafting": drafting, "pictures": pictures})
     timeout = params.output_timeout_seconds
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
@@ -118,13 +117,12 @@ def read_head(folder: Path) -> MultiTokenHead | None:
     return MultiTokenHead.model_validate_json(file.read_bytes()) if file.is_file() else None
 
 
-def has_multi_token_head(base: Path) -> bool:
-    """Return whether a folder stores tensors of a multi-token head; a folder that cannot be read fails elsewhere, with its reason."""
+def has_multi_token_head(base: ModelFolder) -> bool:
+    """Return whether a model stores tensors of a multi-token head; a folder that cannot be read fails elsewhere, with its reason."""
     try:
-        parts = find_parts(read_weights(base), layers=number_of_layers(ModelConfig.read(base)))
+        return bool(base.parts[ModelPart.MULTI_TOKEN_HEAD])
     except (CheckpointValidationError, OSError):
         return False
-    return any(each.part is ModelPart.MULTI_TOKEN_HEAD for each in parts)
 
 
 def merged_level(inputs: Mapping[str, Path]) -> str:
@@ -215,12 +213,12 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
     work.mkdir()
     folder.mkdir()
     try:
-        trained = open_trained(inputs, work)
+        base, trained = open_models(inputs, work)
         family = trained.family
         if family is None:
             return _write_without_results(folder, params, ctx, why=unknown_family(trained.config))
         prepared = prepare(inputs, trained, family, params, ctx, work=work)
-        with run_reference(inputs, prepared, params, ctx, folder=work / "reference") as (run, _):
+        with run_reference(inputs, prepared, params, ctx, base=base, folder=work / "reference") as (run, _):
             pass
         warn_of_reference(run, ctx)
         write_reference(folder, run, prepared, params, ctx)

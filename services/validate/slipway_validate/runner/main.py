@@ -24,6 +24,7 @@ import numpy as np
 
 from slipway.errors import ModelExportError
 from slipway.machine.shortages import is_disk_full
+from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import (
     OWN_FILE,
     OWN_FOLDER,
@@ -235,14 +236,15 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     """
     from slipway_validate.runner.sampling.making import make_samples, trained_tokenizer
 
-    samples, source = make_samples(spec)
+    model = ModelFolder.open(spec.model)
+    samples, source = make_samples(spec, model)
     samples.write(spec.samples)
     if spec.text.with_name(OWN_FILE).is_file():
-        make_own_samples(trained_tokenizer(spec.tokenizer, spec.model), spec)
+        make_own_samples(trained_tokenizer(spec.tokenizer, spec.model), spec, model)
     if spec.records is not None:
         from slipway_validate.runner.sampling.encoding import encode_inputs
 
-        encoded = encode_inputs(trained_tokenizer(spec.tokenizer, spec.model), spec)
+        encoded = encode_inputs(trained_tokenizer(spec.tokenizer, spec.model), spec, model)
         (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")
     return RunResult(source=source)
 

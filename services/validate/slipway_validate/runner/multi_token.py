@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from slipway.errors import CheckpointValidationError
+from slipway.model.folder import ModelFolder
 from slipway.model.pytorch.head_updates import merged_head
 from slipway.model.pytorch.multi_token import DraftingHead, HeadNotUnderstoodError, load_head
 from slipway.proof.runtime import HEAD_FILE, Samples
@@ -44,24 +45,26 @@ def _measure(model: Any, spec: RunSpec, report: Report) -> MultiTokenHead:
     tokens = torch.from_numpy(Samples.read(spec.samples).tokens)
     if tokens.shape[1] < 2:
         raise HeadNotUnderstoodError("a window has one token, after which there is nothing to draft")
-    sides: list[tuple[Path, Any]] = []
-    with merged_head(spec.model, spec.adapter) as delivered:
+    base = ModelFolder.open(spec.model)
+    sides: list[tuple[ModelFolder, Any]] = []
+    with merged_head(base, spec.adapter) as delivered:
         sides.append((delivered, nullcontext))
         if isinstance(model, ReferenceModel):
-            sides.append((spec.model, model.without_adapter))
-        shares, heads = [], {folder: load_head(folder, plain) for folder, _ in sides}
+            sides.append((base, model.without_adapter))
+        shares, heads = [], {folder.path: load_head(folder, plain) for folder, _ in sides}
         for number, (folder, side) in enumerate(sides):
-            accepted, restore = 0, heads[folder].widen()
+            head = heads[folder.path]
+            accepted, restore = 0, head.widen()
             try:
                 with side():
                     for place, window in enumerate(tokens):
-                        accepted += count_accepted(module, plain, heads[folder], window[None])
+                        accepted += count_accepted(module, plain, head, window[None])
                         report("multi-token head", number * len(tokens) + place + 1, len(sides) * len(tokens))
             finally:
                 restore()
             shares.append(accepted / _count_drafts(tokens))
     return MultiTokenHead(
-        layers=heads[delivered].layers,
+        layers=heads[delivered.path].layers,
         accepted_before=shares[1] if len(shares) > 1 else None,
         accepted_after=shares[0],
         tokens=_count_drafts(tokens),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import numpy as np
 from slipway.documents.reader import Document, Purpose
 from slipway.documents.rendering import Contents, Renderer, Writer
 from slipway.files.json_documents import LARGEST_LIST, read_json
-from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison
+from slipway.model.folder import ModelFolder
 from slipway.proof.numerics import Ints, Logits, finite, perplexity_of, window_losses
 from slipway.proof.runtime import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
 from slipway.validation.findings import AdapterEvidence
@@ -26,7 +27,7 @@ from slipway_validate.runner.sampling.making import cut_windows, decoder_inputs,
 _RESULTS = "own.npy"
 
 
-def make_own_samples(tokenizer: Any, spec: TokenizeSpec) -> None:
+def make_own_samples(tokenizer: Any, spec: TokenizeSpec, model: ModelFolder) -> None:
     """Write the samples of each text, one by one, because lengths differ; a text that gives none is left out."""
     file = spec.text.with_name(OWN_FILE)
     if not file.is_file():
@@ -34,24 +35,29 @@ def make_own_samples(tokenizer: Any, spec: TokenizeSpec) -> None:
     folder = spec.samples.with_name(OWN_FOLDER)
     with Renderer(tokenizer, Purpose.OWN_TEXT) as renderer:
         writer: Writer = renderer if getattr(tokenizer, "chat_template", None) else Contents()
+        try_samples = partial(_try_samples, tokenizer, spec=spec, model=model, writer=writer)
         for place, (name, rows) in enumerate(read_json(file, largest=LARGEST_LIST).items()):
-            made = [each for row in rows if (each := _try_samples(tokenizer, row, spec, writer)) is not None]
+            made = [each for row in rows if (each := try_samples(row)) is not None]
             for number, samples in enumerate(made):
                 samples.write(folder / str(place) / f"{number:03}")
             if made:
                 (folder / str(place) / "name").write_text(name, encoding="utf-8")
 
 
-def _try_samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
+def _try_samples(
+    tokenizer: Any, row: Mapping[str, Any], *, spec: TokenizeSpec, model: ModelFolder, writer: Writer
+) -> Samples | None:
     try:
-        return _make_samples(tokenizer, row, spec, writer)
+        return _make_samples(tokenizer, row, spec=spec, model=model, writer=writer)
     except Exception:  # noqa: BLE001 - the text is too short, or a tokenizer's code raises anything: other texts may do
         return None
 
 
-def _make_samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
+def _make_samples(
+    tokenizer: Any, row: Mapping[str, Any], *, spec: TokenizeSpec, model: ModelFolder, writer: Writer
+) -> Samples | None:
     family = find_family(spec.family)
-    longest = min(longest_text(ModelConfig.read(spec.model), family), 512)
+    longest = min(longest_text(model.config, family), 512)
     match family.comparison:
         case Comparison.CLASSES if "tokens" in row:
             return _token_samples(tokenizer, row, longest)
@@ -61,7 +67,7 @@ def _make_samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, wr
         case Comparison.TEACHER_FORCED:
             source = tokenizer(row["source"], truncation=True, max_length=longest)["input_ids"]
             labels = _row(tokenizer(text_target=row["target"], truncation=True, max_length=longest)["input_ids"])
-            return Samples(decoder_inputs(labels, spec.model), source=_row(source), labels=labels)
+            return Samples(decoder_inputs(labels, model), source=_row(source), labels=labels)
     document = Document("", text=row.get("text", ""), messages=tuple(row.get("messages", ())))
     windows = cut_windows(tokenizer, writer.text(document), spec=spec.model_copy(update={"windows": 1}))
     if family.comparison is Comparison.MASKED_TOKENS:

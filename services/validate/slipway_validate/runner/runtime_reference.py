@@ -80,12 +80,13 @@ def load(base: Path, adapter: Path | None = None, *, threads: int) -> Transforme
 
 
 def _load(base: Path, adapter: Path | None, *, dtype: Any) -> TransformersModel:
-    trained = _open_trained(base, adapter) if adapter else None
-    module, family = from_pretrained(base, dtype=dtype, trained=trained)
     pooling = known_pooling(adapter, base)
     if adapter is None:
+        module, family = from_pretrained(base, dtype=dtype)
         return TransformersModel(module, family, stored=stored_dtype(base), pooling=pooling)
-    module, _ = add_adapter(module, base, adapter)
+    opened, trained = _open_trained(base, adapter)
+    module, family = from_pretrained(base, dtype=dtype, trained=trained)
+    module, _ = add_adapter(module, opened, adapter)
     if trained:
         _use_trained_head_alone(module)
     _name_replicated_layers(module)
@@ -102,9 +103,10 @@ def _keeps_values(module: Any) -> bool:
     return all(tensor.dtype == torch.float32 for tensor in (*added, *buffers))
 
 
-def _open_trained(base: Path, adapter: Path) -> TrainedModel | None:
+def _open_trained(base: Path, adapter: Path) -> tuple[ModelFolder, TrainedModel | None]:
     try:
-        return trained_model(ModelFolder.open(base), adapter)
+        opened = ModelFolder.open(base)
+        return opened, trained_model(opened, adapter)
     except ModelExportError as error:
         raise Unusable(str(error)) from error
 
@@ -119,7 +121,7 @@ def _use_trained_head_alone(module: Any) -> None:
             part.original_module.load_state_dict(part.modules_to_save["default"].state_dict())
 
 
-def add_adapter(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates | None]:
+def add_adapter(module: Any, base: ModelFolder, adapter: Path) -> tuple[Any, JoinedUpdates | None]:
     """Add the adapter by peft, unmerged; return the model, and the updates that peft cannot place, which are added beside it.
 
     Raises:

@@ -19,17 +19,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from slipway.model.adapters.saved import pair_name, unwrap_name
-from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS, CONFIG
-from slipway.model.pytorch.multi_token import HeadNotUnderstoodError, head_tensors
+from slipway.model.pytorch.multi_token import HeadNotUnderstoodError
 from slipway.model.runs.checkpoints import read_adapter_config
-from slipway.model.safetensors_file import read_safetensors, read_weights
+from slipway.model.safetensors_file import read_safetensors
 from slipway.model.weights.parts import ModelPart, find_parts, number_of_layers
 
 _WEIGHTS = "model.safetensors"
 
 
-def head_keys(base: Path, adapter: Path) -> dict[str, str]:
+def head_keys(base: ModelFolder, adapter: Path) -> dict[str, str]:
     """Return the adapter's tensors that belong to the base's multi-token head, each with its name from the head on; empty if there are none.
 
     Raises:
@@ -41,20 +41,20 @@ def head_keys(base: Path, adapter: Path) -> dict[str, str]:
     }
     # Layers that an adapter repeats lie behind the base's last one too.
     repeats = read_adapter_config(adapter).get("layer_replication")
-    found = find_parts(plain, layers=None if repeats else number_of_layers(ModelConfig.read(base)))
+    found = find_parts(plain, layers=None if repeats else number_of_layers(base.config))
     return {plain[each.name]: each.place for each in found if each.part is ModelPart.MULTI_TOKEN_HEAD}
 
 
 @contextmanager
-def without_head(model: nn.Module, base: Path, adapter: Path) -> Iterator[Path]:
+def without_head(model: nn.Module, base: ModelFolder, adapter: Path) -> Iterator[Path]:
     """Yield a folder with the adapter's part for the model itself; the adapter's own folder if it trained no multi-token head.
 
     Args:
         model: The transformers model.
-        base: Folder of its weights.
+        base: The folder of its weights.
         adapter: The adapter's folder, whose weights are safetensors.
     """
-    keys = head_keys(base, adapter) if head_tensors(base) else {}
+    keys = head_keys(base, adapter) if base.parts[ModelPart.MULTI_TOKEN_HEAD] else {}
     if not keys:
         yield adapter
         return
@@ -70,7 +70,7 @@ def without_head(model: nn.Module, base: Path, adapter: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def merged_head(base: Path, adapter: Path | None) -> Iterator[Path]:
+def merged_head(base: ModelFolder, adapter: Path | None) -> Iterator[ModelFolder]:
     """Yield a folder with the multi-token head as it is delivered: that of the base, or another with what the adapter trained merged into it.
 
     Raises:
@@ -80,10 +80,10 @@ def merged_head(base: Path, adapter: Path | None) -> Iterator[Path]:
     if adapter is None or not keys:
         yield base
         return
-    stored, files = {each.place: each.name for each in head_tensors(base)}, read_weights(base)
+    stored = {each.place: each.name for each in base.parts[ModelPart.MULTI_TOKEN_HEAD]}
     tensors: dict[str, Tensor] = {}
     for name in stored.values():
-        with safe_open(files[name].file, framework="pt") as file:
+        with safe_open(base.tensors[name].file, framework="pt") as file:
             tensors[name] = file.get_tensor(name)
     for place, change in _updates(keys, adapter).items():
         name = stored.get(place, "")
@@ -91,9 +91,9 @@ def merged_head(base: Path, adapter: Path | None) -> Iterator[Path]:
             raise HeadNotUnderstoodError(f"the adapter's update of {place!r} has no place in it")
         tensors[name] = (tensors[name].float() + change).to(tensors[name].dtype)
     with TemporaryDirectory() as folder:
-        shutil.copyfile(base / CONFIG, Path(folder) / CONFIG)
+        shutil.copyfile(base.path / CONFIG, Path(folder) / CONFIG)
         save_file(tensors, Path(folder) / _WEIGHTS, metadata={"format": "pt"})
-        yield Path(folder)
+        yield ModelFolder(Path(folder), base.config)
 
 
 def _updates(keys: Mapping[str, str], adapter: Path) -> dict[str, Tensor]:

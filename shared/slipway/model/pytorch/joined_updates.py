@@ -18,8 +18,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from slipway.model.adapters.saved import pair_name, unwrap_name
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_WEIGHTS
-from slipway.model.safetensors_file import read_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class JoinedUpdates:
 
 
 def find_joined(
-    model: Any, base: Path, adapter: Path, settings: Mapping[str, Any], owners: Mapping[str, list[str]]
+    model: Any, base: ModelFolder, adapter: Path, settings: Mapping[str, Any], owners: Mapping[str, list[str]]
 ) -> JoinedUpdates | None:
     """Return the updates of weights that transformers joins; None if there are none.
 
     Args:
         model: The model that the base was loaded as.
-        base: Folder of the base.
+        base: The base.
         adapter: Folder of the adapter.
         settings: Its ``adapter_config.json``.
         owners: Names of the factors by the layer that they belong to.
@@ -89,7 +89,7 @@ def find_joined(
     Raises:
         ValueError: The factors are no plain pair, do not fit, or belong to a weight that the base does not have.
     """
-    stored = {name: info.shape for name, info in read_weights(base).items()}
+    stored = {name: info.shape for name, info in base.tensors.items()}
     targets = {name: target for name, (target, _) in _targets(model, stored).items()}
     updates: dict[str, _Update] = {}
     taken: set[str] = set()

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +25,10 @@ from transformers import modeling_layers
 from transformers.cache_utils import MtpCache
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.model.pytorch.wide_layers import widen_while_computing
-from slipway.model.safetensors_file import TensorInfo, read_weights
-from slipway.model.weights.parts import ModelPart, PartTensor, find_parts, number_of_layers
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.weights.parts import ModelPart, PartTensor
 
 _OF_THEIR_OWN = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Types whose head is stored under names of its own (``mtp.``); its layer has full attention. transformers has no settings for it."""
@@ -94,17 +93,7 @@ class DraftingHead(nn.Module):
         return restore
 
 
-def head_tensors(folder: Path) -> list[PartTensor]:
-    """Return the tensors of a folder's multi-token head, from the headers of its files; empty if it has none.
-
-    Raises:
-        CheckpointValidationError: As :func:`slipway.model.safetensors_file.read_weights`.
-    """
-    parts = find_parts(read_weights(folder), layers=number_of_layers(ModelConfig.read(folder)))
-    return [each for each in parts if each.part is ModelPart.MULTI_TOKEN_HEAD]
-
-
-def load_head(folder: Path, model: Any) -> DraftingHead:
+def load_head(folder: ModelFolder, model: Any) -> DraftingHead:
     """Load the multi-token head of a folder, in float32, beside its model.
 
     The model's embedding and head of the vocabulary serve the head too, with whatever an adapter does to them, unless the folder has its own.
@@ -117,7 +106,7 @@ def load_head(folder: Path, model: Any) -> DraftingHead:
         HeadNotUnderstoodError: The head has a form that is not known here.
         CheckpointValidationError: As :func:`slipway.model.safetensors_file.read_weights`.
     """
-    stored, kind = head_tensors(folder), model.config.get_text_config().model_type
+    stored, kind = folder.parts[ModelPart.MULTI_TOKEN_HEAD], model.config.get_text_config().model_type
     if kind not in (*_OF_THEIR_OWN, *_BEHIND_THE_LAST):
         raise HeadNotUnderstoodError(f"multi-token heads of models of the type {kind} are not known here")
     if not stored:
@@ -131,8 +120,7 @@ def load_head(folder: Path, model: Any) -> DraftingHead:
     except Exception as error:  # the classes of models raise anything for settings and tensors that they do not expect
         said = " ".join((str(error) or type(error).__name__).split())[:_SHOWN]
         raise HeadNotUnderstoodError(f"transformers cannot load it: {said}") from error
-    tensors = read_weights(folder)
-    _share(computing, model, {each.place: tensors[each.name] for each in stored})
+    _share(computing, model, {each.place: folder.tensors[each.name] for each in stored})
     if any(tensor.is_meta for tensor in (*computing.parameters(), *computing.buffers())):
         raise HeadNotUnderstoodError("some of its values are not stored")
     norm = type(shell.get_decoder().norm)
@@ -141,7 +129,7 @@ def load_head(folder: Path, model: Any) -> DraftingHead:
     return DraftingHead(computing.eval(), layers)
 
 
-def _count_layers(stored: list[PartTensor], config: Any, kind: str) -> int:
+def _count_layers(stored: Sequence[PartTensor], config: Any, kind: str) -> int:
     """Return the number of layers that the stored tensors have; one after the other, and one alone if they are stored apart."""
     apart = kind in _OF_THEIR_OWN
     if any(each.place.startswith("mtp.") is not apart for each in stored):
@@ -155,10 +143,10 @@ def _count_layers(stored: list[PartTensor], config: Any, kind: str) -> int:
     return len(numbers)
 
 
-def _make_shell(folder: Path, model: Any, *, layers: int) -> Any:
+def _make_shell(folder: ModelFolder, model: Any, *, layers: int) -> Any:
     """Return the model without its values and without an adapter, with what transformers' head asks of it."""
     config = copy.deepcopy(model.config)
-    config.name_or_path, config.dtype = str(folder), torch.float32
+    config.name_or_path, config.dtype = str(folder.path), torch.float32
     text = config.get_text_config()
     text.num_mtp_layers = layers
     if text.model_type in _OF_THEIR_OWN:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from slipway.model.adapters.saved import pair_name, unwrap_name
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.pytorch.joined_updates import JoinedUpdates, find_joined
 from slipway.model.runs.checkpoints import read_adapter_config
@@ -73,7 +74,7 @@ class _Places:
 
 
 @contextmanager
-def make_placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, JoinedUpdates | None]]:
+def make_placeable(model: Any, base: ModelFolder, adapter: Path) -> Iterator[tuple[Path, JoinedUpdates | None]]:
     """Yield a folder with the part of the adapter that peft can place, and the other updates; the adapter's own folder if peft can place all.
 
     Args:

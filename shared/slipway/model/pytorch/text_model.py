@@ -144,7 +144,7 @@ def open_text_model(
             about={"file": CONFIG, "key": "quantization_config"},
         )
     try:
-        check_loadable(folder, auto_model(family))
+        check_loadable(opened, auto_model(family))
         model = _load(folder, family, dtype=dtype, attention=attention)
     except (
         CannotBuildError, CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError

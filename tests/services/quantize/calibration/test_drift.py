@@ -12,6 +12,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+from slipway.model.folder import ModelFolder
 from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.rounding.grid import Grid
 from slipway_quantize.calibration.rounding.methods import (
@@ -150,7 +151,10 @@ def test_tuning_starts_from_the_codes_that_a_corrected_weight_has(random: torch.
 @pytest.mark.parametrize("name", ["phi3", "t5"])
 def test_each_batch_is_compared_with_itself(name: str, members: int, tmp_path: Path) -> None:
     """Of the last block, after the others were rounded, against hooks on transformers' own model."""
-    models = [StreamedModel(save(name, tmp_path / "model"), group_size=32, head=False) for _ in range(members)]
+    models = [
+        StreamedModel(ModelFolder.open(save(name, tmp_path / "model")), group_size=32, head=False)
+        for _ in range(members)
+    ]
     windows = Windows((), (), "", 0, models[0].start)
     tokens = torch.arange(1, 200) * 37 % 1024
     batches = [windows.batch([tokens[:length] + length]) for length in (11, 24, 9, 17)]

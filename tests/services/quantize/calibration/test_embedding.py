@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as tf
 
-from slipway.model.families import DECODER
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.model import StreamedModel
@@ -22,11 +22,11 @@ from support.models.calibrated_models import Material, rounded_divergence
 
 @pytest.fixture(scope="module")
 def windows(material: Material) -> Windows:
-    return read_windows(material.data, material.model, DECODER, count=96, length=64, vocabulary=1024, seed=0)
+    return read_windows(material.data, ModelFolder.open(material.model), count=96, length=64, vocabulary=1024, seed=0)
 
 
 def measured(material: Material, windows: Windows, *, members: int = 1) -> torch.Tensor:
-    models = [StreamedModel(material.model, group_size=32, head=True) for _ in range(members)]
+    models = [StreamedModel(ModelFolder.open(material.model), group_size=32, head=True) for _ in range(members)]
     fit = list(windows.fit)
     batches = [windows.batch(fit[start : start + 4]) for start in range(0, len(fit), 4)]
     with Crew(members, threads=members) as crew:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers as tf
 
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.walk import BlockWalk
@@ -25,7 +26,7 @@ Calibrate = Callable[..., tuple[Path, Context]]
 @pytest.mark.parametrize("name", ["bart", "gemma3", "marian", "t5"])
 def test_blocks_one_by_one_compute_what_the_model_does(name: str, tmp_path: Path) -> None:
     """An encoder's results reach all of the decoder's blocks, beside what these give to each other."""
-    model = StreamedModel(save(name, tmp_path / "model"), group_size=32, head=True)
+    model = StreamedModel(ModelFolder.open(save(name, tmp_path / "model")), group_size=32, head=True)
     first = torch.arange(1, 25) * 37 % 1024
     batches = [Windows((), (), "", 0, model.start).batch([first, first[:9] + 5])]
     walk = BlockWalk(model, batches, tmp_path)
@@ -46,7 +47,7 @@ def test_blocks_one_by_one_compute_what_the_model_does(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", [name for name in sorted(MODELS) if name.endswith(" classifier")])
 def test_a_classifier_of_texts_is_tuned_by_the_states_of_its_tokens(name: str, tmp_path: Path) -> None:
-    model = StreamedModel(save(name, tmp_path / "model"), group_size=32, head=True)
+    model = StreamedModel(ModelFolder.open(save(name, tmp_path / "model")), group_size=32, head=True)
     batch = Windows((), (), "", 0, None).batch([torch.arange(1, 25), torch.arange(1, 10)])
     with torch.no_grad():
         found = model.tuning_results(batch)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.errors import QuantizationError
 from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibration.importance.stage import STAGE as IMPORTANCE
 from slipway_quantize.calibration.params import CalibrateParams, ImportanceParams
@@ -73,7 +74,9 @@ SMALL: dict[str, Any] = {"windows": 12, "window_tokens": 32, "threads": 1}
 )
 def test_experts_one_by_one_compute_what_the_stack_does(tmp_path: Path, kind: str, fused: bool) -> None:
     model = StreamedModel(
-        save_model(kind, tmp_path / "model", dtype=torch.float32, fused=fused), group_size=32, head=True
+        ModelFolder.open(save_model(kind, tmp_path / "model", dtype=torch.float32, fused=fused)),
+        group_size=32,
+        head=True,
     )
     assert model.experts
     tokens = torch.arange(1, 25) * 37 % 300

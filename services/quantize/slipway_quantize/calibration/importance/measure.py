@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slipway.errors import QuantizationError
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibration.params import ImportanceParams
 from slipway_quantize.calibration.streaming.experts import report_unreached
@@ -56,11 +57,11 @@ def measure_importance(source: Path, data: Path, target: Path, *, params: Import
         QuantizationError: ``CALIBRATION_UNSUPPORTED``, ``CALIBRATION_DATA_INVALID``, ``NON_FINITE_OUTPUT``, and the reasons of reading a model.
     """
     torch.set_num_threads(params.threads)
-    model = StreamedModel(source, group_size=_NARROWEST, head=True)
+    folder = ModelFolder.open(source)
+    model = StreamedModel(folder, group_size=_NARROWEST, head=True)
     windows = read_windows(
         data,
-        source,
-        model.family,
+        folder,
         count=params.windows,
         length=params.window_tokens,
         vocabulary=model.vocabulary,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from slipway.errors import QuantizationError
-from slipway.model.configuration import NO_FIRST_TOKEN, ModelConfig, first_token, generation_settings
+from slipway.model.configuration import NO_FIRST_TOKEN, ModelConfig, first_token
 from slipway.model.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, Comparison, Family, auto_model
+from slipway.model.folder import ModelFolder
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import Weights, open_weights, row_pieces
 from slipway_quantize.calibration.streaming.experts import put_experts
@@ -42,7 +42,7 @@ class StreamedModel:
     """A model that computes in float32 with weights that are mapped from their files.
 
     Args:
-        folder: A transformers folder.
+        folder: The model.
         group_size: Weights per scale; layers whose input width is not a multiple of it are not rounded.
         head: Whether a decoder's lm_head is rounded too.
         finite: Whether its weights are known to be finite, as those of a model that is loaded again are.
@@ -63,13 +63,13 @@ class StreamedModel:
     """
 
     def __init__(
-        self, folder: Path, *, group_size: int, head: bool, finite: bool = False, sensitive: bool = True
+        self, folder: ModelFolder, *, group_size: int, head: bool, finite: bool = False, sensitive: bool = True
     ) -> None:
-        self.family = require_family(folder)
+        self.family = require_family(folder.config)
         config = model_config(folder)
         _require_supported(self.family, config)
-        with closing(open_weights(folder, {})) as stored:
-            weights, stacks = _split_experts(folder, stored, config.model_type)
+        with closing(open_weights(folder.path, {})) as stored:
+            weights, stacks = _split_experts(folder.config, stored, config.model_type)
             tensors = read_tensors(weights)
             for info in tensors.values() if not finite else ():
                 for first, count in row_pieces(info):
@@ -274,9 +274,9 @@ def _require_supported(family: Family, config: Any) -> None:
         )
 
 
-def _split_experts(folder: Path, weights: Weights, kind: str) -> tuple[Weights, Mapping[str, TensorInfo]]:
+def _split_experts(known: ModelConfig, weights: Weights, kind: str) -> tuple[Weights, Mapping[str, TensorInfo]]:
     """Return weights in which each matrix of an expert is a tensor, and the stacks that they were."""
-    mixture = mixture_of(ModelConfig.read(folder))
+    mixture = mixture_of(known)
     if mixture is None:
         return weights, {}
     split = SplitExperts(weights, mixture)
@@ -285,13 +285,12 @@ def _split_experts(folder: Path, weights: Weights, kind: str) -> tuple[Weights, 
     return split, split.stacks
 
 
-def _start(folder: Path, config: Any) -> tuple[int, int]:
+def _start(folder: ModelFolder, config: Any) -> tuple[int, int]:
     """Return a decoder's first token and how many tokens it knows."""
-    written = ModelConfig.read(folder)
-    first = first_token(generation_settings(folder, config))
+    first = first_token(folder.generation_settings(config))
     if first is None:
         raise unsupported_error(NO_FIRST_TOKEN, config.model_type)
-    known = next((written[name] for name in ("decoder_vocab_size", "tgt_vocab_size") if written.get(name)), None)
+    known = next((size for name in ("decoder_vocab_size", "tgt_vocab_size") if (size := folder.config.get(name))), None)
     return first, int(known or config.vocab_size)
 
 

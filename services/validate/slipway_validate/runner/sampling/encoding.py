@@ -22,7 +22,6 @@ from slipway.files.json_documents import LARGEST_LIST, read_json
 from slipway.files.paths import real_file
 from slipway.files.regular_file import read_regular
 from slipway.model.chat_templates import ChatTemplates
-from slipway.model.configuration import ModelConfig, generation_settings
 from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
@@ -34,6 +33,7 @@ from slipway.model.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
+from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import UnusableInput
 from slipway.texts import quoted
 from slipway.validation.inputs import LARGEST_SOUND
@@ -51,7 +51,7 @@ MOST_CHANNELS = 8
 _CONVERT = "convert it: ffmpeg -i FILE -ac 1 -ar {rate} -c:a pcm_s16le NEW.wav"
 
 
-def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
+def encode_inputs(tokenizer: Any, spec: TokenizeSpec, model: ModelFolder) -> EncodedInputs:
     """Encode the records of a specification.
 
     Raises:
@@ -59,8 +59,8 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     """
     assert spec.records is not None
     records = read_json(spec.records, largest=LARGEST_LIST)
-    family, settings = find_family(spec.family), generation_settings(spec.model)
-    longest = longest_text(ModelConfig.read(spec.model), family)
+    family, settings = find_family(spec.family), model.generation_settings()
+    longest = longest_text(model.config, family)
     if family.takes_sound:
         write_sounds(records, spec)
     inputs = []
@@ -68,9 +68,7 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
         encoders: Mapping[str, Encode] = {
             **_ENCODERS,
             DECODER.name: partial(_prompt, templates=templates),
-            **dict.fromkeys(
-                (SPEECH.name, RAW_SPEECH.name), partial(encode_opening, model=spec.model, settings=settings)
-            ),
+            **dict.fromkeys((SPEECH.name, RAW_SPEECH.name), partial(encode_opening, model=model, settings=settings)),
         }
         encode = encoders[family.name]
         for number, record in enumerate(records, 1):
@@ -85,7 +83,7 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     return EncodedInputs(
         inputs=tuple(inputs),
         stops=stops,
-        start=(opening_token(spec.model), *forced[:1]),
+        start=(opening_token(model), *forced[:1]),
         banned=tuple(token for token in _ids(settings.get("pad_token_id")) if token not in stops),
     )
 
@@ -219,7 +217,7 @@ def _sound_of(
 
 
 def encode_opening(
-    tokenizer: Any, record: Mapping[str, Any], longest: int, *, model: Path, settings: Mapping[str, Any]
+    tokenizer: Any, record: Mapping[str, Any], longest: int, *, model: ModelFolder, settings: Mapping[str, Any]
 ) -> EncodedInput:
     """Return the decoder's first tokens as the model was trained with them, and the length of the answer.
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from slipway.documents.heldout import read_written, render
-from slipway.model.configuration import NO_FIRST_TOKEN, ModelConfig, first_token, generation_settings
+from slipway.model.configuration import NO_FIRST_TOKEN, first_token
 from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Comparison
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import has_chat_template
 from slipway.proof.numerics import Ints
 from slipway.proof.runtime import Samples, Unusable
@@ -95,7 +96,7 @@ def _tokens(ids: list[int]) -> Ints:
     return np.array(ids, dtype=np.int64)
 
 
-def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
+def make_samples(spec: TokenizeSpec, model: ModelFolder) -> tuple[Samples, str]:
     """Make the samples of a family; return them with a description of inputs that replace text.
 
     Raises:
@@ -103,11 +104,13 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     """
     family = find_family(spec.family)
     if family.takes_sound:
-        return _speech(spec)
+        return _speech(spec, model)
     tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
     windows = cut_windows(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
     if family == SEQUENCE_CLASSIFIER:
-        windows = _end_windows(windows, ModelConfig.read(spec.model))
+        windows = _end_windows(windows, model.config)
+    if family.comparison is Comparison.TEACHER_FORCED:
+        return _teacher_forced(windows, model), ""
     make = _MAKERS.get(family.comparison, _plain)
     return make(tokenizer, windows, spec), ""
 
@@ -143,26 +146,24 @@ def mask_tokens(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
     return Samples(masked, positions=positions, labels=labels)
 
 
-def _teacher_forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:  # noqa: ARG001 - as the other makers
+def _teacher_forced(windows: Ints, model: ModelFolder) -> Samples:
     """Make samples in which the encoder reads a window and the decoder gets the same window as labels.
 
     If the decoder has its own smaller vocabulary, token ids are reduced to it.
     """
-    settings = ModelConfig.read(spec.model)
-    sizes = (settings.get(name) for name in DECODER_VOCABULARIES)
+    sizes = (model.config.get(name) for name in DECODER_VOCABULARIES)
     size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
     labels = windows if size is None else windows % size
-    return Samples(decoder_inputs(labels, spec.model), source=windows, labels=labels)
+    return Samples(decoder_inputs(labels, model), source=windows, labels=labels)
 
 
 _MAKERS: Mapping[Comparison, Callable[[Any, Ints, TokenizeSpec], Samples]] = {
     Comparison.NEXT_TOKEN: _next_tokens,
     Comparison.MASKED_TOKENS: mask_tokens,
-    Comparison.TEACHER_FORCED: _teacher_forced,
 }
 
 
-def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
+def _speech(spec: TokenizeSpec, model: ModelFolder) -> tuple[Samples, str]:
     """Make random sound by the seed, and labels from the text; without a tokenizer, random tokens by the seed."""
     from slipway_validate.runner.sampling.audio import make_features
 
@@ -171,32 +172,32 @@ def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
         tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
         labels = cut_windows(tokenizer, render(read_written(spec.text), tokenizer), spec=spec)
     else:
-        labels, said = _random_labels(spec), f"{said}; there is no tokenizer, so labels are random tokens"
+        labels, said = _random_labels(spec, model), f"{said}; there is no tokenizer, so labels are random tokens"
     source = make_features(spec.model, count=len(labels), seed=spec.seed)
-    return Samples(decoder_inputs(labels, spec.model), source=source, labels=labels), said
+    return Samples(decoder_inputs(labels, model), source=source, labels=labels), said
 
 
-def _random_labels(spec: TokenizeSpec) -> Ints:
-    vocabulary = ModelConfig.read(spec.model).get("vocab_size")
+def _random_labels(spec: TokenizeSpec, model: ModelFolder) -> Ints:
+    vocabulary = model.config.get("vocab_size")
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise Unusable(f"config.json has vocab_size {vocabulary!r}, so random label tokens cannot be made")
     return np.random.default_rng(spec.seed).integers(0, vocabulary, size=(spec.windows, spec.length))
 
 
-def decoder_inputs(labels: Ints, model: Path) -> Ints:
+def decoder_inputs(labels: Ints, model: ModelFolder) -> Ints:
     """Return the decoder's teacher-forced input: the start token, then every label but the last."""
     inputs = np.roll(labels, 1, axis=1)
     inputs[:, 0] = opening_token(model)
     return inputs
 
 
-def opening_token(model: Path) -> int:
+def opening_token(model: ModelFolder) -> int:
     """Return the decoder's first token.
 
     Raises:
         Unusable: The configuration names none.
     """
-    start = first_token(generation_settings(model))
+    start = first_token(model.generation_settings())
     if start is None:
         raise Unusable(NO_FIRST_TOKEN)
     return start

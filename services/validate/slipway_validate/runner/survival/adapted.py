@@ -26,7 +26,7 @@ from slipway.model.pytorch.conversions import conversions
 from slipway.model.pytorch.head_updates import head_keys
 from slipway.model.pytorch.placing import unwrap_module
 from slipway.model.runs.checkpoints import read_adapter_config
-from slipway.model.safetensors_file import read_safetensors, read_weights
+from slipway.model.safetensors_file import read_safetensors
 from slipway.model.trained import trained_model
 from slipway.proof.stored_weights import Dense, Names, NotUnderstoodError
 from slipway_validate.runner.runtime_reference import add_adapter
@@ -129,13 +129,14 @@ def adapted_modules(base: Path, adapter: Path) -> tuple[list[Adapted], dict[str,
         raise NotUnderstoodError(
             f"the training began with a change of the base's weights (init_lora_weights is {began})"
         )
-    plain = _build_without_values(base, adapter)
-    shapes = {name: info.shape for name, info in read_weights(base).items()}
+    opened = ModelFolder.open(base)
+    plain = _build_without_values(opened, adapter)
+    shapes = {name: info.shape for name, info in opened.tensors.items()}
     loaded = conversions(plain, shapes)
-    model, joined = add_adapter(plain, base, adapter)
+    model, joined = add_adapter(plain, opened, adapter)
     ties = dict(getattr(model.get_base_model(), "all_tied_weights_keys", None) or {})
     modules: list[Adapted] = [*(joined_matrices(joined) if joined else ())]
-    trained = (place.partition(".lora_")[0] for place in head_keys(base, adapter).values())
+    trained = (place.partition(".lora_")[0] for place in head_keys(opened, adapter).values())
     left_out = dict.fromkeys(trained, "it is in the multi-token head, which transformers does not load with the model")
     for path, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
@@ -168,18 +169,17 @@ def _not_compared(name: str, layer: Any) -> str:
     return "" if weight.dim() == 2 else "its weight is no matrix"
 
 
-def _build_without_values(base: Path, adapter: Path) -> Any:
+def _build_without_values(base: ModelFolder, adapter: Path) -> Any:
     """Build the base's model with one zero for all values of a weight, except for the weights that the adapter brings whole.
 
     On ``meta``, peft would move the adapter there too, and lose it.
     """
-    stored = ModelFolder.open(base)
-    trained = trained_model(stored, adapter)
-    config = trained.config if trained else stored.config
+    trained = trained_model(base, adapter)
+    config = trained.config if trained else base.config
     family = config.family
     if family is None:
         raise NotUnderstoodError("the model's family is unknown")
-    known = configuration_of(config) if trained else AutoConfig.from_pretrained(base, trust_remote_code=False)
+    known = configuration_of(config) if trained else AutoConfig.from_pretrained(base.path, trust_remote_code=False)
     with torch.device("meta"):
         model = auto_model(family, config).from_config(known, dtype=torch.float32, trust_remote_code=False)
     tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
