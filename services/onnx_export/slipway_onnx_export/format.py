@@ -26,7 +26,7 @@ from slipway.formats import (
     wrong_value,
 )
 from slipway.machine.onnx_runtime import ProviderChoice
-from slipway.model.families import ENCODER_DECODER, FAMILIES, SPEECH
+from slipway.model.families import ENCODER_DECODER, FAMILIES, RAW_SPEECH, SPEECH
 from slipway.settings.sections import as_tuple
 from slipway_onnx_export.packaging.kinds import package_bytes
 from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind, Parts, Shapes
@@ -386,6 +386,7 @@ FORMAT = Format(
             # Translators have two vocabularies, which the file of tokenizers does not hold.
             ENCODER_DECODER.name: "onnxruntime transformers sentencepiece numpy",
             SPEECH.name: "onnxruntime transformers numpy",
+            RAW_SPEECH.name: "onnxruntime transformers numpy",
         },
     ),
     media_types={".onnx": "application/vnd.onnx"},

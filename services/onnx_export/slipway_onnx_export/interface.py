@@ -16,17 +16,20 @@ import torch
 from slipway.errors import ONNXExportError
 from slipway.model.activations import Activation, ActivationRequest
 from slipway.model.configuration import token_of
-from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway.model.families import DECODER, PAIRS, RAW_SPEECH
 from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway.model.limits import position_thresholds
 from slipway_onnx_export.ir_graphs import Statistics
 from slipway_onnx_export.loading.conversion import Weight
-from slipway_onnx_export.names import BATCH, MASK, PAST, POSITIONS, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.names import BATCH, FRAMES, MASK, PAST, POSITIONS, SAMPLES, SEQUENCE, SOURCE, TOTAL
 from slipway_onnx_export.params import Attention, OnnxExportParams, Optimization, Runtime
 from slipway_onnx_export.source import ModelSource
 
-SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7}
-"""Sizes in the traced sample: different, and above 1, so that a tracer neither confuses axes nor fixes one as a constant."""
+SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7, SAMPLES: 4800, FRAMES: 11}
+"""Sizes in the traced sample: different, and above 1, so that a tracer neither confuses axes nor fixes one as a constant.
+
+Moonshine makes so many frames of so many samples.
+"""
 
 Call = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Function that runs a transformers model on tensors by input name, and returns tensors by output name."""
@@ -214,7 +217,13 @@ def fixed_sizes(source: ModelSource, params: OnnxExportParams) -> dict[str, int]
     if params.shapes == "batch":
         return {BATCH: params.batch}
     caches = source.family is DECODER and params.cache
-    if params.cache and source.family in (ENCODER_DECODER, SPEECH):
+    if source.family is RAW_SPEECH:
+        raise _static_graph_error(
+            source,
+            "it takes samples of sound, whose number differs from sound to sound",
+            "set shapes to batch or dynamic",
+        )
+    if params.cache and source.family in PAIRS:
         raise _static_graph_error(
             source, "a decoder with an encoder counts positions by the length of its cache, which a static graph fixes",
             "set cache to false, or shapes to batch",
@@ -243,10 +252,10 @@ def fixed_sizes(source: ModelSource, params: OnnxExportParams) -> dict[str, int]
 
 def room_of(source: ModelSource) -> int:
     """Return how many tokens the model has positions for."""
-    config = source.config if source.family in (ENCODER_DECODER, SPEECH) else source.text_config
+    config = source.config if source.family in PAIRS else source.text_config
     names = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings", "n_positions")
     room = min((limit for name in names if (limit := getattr(config, name, None))), default=1 << 20)
-    if source.family in (DECODER, ENCODER_DECODER, SPEECH):
+    if source.family is DECODER or source.family in PAIRS:
         return int(room)
     # RoBERTa and its kin number positions from after the padding token's id, which is then one of the first.
     reserved = 1 + (token_of(config, "pad_token_id") or 0)

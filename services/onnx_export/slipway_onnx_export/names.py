@@ -12,9 +12,13 @@ BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
     "encoder_sequence",
 )
 """Names of the axes that vary. total_sequence is past_sequence + sequence."""
+SAMPLES, FRAMES = "samples", "frames"
+"""Names of axes of raw sound, and of what an encoder makes of it."""
 
 IDS, MASK, POSITIONS, TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
 FEATURES, SOURCE_MASK, LOGITS = "input_features", "encoder_attention_mask", "logits"
+VALUES = "input_values"
+"""Samples of sound."""
 ENCODED = "encoder_hidden_states"
 HIDDEN, BRANCH = "last_hidden_state", "use_cache_branch"
 CACHE, PRESENT = "past_key_values.", "present."

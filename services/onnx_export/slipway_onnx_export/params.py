@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import DECODER, RAW_SPEECH, SPEECH
+from slipway.model.families import DECODER, SPEECH
 from slipway.model.graphs.calls import Promise
 from slipway.stage import StageParams
 
@@ -202,7 +202,7 @@ _SQUARE_TOWERS = ("clip_vision_model", "siglip_vision_model")
 def refusal_reason(config: ModelConfig, *, parts: Parts = "text") -> str:
     """Return why a model is not exported with these parts; empty if it is."""
     what = config.description
-    if config.family in (None, RAW_SPEECH) or (config.takes_more_than_text and config.family not in (SPEECH, DECODER)):
+    if config.family is None or (config.takes_more_than_text and config.family not in (SPEECH, DECODER)):
         return f"the model is {_article(what)} {what}, which the ONNX export does not support"
     if config.keeps_states and config.text.get("model_type") not in STATEFUL_TYPES:
         return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support"

@@ -30,6 +30,7 @@ from slipway_onnx_export.names import (
     SOURCE_MASK,
     TOTAL,
     TYPES,
+    VALUES,
 )
 
 if TYPE_CHECKING:
@@ -48,18 +49,18 @@ _OF_PART: Mapping[Part, Mapping[str, tuple[str, ...]]] = {
     "": _SIZES,
     "encoder": {
         **_SIZES,
-        "layers": ("encoder_layers", "num_layers"),
-        "heads": ("encoder_attention_heads", "num_heads"),
+        "layers": ("encoder_layers", "num_layers", "encoder_num_hidden_layers"),
+        "heads": ("encoder_attention_heads", "num_heads", "encoder_num_attention_heads"),
     },
     "decoder": {
         **_SIZES,
-        "layers": ("decoder_layers", "num_decoder_layers", "num_layers"),
-        "heads": ("decoder_attention_heads", "num_heads"),
+        "layers": ("decoder_layers", "num_decoder_layers", "num_layers", "decoder_num_hidden_layers"),
+        "heads": ("decoder_attention_heads", "num_heads", "decoder_num_attention_heads"),
     },
 }
 """Names of the sizes of each part of a model in ``config.json``."""
 
-_INPUTS = (IDS, MASK, POSITIONS, TYPES, SOURCE_MASK, FEATURES, "past_key_values")
+_INPUTS = (IDS, MASK, POSITIONS, TYPES, SOURCE_MASK, FEATURES, VALUES, "past_key_values")
 _FIELD_OF_AXIS = {BATCH: "batch", SEQUENCE: "sequence", SOURCE: "sequence", PAST: "past", "past": "past"}
 """Field of the size of an axis; a source has as many tokens as a call."""
 _AXES = (BATCH, SEQUENCE, PAST, TOTAL, SOURCE)

@@ -28,10 +28,20 @@ _MOST_SIZE = 1 << 24
 """Far more than any model has tokens, heads or values of a head."""
 _MOST_AXES = 4
 """Numbers of a position: time, row and column."""
-_VARYING = {"batch": 1, "past_sequence": 0, "encoder_sequence": _TOKENS, "image_tokens": 0, None: 1}
+_SAMPLES = 4096
+"""Samples of sound, of which a model makes more than ``_TOKENS`` frames."""
+_VARYING = {
+    "batch": 1,
+    "past_sequence": 0,
+    "encoder_sequence": _TOKENS,
+    "samples": _SAMPLES,
+    "frames": _TOKENS,
+    "image_tokens": 0,
+    None: 1,
+}
 """Sizes of axes that vary."""
 _TEXT = ("input_ids", "attention_mask", "encoder_attention_mask", "position_ids", *TYPES)
-_KNOWN = ("past_key_values.", "input_features", "image_features", "deepstack_features.")
+_KNOWN = ("past_key_values.", "input_features", "input_values", "image_features", "deepstack_features.")
 """Beginnings of the names of inputs of floats."""
 _RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 _PACKED = (".weight_packed", ".weight_scale", ".weight_global_scale", ".weight_shape", ".input_scale")
@@ -183,7 +193,8 @@ def _prompt_inputs(session: Any, embedded: Mapping[str, Any]) -> dict[str, Any]:
             row = np.arange(columns, dtype=np.int64)
             # Every vocabulary has these tokens.
             made = {"input_ids": row % _TOKENS, "position_ids": row, **dict.fromkeys(TYPES, 0 * row)}
-            mask = (row >= columns - new).astype(np.int64) if wanted.name == "attention_mask" else np.ones_like(row)
+            cached = wanted.name == "attention_mask" and wanted.shape[-1] != "samples"
+            mask = (row >= columns - new).astype(np.int64) if cached else np.ones_like(row)
             several = [size for size in wanted.shape[:-2] if isinstance(size, int) and 0 < size <= _MOST_AXES]
             feeds[wanted.name] = np.tile(made.get(wanted.name, mask), (*several, rows, 1))
             continue
@@ -205,7 +216,8 @@ def _text_sizes(shape: Sequence[Any]) -> tuple[int, int]:
     Raises:
         NotRunnableError: The sizes are absurd.
     """
-    rows, columns = (size if isinstance(size, int) else usual for size, usual in zip(shape, (1, _TOKENS), strict=True))
+    usual = (1, _SAMPLES if shape[1] == "samples" else _TOKENS)
+    rows, columns = (size if isinstance(size, int) else other for size, other in zip(shape, usual, strict=True))
     if not (_is_size(rows) and _is_size(columns) and rows * columns <= _MOST_SIZE):
         raise NotRunnableError(f"the graph has an input of shape {quoted(shape)}")
     return rows, columns

@@ -16,7 +16,7 @@ from slipway.proof.comparison import difference
 from slipway.proof.onnx_errors import translate_ort_errors
 from slipway.sizes import format_size
 from slipway_onnx_export.checks.folder import CHECKS, first_line, open_unoptimized, read_names
-from slipway_onnx_export.checks.written import FaultError, NotRunError, WrittenFolder, tokens
+from slipway_onnx_export.checks.written import SOUND_SAMPLES, FaultError, NotRunError, WrittenFolder, tokens
 from slipway_onnx_export.names import (
     BRANCH,
     CACHE,
@@ -29,6 +29,7 @@ from slipway_onnx_export.names import (
     PRESENT,
     SOURCE_MASK,
     TYPES,
+    VALUES,
     usual_name,
 )
 
@@ -283,11 +284,14 @@ def _make_inputs(graphs: Sequence[_RunGraph], end: int | None) -> dict[str, Arra
         made[name] = 0.1 * random.standard_normal((rows, *(_size(axis, 0) for axis in axes)))
     if FEATURES in declared:
         made[FEATURES] = random.standard_normal([rows, *declared[FEATURES][1:]])
+    if VALUES in declared:
+        made[VALUES] = random.standard_normal((rows, SOUND_SAMPLES))
     if pair:
         source = _size(
             next(iter(graph for graph in graphs if graph is not decoder)).inputs.get(IDS, decoder.inputs[IDS]).shape[1],
             _SOURCE,
         )
+        source = SOUND_SAMPLES if VALUES in declared else source
         made[MASK] = np.ones((rows, source), np.int64)
         made[MASK][-1, source // 2 + 1 :] = 0
         made[IDS] = tokens(rows, source, end)

@@ -15,10 +15,10 @@ import onnxruntime
 
 from slipway.machine.processes import session_options
 from slipway.proof.onnx_errors import ORT_ERRORS
-from slipway_onnx_export.checks.written import UnknownAxisError, make_feed
+from slipway_onnx_export.checks.written import SOUND_SAMPLES, UnknownAxisError, make_feed
 from slipway_onnx_export.engines import Engine
 from slipway_onnx_export.interface import EngineGraph, GraphRequest, room_of
-from slipway_onnx_export.names import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.names import BATCH, CACHE, FRAMES, PAST, SAMPLES, SEQUENCE, SOURCE, TOTAL
 from slipway_onnx_export.serving.variant import serve
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.writing.graph import declare_interface, normalize_graph
@@ -148,6 +148,7 @@ def _measure(pairs: Sequence[Mapping[str, _TimedGraph]], *, tokens: int, end: in
     calls = {"prefill": (pairs[0], 0, tokens)} | ({"decode": (pairs[-1], tokens, 1)} if grows else {})
     for name, (pair, past, new) in calls.items():
         sizes = {BATCH: 1, SEQUENCE: new, PAST: past, TOTAL: past + new, SOURCE: tokens}
+        sizes |= {SAMPLES: SOUND_SAMPLES, FRAMES: 5}
         feeds[name] = make_feed(pair["after"].inputs, sizes, past=past, end=end)
     times: dict[str, dict[str, list[float]]] = {side: {name: [] for name in calls} for side in ("before", "after")}
     for turn in range(1 + ROUNDS):

@@ -14,10 +14,25 @@ import onnx
 
 from slipway.model.graphs.calls import Promise
 from slipway.model.graphs.pictures import TYPES
-from slipway_onnx_export.names import BATCH, CACHE, FEATURES, IMAGE_TOKENS, IMAGES, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.names import (
+    BATCH,
+    CACHE,
+    FEATURES,
+    FRAMES,
+    IMAGE_TOKENS,
+    IMAGES,
+    PAST,
+    SAMPLES,
+    SEQUENCE,
+    SOURCE,
+    TOTAL,
+    VALUES,
+)
 
 TINY_BYTES, TINY_NODES = 4 << 20, 3000
 """Largest graphs that the checks run; that takes a fraction of a second."""
+SOUND_SAMPLES = 4800
+"""Samples of sound: Moonshine makes 11 frames of them."""
 
 _FLOATS: Mapping[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
@@ -135,6 +150,7 @@ class WrittenFolder:
             past = 0  # each call reads the text from its beginning
         rows = 1 if component.promise.shared_buffer and past else 2
         sizes = {BATCH: rows, SEQUENCE: new, PAST: past, TOTAL: past + new, SOURCE: 5, IMAGES: 2, IMAGE_TOKENS: 3}
+        sizes |= {SAMPLES: SOUND_SAMPLES, FRAMES: 5}
         try:
             return make_feed(self.graphs[component.file].graph.input, sizes, past=past, end=self.end)
         except UnknownAxisError as why:
@@ -169,7 +185,7 @@ def make_feed(
                 raise UnknownAxisError(f"the input {value.name} has an axis {axis.dim_param}")
             shape.append(sizes[axis.dim_param] if axis.dim_param else axis.dim_value)
         if kind.elem_type in _FLOATS:
-            scale = 1.0 if value.name == FEATURES else 0.1
+            scale = 1.0 if value.name in (FEATURES, VALUES) else 0.1
             feed[value.name] = (scale * random.standard_normal(shape)).astype(_FLOATS[kind.elem_type])
         elif kind.elem_type == onnx.TensorProto.BOOL:  # whether there is a cache
             feed[value.name] = np.full(shape, past > 0)

@@ -80,14 +80,17 @@ def fitted(row: list[int], graph: Any, name: str) -> Any:
 
 
 def generate(features: Any, *, max_new_tokens: int, provider: str = "auto") -> list[int]:
-    """Run the encoder once, then the decoder greedily, one call per token. features: (1, mel bins, frames).
+    """Run the encoder once, then the decoder greedily, one call per token. features: (1, mel bins, frames), or samples (1, samples).
 
     Without a cache, the decoder reads all tokens again each time.
     """
     encoder, decoder = (session(f"{name}_model.onnx", provider) for name in ("encoder", "decoder"))
     wanted = encoder.get_inputs()[0]
     rows = wanted.shape[0] if isinstance(wanted.shape[0], int) else 1
-    encoded = run(encoder, {wanted.name: features.astype(DTYPES[wanted.type]).repeat(rows, axis=0)})
+    mask = np.ones((rows, features.shape[-1]), np.int64)  # for graphs that take samples of any number
+    encoded = run(
+        encoder, {wanted.name: features.astype(DTYPES[wanted.type]).repeat(rows, axis=0), "attention_mask": mask}
+    )
     cache = cached(encoded)  # those of the sound stay the same
     all_again = not cache
     cache["encoder_hidden_states"] = encoded["last_hidden_state"]
@@ -101,7 +104,8 @@ def generate(features: Any, *, max_new_tokens: int, provider: str = "auto") -> l
     generated: list[int] = []
     while len(generated) < max_new_tokens:
         tokens = start + generated if all_again else new
-        results = run(decoder, {"input_ids": fitted(tokens, decoder, "input_ids"), **cache})
+        ids = fitted(tokens, decoder, "input_ids")
+        results = run(decoder, {"input_ids": ids, "encoder_attention_mask": mask, **cache})
         cache |= cached(results)
         new = [int(results["logits"][0, len(tokens) - 1].argmax())]
         if new[0] in ends:
@@ -132,9 +136,11 @@ def main() -> None:
     args = parser.parse_args()
     extractor = AutoFeatureExtractor.from_pretrained(HERE, trust_remote_code=False)
     sound = read_sound(args.file, extractor.sampling_rate)
-    features = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")["input_features"]
+    features = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")
     tokenizer = AutoTokenizer.from_pretrained(HERE, trust_remote_code=False)
-    tokens = generate(features, max_new_tokens=args.max_new_tokens, provider=args.provider)
+    tokens = generate(
+        features[extractor.model_input_names[0]], max_new_tokens=args.max_new_tokens, provider=args.provider
+    )
     print(tokenizer.decode(tokens, skip_special_tokens=True))
 
 

@@ -11,18 +11,16 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.errors import ONNXExportError, is_own_fault
 from slipway.machine.shortages import is_out_of_memory
 from slipway.model.configuration import token_of
 from slipway.model.families import (
     DECODER,
-    ENCODER_DECODER,
     FEATURE_EXTRACTION,
+    PAIRS,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
-    SPEECH,
     TOKEN_CLASSIFIER,
     Family,
 )
@@ -37,20 +35,19 @@ from slipway_onnx_export.forms.cache import (
     ports_of,
     tensors_of,
 )
-from slipway_onnx_export.forms.cacheless import cacheless_components, sound_port
+from slipway_onnx_export.forms.cacheless import cacheless_components
 from slipway_onnx_export.forms.pictures.parts import components_with_pictures
+from slipway_onnx_export.forms.sources import source_of
 from slipway_onnx_export.interface import Call, Component, Port, ids
 from slipway_onnx_export.loading.weightless import integer_inputs, try_out
 from slipway_onnx_export.names import (
     BATCH,
-    FEATURES,
     IDS,
     LOGITS,
     MASK,
     PAST,
     POSITIONS,
     SEQUENCE,
-    SOURCE,
     SOURCE_MASK,
     TOTAL,
     TYPES,
@@ -83,8 +80,8 @@ def components_of(
             return components_with_pictures(model, partial(_kept_between_calls, model), layers=_layers(model))
         if source.family is DECODER:
             return (_decoder(model),)
-        if source.family in (ENCODER_DECODER, SPEECH):
-            return _encoder_and_decoder(model, start=source.start, speech=source.family is SPEECH)
+        if source.family in PAIRS:
+            return _encoder_and_decoder(model, source.family, start=source.start)
         return (_text_component(model, source.family, pooling_of(source)),)
     except ONNXExportError:
         raise
@@ -153,18 +150,17 @@ def _decoder_component(layout: Layout, vocabulary: int | None, call: Call | None
 # Encoder–decoders: the encoder computes keys and values of the cross-attention once, the decoder returns only its own.
 
 
-def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Component, Component]:
+def _encoder_and_decoder(model: Any, family: Family, *, start: int) -> tuple[Component, Component]:
+    source = source_of(model, family)
+
     def encode(model: Any, tensors: Tensors) -> Tensors:
-        masked = {} if speech else {MASK: tensors[MASK]}
-        source = {FEATURES: tensors[FEATURES]} if speech else {IDS: tensors[IDS]}
-        encoded = model.get_encoder()(**source, **masked).last_hidden_state
+        encoded = source.encode(model, tensors)
         # One step of the decoder computes keys and values of every cross-attention; the rest of it is removed as unused.
         output = model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
             decoder_input_ids=torch.full((encoded.shape[0], 1), start, dtype=torch.int64),
             past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()),
             use_cache=True,
-            **masked,
+            **source.given(encoded, tensors.get(MASK)),
         )
         return {
             "last_hidden_state": encoded,
@@ -176,28 +172,19 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
         past = [tensors[port.name] for port in own_in]
         cache = EncoderDecoderCache(cache_of(own, past, len(own) // 2), cache_of(cross, crossed, len(cross) // 2))
         cache.is_updated = dict.fromkeys(cache.is_updated, True)
+        # Attention reads the cache instead; only the sizes of batch and source are taken from this.
+        encoded = crossed[0].transpose(1, 2).flatten(2)
         output = model(
-            # Attention reads the cache instead; only the sizes of batch and source are taken from this.
-            encoder_outputs=BaseModelOutput(last_hidden_state=crossed[0].transpose(1, 2).flatten(2)),
             decoder_input_ids=tensors[IDS],
             past_key_values=cache,
             use_cache=True,
-            **({} if speech else {MASK: tensors[SOURCE_MASK]}),
+            **source.given(encoded, tensors.get(SOURCE_MASK)),
         )
         present = output.past_key_values.self_attention_cache
         return {LOGITS: output.logits, **tensors_of(present, own, "present.{}.decoder.{}")}
 
-    if speech:
-        source: tuple[Port, ...] = (sound_port(model),)
-        masks: tuple[Port, ...] = ()
-    else:
-        source = (ids(IDS, BATCH, SOURCE), ids(MASK, BATCH, SOURCE))
-        masks = (ids(SOURCE_MASK, BATCH, SOURCE),)
-
     def run() -> tuple[Layout, Layout, torch.Size, int]:
-        text = {IDS: integer_inputs(1, 4), MASK: integer_inputs(1, 4)}
-        given = {FEATURES: torch.zeros(1, *source[0].shape[1:])} if speech else text  # type: ignore[arg-type]
-        made = model(**given, decoder_input_ids=integer_inputs(1, 2), use_cache=True)
+        made = model(**source.example(), decoder_input_ids=integer_inputs(1, 2), use_cache=True)
         caches = getattr(made, "past_key_values", None)
         if not isinstance(caches, EncoderDecoderCache):
             raise _unsupported_error(model, f"has a {type(caches).__name__} instead of keys and values of attention")
@@ -205,12 +192,12 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
         return own, cross, made["encoder_last_hidden_state"].shape, int(made[LOGITS].shape[-1])
 
     own, cross, (_, encoded, width), vocabulary = try_out(model, run)
-    length: str | int = encoded if speech else SOURCE
+    length: str | int = source.length or encoded
     own_in = ports_of(own, "past_key_values.{}.decoder.{}", PAST)
     cross_in = ports_of(cross, "past_key_values.{}.encoder.{}", length)
     encoder = Component(
         "encoder_model",
-        inputs=source,
+        inputs=source.ports,
         outputs=(
             Port("last_hidden_state", (BATCH, length, width)),
             *ports_of(cross, "present.{}.encoder.{}", length),
@@ -219,7 +206,7 @@ def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Compo
     )
     decoder = Component(
         "decoder_model",
-        inputs=(ids(IDS, BATCH, SEQUENCE), *masks, *own_in, *cross_in),
+        inputs=(ids(IDS, BATCH, SEQUENCE), *source.masks, *own_in, *cross_in),
         outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)), *ports_of(own, "present.{}.decoder.{}", TOTAL)),
         call=decode,
     )

@@ -31,6 +31,11 @@ OTHER_GRAPHS: Mapping[PackageKind, str] = {
     "optimum": "optimum has no class for such graphs of a model that takes images",
 }
 """Why a package takes no model with graphs for images."""
+RAW_SOUND: Mapping[PackageKind, str] = {
+    "transformers_js": "transformers.js gives an encoder of raw sound no mask, and its graphs take one",
+    "optimum": "optimum has other graphs of a model that takes raw sound",
+}
+"""Why a package takes no model of raw sound."""
 
 _GRAPHS = 3
 """Most graphs of a package: an encoder, a decoder, and one with a cache."""

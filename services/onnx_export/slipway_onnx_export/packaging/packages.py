@@ -17,6 +17,7 @@ import yaml
 
 from slipway.files.json_documents import read_json_object
 from slipway.model.configuration import ModelConfig
+from slipway.model.families import RAW_SPEECH
 from slipway.model.model_files import CONFIG, GENERATION_CONFIG
 from slipway.model.sentences import drop_language_head
 from slipway.stage import Context
@@ -25,7 +26,7 @@ from slipway_onnx_export.checks.written import FaultError
 from slipway_onnx_export.ir_graphs import Statistics
 from slipway_onnx_export.packaging.genai import write_genai
 from slipway_onnx_export.packaging.graphs import Interface, Shape, load_graph, read_interface, save_copy
-from slipway_onnx_export.packaging.kinds import ENTRIES, OTHER_GRAPHS, NotPackagedError, Packaged
+from slipway_onnx_export.packaging.kinds import ENTRIES, OTHER_GRAPHS, RAW_SOUND, NotPackagedError, Packaged
 from slipway_onnx_export.packaging.optimum import write_optimum
 from slipway_onnx_export.packaging.transformers_js import write_transformers_js
 from slipway_onnx_export.params import PackageKind
@@ -186,6 +187,8 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
             model = Packaged(folder, family, level, config, _read(folder / GENERATION_CONFIG))
             if model.reads_pictures and kind in OTHER_GRAPHS:
                 raise NotPackagedError(OTHER_GRAPHS[kind])  # noqa: TRY301 - so is this
+            if family is RAW_SPEECH and kind in RAW_SOUND:
+                raise NotPackagedError(RAW_SOUND[kind])  # noqa: TRY301 - and this
             results[kind] = _WRITERS[kind](model)
             checks |= _check(kind, model, ctx)
         except (NotPackagedError, FaultError) as reason:

@@ -19,7 +19,7 @@ from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import Opened, ProviderChoice
 from slipway.model.configuration import token_of
 from slipway.model.dtypes import FLOATS, torch_dtypes
-from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway.model.families import DECODER, PAIRS
 from slipway.model.folder import ModelFolder
 from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway.model.model_facts import CannotBuildError, check_loadable
@@ -253,7 +253,7 @@ def _conversations(
                 one_row=sizes.get(BATCH) == 1,
             )
         )
-    if source.family in (ENCODER_DECODER, SPEECH):
+    if source.family in PAIRS:
         return list(translations_of(source, room=room, reach=reach, lengths=lengths, cached=cached))
     return list(texts_of(source, room=room, reach=reach, lengths=lengths, fixed=SEQUENCE in sizes))
 

@@ -9,13 +9,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.model.configuration import token_of
-from slipway.model.families import SPEECH
+from slipway.model.families import RAW_SPEECH, SPEECH
 from slipway_onnx_export.parity.lengths import BEYOND, Lengths, Reach
 from slipway_onnx_export.parity.rows import Array, Session, past_of, random_rows
 from slipway_onnx_export.source import ModelSource
+
+_SHORTEST, _SAMPLES = 1000, 400
+"""Samples of the shortest sound, and further samples for each token of a case: Moonshine makes a frame of 384."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class _Translation:
     source: Array
     mask: Array | None
     tokens: Array
+    input: str
 
     @property
     def name(self) -> str:
@@ -72,12 +75,12 @@ class _Translation:
 
     def run_reference(self, model: Any) -> Iterator[Array]:
         masked = {} if self.mask is None else {"attention_mask": torch.from_numpy(self.mask.copy())}
-        encoded = model.get_encoder()(torch.from_numpy(self.source.copy()), **masked).last_hidden_state
-        yield self._real(encoded.numpy())
+        encoded = model.get_encoder()(torch.from_numpy(self.source.copy()), **masked)
+        yield self._real(encoded.last_hidden_state.numpy())
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         for index, tokens in enumerate(self._steps()):
             out = model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+                encoder_outputs=encoded,
                 decoder_input_ids=torch.from_numpy(tokens.copy()),
                 past_key_values=cache,
                 use_cache=True,
@@ -87,14 +90,12 @@ class _Translation:
             if index == 1 and self.case.reorder:
                 order = torch.tensor(self.case.reorder)
                 cache.reorder_cache(order)
-                encoded = encoded[order]
+                encoded = type(encoded)(**{name: value[order] for name, value in encoded.items()})
                 masked = {name: value[order] for name, value in masked.items()}
 
     def run_exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         masked = {} if self.mask is None else {"attention_mask": self.mask}
-        results = sessions["encoder_model"].run(
-            {"input_ids" if self.source.ndim == 2 else "input_features": self.source, **masked}
-        )
+        results = sessions["encoder_model"].run({self.input: self.source, **masked})
         encoded = results["last_hidden_state"]
         yield self._real(encoded)
         decoder, mask = sessions["decoder_model"], masked.get("attention_mask")
@@ -117,8 +118,9 @@ class _Translation:
             start += count
 
     def _real(self, encoded: Array) -> Array:
-        """Select the encoder's results at tokens that are not padding. (batch, source, width) → (tokens, width)."""
-        kept: Array = encoded if self.mask is None else encoded[self.mask.astype(bool)]
+        """Select the encoder's results at tokens that are not padding, and all of sound. (batch, source, width) → (tokens, width)."""
+        per_token = self.mask is not None and self.mask.shape == encoded.shape[:2]
+        kept: Array = encoded[self.mask.astype(bool)] if self.mask is not None and per_token else encoded
         return kept.ravel()
 
 
@@ -147,9 +149,17 @@ def translations_of(
         ):  # some models count positions by the tokens that are no padding, which a cache does not keep
             tokens = np.where(tokens == padding, (padding + 1) % targets, tokens)
         tokens[:, 0] = source.start
+        name = source.family.inputs[0]
+        if source.family is RAW_SPEECH:
+            count = _SHORTEST + _SAMPLES * case.length
+            sound = random.standard_normal((len(case.pads), count)).astype(np.float32)
+            places, pads = np.arange(count)[None, :], _SAMPLES * np.array(case.pads)[:, None]
+            heard = (places >= pads if case.side == "left" else places < count - pads).astype(np.int64)
+            yield _Translation(case, np.where(heard == 1, sound, np.float32(0)), heard, tokens, name)
+            continue
         if source.family is SPEECH:
             shape = (len(case.pads), config.num_mel_bins, 2 * config.max_source_positions)
-            yield _Translation(case, random.standard_normal(shape).astype(np.float32), None, tokens)
+            yield _Translation(case, random.standard_normal(shape).astype(np.float32), None, tokens, name)
             continue
         ids, mask = random_rows(
             random,
@@ -159,4 +169,4 @@ def translations_of(
             side=case.side,
             padding=padding,
         )
-        yield _Translation(case, ids, mask, tokens)
+        yield _Translation(case, ids, mask, tokens, name)

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from slipway.distribution import installed_version, own_version
-from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway.model.families import DECODER, ENCODER_DECODER, RAW_SPEECH, SPEECH
 from slipway.model.model_files import copy_companions
 from slipway_onnx_export.params import LIBRARIES, OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 
 LAYERED = "onnx-layered"
 
-_EXAMPLES = {DECODER: "decoder.py", ENCODER_DECODER: "encoder_decoder.py", SPEECH: "speech.py"}
+_EXAMPLES = {
+    DECODER: "decoder.py",
+    ENCODER_DECODER: "encoder_decoder.py",
+    SPEECH: "speech.py",
+    RAW_SPEECH: "speech.py",
+}
 """Example of a family; the others read a text in one call."""
 
 
