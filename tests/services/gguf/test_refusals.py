@@ -203,6 +203,14 @@ def _lose_activation(tensors: Tensors) -> None:
     del tensors["model.layers.1.mlp.act_fn.beta"]
 
 
+def _lose_router(tensors: Tensors) -> None:
+    del tensors["model.layers.3.feed_forward.router.weight"]
+
+
+def _lose_norm(tensors: Tensors) -> None:
+    del tensors["model.layers.2.mamba.b_layernorm.weight"]
+
+
 def _add_beyond(tensors: Tensors) -> None:
     tensors["model.layers.77.mlp.gate.e_score_correction_bias"] = torch.zeros(8)
 
@@ -220,12 +228,14 @@ def _number_highly(tensors: Tensors) -> None:
     [
         ("qwen3next", _lengthen, {}, "in_proj_qkvz"),
         ("falcon-h1", _lose_embedding, {"tie_word_embeddings": True, "embedding_multiplier": 2.0}, "token_embd"),
+        ("llama4", _lose_router, {}, "blk.3.ffn_gate_inp.weight"),
+        ("jamba", _lose_norm, {}, "blk.2.ssm_b_norm.weight"),
         ("glm4moe", _add_beyond, {}, "blk.77."),
         ("apertus", _lose_activation, {}, "mlp.act_fn.beta"),
         ("qwen3vl", _add_again, {}, "language_model.model.norm.weight"),
         ("gemma3n", _number_highly, {}, "altup_proj.weight"),
     ],
-    ids=["rows", "no embedding", "layer", "activation", "twice", "number"],
+    ids=["rows", "no embedding", "router", "norm", "layer", "activation", "twice", "number"],
 )
 def test_tensors_that_would_be_lost_are_refused_by_name(
     family: str, change: Callable[[Tensors], None], settings: dict[str, Any], named: str, tmp_path: Path

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from slipway.errors import GGUFExportError
 from slipway.model.decoders.decoder import FULL
+from slipway_gguf.architectures.refusals import CHUNKED
 from slipway_gguf.metadata import Parameters
 from slipway_gguf.weights.planned import Planned
 
@@ -15,6 +16,9 @@ HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 BLOCK = re.compile(r"^blk\.(\d+)\.(.*)$")
 _NEXT = "nextn."
 """Beginning of the names of tensors that only a layer has which predicts a further token."""
+_SAME = {CHUNKED: FULL}
+"""Kinds of attention whose layers have the tensors of another kind."""
+Groups = Sequence[set[int]]
 _NEXT_NEEDS = ("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight")
 
 
@@ -46,17 +50,15 @@ def check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool
         first = next(name for name in names if name.startswith(f"blk.{beyond}."))
         raise tensor_error(f"the model has a tensor for {first!r}, and the file has {parameters.blocks} layers", first)
     heads = set(range(parameters.decoder.layers, parameters.blocks))
-    groups = _groups(parameters, kinds)
+    ways, lacks = _ways_to_group(parameters, kinds), parameters.architecture.lacks
     lacking = [
-        f"blk.{min(group - have)}.{part}"
+        name
         for part, have in sorted(layers.items())
-        for group in ([heads] if part.startswith(_NEXT) else groups)
-        if have & group and group - have
+        for name in _lacking(part, have, [[heads]] if part.startswith(_NEXT) else ways, lacks)
     ]
     lacking += [f"blk.{layer}.{part}" for layer in sorted(heads) for part in _NEXT_NEEDS if layer not in layers[part]]
     lacking += [f"blk.{layer}.attn_norm.weight" for layer in range(parameters.blocks) if layer not in layers_there][:1]
     lacking += [name for name in (*parameters.architecture.needs, *(() if tied else (HEAD,))) if name not in names]
-    lacking = [name for name in lacking if name not in parameters.architecture.lacks]
     if not layers_there:
         lacking.append("blk.0.attn_norm.weight")
     if lacking:
@@ -65,21 +67,41 @@ def check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool
         raise tensor_error(f"the {whose} has no tensor for {lacking[0]!r} of the file", lacking[0])
 
 
-def _groups(parameters: Parameters, kinds: Sequence[str]) -> list[set[int]]:
-    """Return the numbers of layers that have the same tensors: those of a kind, with experts or without, with keys and values of their own or not.
+def _lacking(part: str, have: set[int], ways: Sequence[Groups], lacks: Sequence[str]) -> list[str]:
+    """Return the names of a tensor that layers lack, although others of their group have it; none if it follows one of the ways to group."""
+    found = [
+        [
+            name
+            for group in groups
+            if have & group
+            for layer in sorted(group - have)
+            if (name := f"blk.{layer}.{part}") not in lacks
+        ]
+        for groups in ways
+    ]
+    return min(found, key=len)
 
-    A layer that predicts a further token has full attention, and experts if there are any.
+
+def _ways_to_group(parameters: Parameters, kinds: Sequence[str]) -> tuple[Groups, Groups]:
+    """Return the numbers of layers whose attention, or recurrence, has the same tensors, and of those whose feed-forward network has.
+
+    These are layers of a kind, with keys and values of their own or not, and layers with experts or without. A layer that predicts a
+    further token has full attention, and experts if there are any.
     """
     architecture, layers = parameters.architecture, parameters.decoder.layers
     numbers, sparse = parameters.numbers, architecture.sparse
     dense = numbers.count(architecture.dense) if architecture.dense else 0
     shared = layers - numbers.count("num_kv_shared_layers")
-    groups: dict[tuple[str, bool, bool], set[int]] = defaultdict(set)
+    attention: dict[tuple[str, bool], set[int]] = defaultdict(set)
+    experts: dict[bool, set[int]] = defaultdict(set)
     for layer in range(layers):
         kind = kinds[layer] if layer < len(kinds) and architecture.kind.by_layer else ""
-        groups[kind, sparse(numbers, layer) if sparse else layer >= dense, layer < shared].add(layer)
-    groups[FULL if architecture.kind.by_layer else "", True, True] |= set(range(layers, parameters.blocks))
-    return [group for group in groups.values() if group]
+        attention[_SAME.get(kind, kind), layer < shared].add(layer)
+        experts[sparse(numbers, layer) if sparse else layer >= dense].add(layer)
+    heads = set(range(layers, parameters.blocks))
+    attention[FULL if architecture.kind.by_layer else "", True] |= heads
+    experts[True] |= heads
+    return list(attention.values()), list(experts.values())
 
 
 def tensor_error(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GGUFExportError:
