@@ -175,11 +175,12 @@ _ENDINGS = (
 _OTHER_SENSES = re.compile(r"audio|speech|voice|vision|transcribe|realtime|_asr|_tts|^sam")
 """Matches types of models that take images or sound."""
 _SPEECH_TYPES = {**dict.fromkeys(("whisper", "speech_to_text"), SPEECH), "moonshine": RAW_SPEECH}
-_CAUSAL, _WITH_IMAGES = "AutoModelForCausalLM", "AutoModelForImageTextToText"
+_CAUSAL, _WITH_IMAGES, _WITH_SOUND = "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM"
 _TEXT_OF_MANY_TYPES = {
     **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "gemma4_unified"), _CAUSAL),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _WITH_IMAGES),
     **dict.fromkeys(("mistral3", "llama4", "mllama", "lfm2_vl", "glm4v", "aya_vision"), _WITH_IMAGES),
+    "qwen3_asr": _WITH_SOUND,
     **dict.fromkeys(("internvl", "smolvlm", "idefics3", "llava", "llava_next", "llava_onevision"), _WITH_IMAGES),
 }
 """Decoders that take images or sound too, and generate text from text alone as well: the class of transformers that loads each whole.
@@ -301,7 +302,8 @@ def mixes_experts(config: Mapping[str, Any]) -> bool:
 def _generating_family(config: Mapping[str, Any], model_type: str | None) -> Family | None:
     """Return the family of a model that transformers calls ForConditionalGeneration."""
     if not config.get("is_encoder_decoder"):
-        return DECODER if model_type in _TEXT_OF_MANY_TYPES else None
+        # Its publisher's own files of Qwen3-ASR have another layout than transformers' class of the same name.
+        return DECODER if model_type in _TEXT_OF_MANY_TYPES and "thinker_config" not in config else None
     if model_type in _SPEECH_TYPES:
         return _SPEECH_TYPES[model_type]
     return ENCODER_DECODER if _takes_only_text(config, model_type) else None

@@ -32,6 +32,7 @@ from slipway_onnx_export.stage import STAGE
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_validate.runner.onnx_graphs.load import load
+from support.models.current_kinds import make_kind
 from support.models.genai_runs import genai_library
 from support.models.onnx_models import Exported
 from support.models.onnx_pictures import (
@@ -353,6 +354,13 @@ def test_images_of_other_types_are_refused_before_anything_runs(tmp_path: Path) 
         STAGE.run({"pytorch": source}, OnnxExportParams(parts="all"), Context(workdir=tmp_path))
     assert caught.value.reason == "FAMILY_UNSUPPORTED"
     assert caught.value.remedy == "export the text part alone"
+
+
+def test_sound_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    config = ModelConfig.read(make_kind("qwen3-asr", tmp_path).base)
+    why = STAGE.forecast.refuses(OnnxExportParams(parts="all"), config)
+    assert "qwen3_asr, whose images and sound the ONNX export does not support" in why
+    assert not STAGE.forecast.refuses(OnnxExportParams(), config)
 
 
 def test_a_tower_whose_pictures_have_any_size_is_refused_for_llava() -> None:

@@ -36,6 +36,7 @@ KNOWN = [
     ("PegasusForConditionalGeneration", "PegasusConfig", "encoder-decoder"),
     ("WhisperForConditionalGeneration", "WhisperConfig", "speech encoder-decoder"),
     ("Speech2TextForConditionalGeneration", "Speech2TextConfig", "speech encoder-decoder"),
+    ("Qwen3ASRForConditionalGeneration", "Qwen3ASRConfig", "decoder"),
     ("MoonshineForConditionalGeneration", "MoonshineConfig", "raw speech encoder-decoder"),
     ("BertForSequenceClassification", "BertConfig", "sequence classifier"),
     ("RobertaForSequenceClassification", "RobertaConfig", "sequence classifier"),
@@ -132,6 +133,15 @@ def test_without_a_class_the_type_decides_where_it_can(tmp_path: Path, config: s
 def test_what_makes_no_sense_has_no_family(config: dict[str, Any]) -> None:
     assert family_of(config) is None
     assert ModelConfig(config).description
+
+
+def test_a_publisher_s_own_layout_of_a_model_has_no_family(tmp_path: Path) -> None:
+    """Qwen's own files of Qwen3-ASR have all settings and weights within a "thinker", which transformers' class of this name does not read."""
+    known = json.loads(
+        (write(tmp_path, "Qwen3ASRConfig", "Qwen3ASRForConditionalGeneration") / "config.json").read_text()
+    )
+    own = {"thinker_config": {name: known.pop(name) for name in ("text_config", "audio_config")}, **known}
+    assert family_of(own) is None
 
 
 def test_an_encoder_decoder_without_a_head_is_none_whatever_its_configuration_leaves_out(tmp_path: Path) -> None:

@@ -73,6 +73,16 @@ EYE: dict[str, Any] = {
     "image_size": 16,
     "patch_size": 4,
 }
+EAR: dict[str, Any] = {
+    "model_type": "qwen3_asr_encoder",
+    "num_mel_bins": 16,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "d_model": 32,
+    "output_dim": 64,
+    "downsample_hidden_size": 8,
+}
 _LATENT: dict[str, Any] = {
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
@@ -270,6 +280,17 @@ KINDS: dict[str, Recipe] = {
             "audio_token_id": 312,
             "boi_token_id": 313,
             "eoi_token_id": 314,
+        },
+    ),
+    "qwen3-asr": Recipe(
+        "Qwen3ASRConfig",
+        "Qwen3ASRForConditionalGeneration",
+        {
+            "text_config": {"model_type": "qwen3", **SIZES, "head_dim": 32, "tie_word_embeddings": True},
+            "audio_config": EAR,
+            "audio_token_id": 310,
+            "pad_token_id": 2,
+            "eos_token_id": 2,
         },
     ),
     "gpt-oss": Recipe("GptOssConfig", "GptOssForCausalLM", _OSS),
