@@ -284,6 +284,11 @@ def takes_more_than_text(config: Mapping[str, Any]) -> bool:
     return any(config.get(key) is not None for key in _OTHER_INPUTS)
 
 
+def has_own_layout(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's files have its publisher's layout, and transformers' class of the same name and type reads another one."""
+    return config.get("model_type") == "qwen3_asr" and "thinker_config" in config
+
+
 def keeps_states(config: Mapping[str, Any]) -> bool:
     """Return whether a decoder has layers that keep a state beside, or instead of, keys and values of attention."""
     kinds = config.get("layer_types")
@@ -302,8 +307,7 @@ def mixes_experts(config: Mapping[str, Any]) -> bool:
 def _generating_family(config: Mapping[str, Any], model_type: str | None) -> Family | None:
     """Return the family of a model that transformers calls ForConditionalGeneration."""
     if not config.get("is_encoder_decoder"):
-        # Its publisher's own files of Qwen3-ASR have another layout than transformers' class of the same name.
-        return DECODER if model_type in _TEXT_OF_MANY_TYPES and "thinker_config" not in config else None
+        return DECODER if model_type in _TEXT_OF_MANY_TYPES and not has_own_layout(config) else None
     if model_type in _SPEECH_TYPES:
         return _SPEECH_TYPES[model_type]
     return ENCODER_DECODER if _takes_only_text(config, model_type) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -115,6 +116,42 @@ def test_every_tensor_is_base_plus_adapter_rounded_once(tmp_path, name):
     for file in kind.base.iterdir():
         if file.suffix != ".safetensors" and file.name != "config.json":
             assert (output / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_model_in_its_publisher_s_own_layout_is_merged_and_not_loaded(tmp_path):
+    """Qwen's own files of Qwen3-ASR are all within a "thinker", and transformers has a class of the same name with another layout."""
+
+    def own(name: str) -> str:
+        return "thinker." + name.replace("model.language_model.", "model.").replace(
+            "model.audio_tower.", "audio_tower."
+        )
+
+    kind = made("qwen3-asr", tmp_path)
+    save_file({own(name): tensor for name, tensor in load_file(kind.base / WEIGHTS).items()}, kind.base / WEIGHTS)
+    path = kind.base / "config.json"
+    config = json.loads(path.read_text())
+    config["thinker_config"] = {name: config.pop(name) for name in ("text_config", "audio_config")}
+    path.write_text(json.dumps(config))
+    prefix = "base_model.model."
+    edit(
+        kind.adapter,
+        tensors=lambda tensors: {prefix + own(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()},
+        target_modules=sorted(
+            map(own, json.loads((kind.adapter / "adapter_config.json").read_text())["target_modules"])
+        ),
+    )
+    output, ctx = merged(kind, kind.adapter, tmp_path / "work")
+    assert "publisher's layout" in ctx.facts["verified"]["loaded"]
+    base, ours = load_file(kind.base / WEIGHTS), load_file(output / WEIGHTS)
+    factors = load_file(kind.adapter / "adapter_model.safetensors")
+    changed = {name for name in base if not torch.equal(base[name], ours[name])}
+    assert {f"{prefix}{name.removesuffix('.weight')}.lora_A.weight" for name in changed} == {
+        name for name in factors if "lora_A" in name
+    }
+    for name in changed:
+        a, b = (factors[f"{prefix}{name.removesuffix('.weight')}.lora_{side}.weight"] for side in "AB")
+        expected = base[name].float() + SCALING * (b @ a)
+        assert (ours[name].float() - expected).abs().max() <= 2**-8 * expected.abs().max() + 1e-6
 
 
 @pytest.mark.parametrize("name", IN_TEXT)

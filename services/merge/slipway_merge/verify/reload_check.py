@@ -26,7 +26,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from slipway.errors import ModelMergeError
 from slipway.model.adapters.saved import is_plain_lora, unwrap_name
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import DECODER, ENCODER_DECODER, Family
+from slipway.model.families import DECODER, ENCODER_DECODER, Family, has_own_layout
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import check_loadable, configuration_of, named_class
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
@@ -75,6 +75,10 @@ def reload_check(
     cls = _model_class(config)
     if cls is None:
         return {"loaded": "not checked: transformers has no class of this model's name"}
+    if has_own_layout(config):
+        return {
+            "loaded": "not checked: its files have its publisher's layout, which transformers' class of this name does not read"
+        }
     merged, info = _load(cls, made, output_loading_info=True)
     if family is not None:
         info["missing_keys"] = [key for key in info["missing_keys"] if not key.startswith(family.unused)]
