@@ -19,6 +19,7 @@ from slipway.model.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_PREFIX,
     ADAPTER_WEIGHTS,
+    TOKENIZER_SETTINGS,
     chat_templates,
     has_chat_template,
     is_chat_template,
@@ -27,7 +28,7 @@ from slipway.model.model_files import (
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec, plan_files
 from slipway.model.sentences import MODULE_PICKLE, is_sentence_encoder, module_files
-from slipway.model.tokens.byte_level import SETTINGS, complete_tokenizer
+from slipway.model.tokens.byte_level import complete_tokenizer
 from slipway.model.tokens.tekken import TOKENIZER
 from slipway.stage import Context
 from slipway_adapter.base import Fitted, fit
@@ -170,7 +171,7 @@ def copy_tokenizer(adapter: Path, base: Path, output: Path) -> list[str]:
     for name, text in written.items():
         (output / name).parent.mkdir(exist_ok=True)
         (output / name).write_bytes(text)
-    made = (TOKENIZER, SETTINGS) if complete_tokenizer(output, source=tokenizer) else ()
+    made = (TOKENIZER, TOKENIZER_SETTINGS) if complete_tokenizer(output, source=tokenizer) else ()
     return sorted({*chosen, *written, *made})
 
 

@@ -88,6 +88,7 @@ class _Graphs:
                     source,
                     target,
                     params.integers,
+                    config=request.model.config,
                     accuracy_level=params.accuracy_level,
                     left_out=left_out,
                     ctx=ctx,

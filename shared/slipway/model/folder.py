@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
 from slipway.model.model_files import GENERATION_CONFIG
@@ -64,10 +64,7 @@ class ModelFolder:
     @cached_property
     def generation(self) -> Mapping[str, Any]:
         """The content of ``generation_config.json``. A file that cannot be read counts as absent, as it does for transformers."""
-        try:
-            return read_json_object(self.path / GENERATION_CONFIG, largest=LARGEST_LIST, lenient=True)
-        except (OSError, ValueError):
-            return {}
+        return read_object_or_empty(self.path / GENERATION_CONFIG)
 
     def generation_settings(self, config: Any = None) -> dict[str, Any]:
         """Return the settings by name: those of ``generation_config.json``, otherwise of ``config.json``, otherwise of the model's class.

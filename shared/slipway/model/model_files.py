@@ -11,9 +11,10 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from slipway.errors import CheckpointValidationError
-from slipway.files.json_documents import read_json_object
+from slipway.files.json_documents import read_object_or_empty
 from slipway.files.paths import files_in, real_file, user_path
 from slipway.files.regular_file import read_regular
 from slipway.model.safetensors_file import INDEX_SUFFIX, read_index
@@ -28,6 +29,7 @@ _COMMIT = re.compile(r"\w[\w.-]*\s*")
 LEFTOVERS = ("_name_or_path", "gradient_checkpointing", "_commit_hash")
 """Keys of a configuration that describe where or how a model was trained, not what it is."""
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+TOKENIZER_SETTINGS = "tokenizer_config.json"
 #: A model's processing of images, sound and video; a tokenizer is saved with or without it.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: Files of a tokenizer (or processor), as saved by transformers for all families.
@@ -44,7 +46,7 @@ TOKENIZER_FILES = (
     "tekken.json",
     "tokenizer.json",
     "tokenizer.model",
-    "tokenizer_config.json",
+    TOKENIZER_SETTINGS,
     "vocab.json",
     "vocab.txt",
     *PROCESSOR_FILES,
@@ -78,10 +80,7 @@ def has_chat_template(folder: Path) -> bool:
     """Return whether the tokenizer in a folder has a chat template that applies without naming one."""
     if (folder / CHAT_TEMPLATES[0]).is_file():
         return True
-    try:
-        template = read_json_object(folder / "tokenizer_config.json", lenient=True).get("chat_template")
-    except (OSError, ValueError):
-        return False
+    template = read_object_or_empty(folder / TOKENIZER_SETTINGS).get("chat_template")
     named = template if isinstance(template, list) else []  # as older tokenizers hold several of them
     return isinstance(template, str) or any(isinstance(one, dict) and one.get("name") == "default" for one in named)
 
@@ -97,16 +96,24 @@ def chat_templates(folder: Path) -> dict[str, bytes]:
     }
 
 
+def processor_settings(folder: Path, part: str) -> list[dict[str, Any]]:
+    """Return the settings of a part of a model's processor from each file that has any, the preferred one first.
+
+    Args:
+        folder: The model's folder.
+        part: ``image_processor`` or ``feature_extractor``. Up to version 4 transformers gave it a file of its own.
+    """
+    own, whole = (read_object_or_empty(folder / name) for name in PROCESSOR_FILES[:2])
+    return [settings for settings in (own, whole.get(part)) if isinstance(settings, dict) and settings]
+
+
 def is_chat_template(name: str) -> bool:
     """Return whether a file of a tokenizer, named as within its folder, holds a chat template."""
     return name in CHAT_TEMPLATES or name.startswith(f"{CHAT_TEMPLATE_FOLDER}/")
 
 
 def _read_templates_in_settings(folder: Path) -> dict[str, bytes]:
-    try:
-        template = read_json_object(folder / "tokenizer_config.json", lenient=True).get("chat_template")
-    except (OSError, ValueError):
-        return {}
+    template = read_object_or_empty(folder / TOKENIZER_SETTINGS).get("chat_template")
     named = template if isinstance(template, list) else [{"name": "default", "template": template}]
     templates: dict[str, bytes] = {}
     for one in named:

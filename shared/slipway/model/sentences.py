@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from slipway.errors import ModelExportError
-from slipway.files.json_documents import read_json, read_json_object
+from slipway.files.json_documents import read_json, read_json_object, read_object_or_empty
 from slipway.files.paths import file_in
 from slipway.model.dtypes import FLOATS
 from slipway.model.safetensors_file import read_safetensors
@@ -148,10 +148,7 @@ def _home_of(place: str, folders: Sequence[Path]) -> Path:
 def _hidden_size(folders: Iterable[Path]) -> int:
     """Return the width of a token's vector as the first ``config.json`` that is there says; 0 if none does."""
     for folder in folders:
-        try:
-            size = read_json_object(folder / "config.json", lenient=True).get("hidden_size")
-        except (OSError, ValueError):
-            continue
+        size = read_object_or_empty(folder / "config.json").get("hidden_size")
         if isinstance(size, int) and not isinstance(size, bool):
             return size
     return 0

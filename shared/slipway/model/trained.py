@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
     DECODER,
@@ -28,7 +28,7 @@ from slipway.model.families import (
 from slipway.model.folder import ModelFolder
 from slipway.model.limits import MOST_PARTS
 from slipway.model.model_facts import CannotBuildError, model_facts_of
-from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG
+from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG, TOKENIZER_SETTINGS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
 from slipway.model.sentences import MODULES, is_sentence_encoder
@@ -200,7 +200,7 @@ def with_labels(
         base: Folder of the base model.
         adapter: Folder of the checkpoint.
     """
-    beside = _read(adapter / CONFIG)
+    beside = read_object_or_empty(adapter / CONFIG)
     settings = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "problem_type")}
     named = next(filter(None, (_names(one, count) for one in (beside, config))), None)
     if family.counts_labels:
@@ -234,11 +234,11 @@ def _padding(beside: Mapping[str, Any], config: Mapping[str, Any], *, base: Path
 
 
 def _padding_of_tokenizer(folder: Path) -> int | None:
-    token = _read(folder / "tokenizer_config.json").get("pad_token")
+    token = read_object_or_empty(folder / TOKENIZER_SETTINGS).get("pad_token")
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
         return None
-    tokenizer = _read(folder / "tokenizer.json")
+    tokenizer = read_object_or_empty(folder / "tokenizer.json")
     added = tokenizer.get("added_tokens")
     for entry in added if isinstance(added, list) else []:
         if isinstance(entry, dict) and entry.get("content") == text and _is_token(entry.get("id")):
@@ -251,10 +251,3 @@ def _padding_of_tokenizer(folder: Path) -> int | None:
 
 def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path, largest=LARGEST_LIST, lenient=True)
-    except (OSError, ValueError):  # nothing depends on it
-        return {}

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from slipway.model.configuration import ModelConfig
+from slipway.model.model_files import processor_settings
 from slipway.texts import quoted
 from slipway_gguf.vision.entry import Encoder, Seen, describe_other
 from slipway_gguf.vision.gemma import GEMMA_4
 from slipway_gguf.vision.intern import INTERN
 from slipway_gguf.vision.pixtral import PIXTRAL
-from slipway_gguf.vision.processor import added_tokens, colours, other_scale, read_processor
+from slipway_gguf.vision.processor import added_tokens, colours, other_scale
 from slipway_gguf.vision.qwen import QWEN
 from slipway_gguf.vision.siglip import SIGLIP
 
@@ -29,7 +30,8 @@ def encoder_of(config: ModelConfig) -> Encoder | None:
 def seen_by(encoder: Encoder, config: ModelConfig, folder: Path) -> Seen:
     """Return a model's settings for images."""
     own = {key: value for key, value in _vision(config).items() if value is not None}
-    return Seen(config, {**encoder.defaults, **own}, read_processor(folder) or {}, added_tokens(folder))
+    processor = next(iter(processor_settings(folder, "image_processor")), {})
+    return Seen(config, {**encoder.defaults, **own}, processor, added_tokens(folder))
 
 
 def why_no_projector(encoder: Encoder, seen: Seen) -> str:

@@ -6,25 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.decoders.values import LARGEST
 
-_PLACES = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
-"""Files with these settings, and the part of the file that has them; transformers 5 keeps them within the processor's."""
 _SCALE = 1 / 255
-
-
-def read_processor(folder: Path) -> Mapping[str, Any] | None:
-    """Return the settings of the image processor in a model's folder; None if no file has any."""
-    for name, part in _PLACES:
-        try:
-            document = read_json_object(folder / name, lenient=True)
-        except (OSError, ValueError):
-            continue
-        settings = document.get(part) if part else document
-        if isinstance(settings, dict):
-            return settings
-    return None
 
 
 def colours(settings: Mapping[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...] | None:
@@ -55,11 +40,7 @@ def other_scale(settings: Mapping[str, Any]) -> str:
 
 def added_tokens(folder: Path) -> Mapping[str, int]:
     """Return the numbers of the tokenizer's added tokens by their text; none if its file cannot be read."""
-    try:
-        document = read_json_object(folder / "tokenizer.json", largest=LARGEST_LIST, lenient=True)
-    except (OSError, ValueError):
-        return {}
-    listed = document.get("added_tokens")
+    listed = read_object_or_empty(folder / "tokenizer.json").get("added_tokens")
     return {
         each["content"]: each["id"]
         for each in (listed if isinstance(listed, list) else [])

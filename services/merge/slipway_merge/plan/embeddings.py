@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipway.errors import ModelMergeError
-from slipway.files.json_documents import LARGEST_LIST, read_json
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.adapters.adapter_config import UNMERGED_REMEDY, AdapterConfig, misfit, unsupported
 from slipway.model.configuration import ModelConfig
 from slipway.model.safetensors_file import TensorInfo
@@ -102,12 +102,7 @@ def check_vocabulary(base: Path, adapter: Path, config: ModelConfig) -> None:
 
 def highest_token_id(folder: Path) -> int | None:
     """Return the highest token id in a folder's ``tokenizer.json``; None without one."""
-    try:
-        tokenizer = read_json(folder / "tokenizer.json", largest=LARGEST_LIST, lenient=True)
-    except (OSError, ValueError):
-        return None
-    if not isinstance(tokenizer, dict):
-        return None
+    tokenizer = read_object_or_empty(folder / "tokenizer.json")
     added = tokenizer.get("added_tokens")
     ids = [entry.get("id") for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
     model = tokenizer.get("model")

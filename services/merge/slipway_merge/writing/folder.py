@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import CheckpointValidationError, ModelMergeError
-from slipway.files.json_documents import read_json
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.dtypes import DTYPES, FLOATS
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.folder import ModelFolder
@@ -18,12 +18,13 @@ from slipway.model.model_files import (
     GENERATION_CONFIG,
     LEFTOVERS,
     PROCESSOR_FILES,
+    TOKENIZER_SETTINGS,
     chat_templates,
     is_chat_template,
     tokenizer_files,
 )
 from slipway.model.sentences import MODULE_PICKLE, MODULES, is_sentence_encoder, module_files, sentence_files
-from slipway.model.tokens.byte_level import SETTINGS, complete_tokenizer
+from slipway.model.tokens.byte_level import complete_tokenizer
 from slipway.model.tokens.tekken import TOKENIZER
 
 #: Safetensors names of data types → names in ``config.json``.
@@ -117,7 +118,7 @@ def copy_small_files(base: ModelFolder, adapter: Path, output: ModelFolder, *, t
         (output.path / name).parent.mkdir(exist_ok=True)
         (output.path / name).write_bytes(text)
     # mistral-common saves tekken.json alone.
-    made_files = (TOKENIZER, SETTINGS) if complete_tokenizer(output.path) else ()
+    made_files = (TOKENIZER, TOKENIZER_SETTINGS) if complete_tokenizer(output.path) else ()
     return sorted({*chosen, *written, *made_files})
 
 
@@ -159,8 +160,4 @@ def _group_by_kind(folder: Path) -> dict[str, dict[str, Path]]:
 
 def _has_template(folder: Path, files: Mapping[str, Path]) -> bool:
     """Return whether a tokenizer has a chat template, in a file or among its settings."""
-    try:
-        settings = read_json(folder / "tokenizer_config.json", lenient=True)
-    except (OSError, ValueError):
-        settings = None
-    return bool(files) or (isinstance(settings, dict) and bool(settings.get("chat_template")))
+    return bool(files or read_object_or_empty(folder / TOKENIZER_SETTINGS).get("chat_template"))

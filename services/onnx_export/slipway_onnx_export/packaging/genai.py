@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.model.families import DECODER, SPEECH
-from slipway_onnx_export.packaging.genai_pictures import add_pictures, processor_settings
+from slipway.model.model_files import processor_settings
+from slipway_onnx_export.packaging.genai_pictures import add_pictures
 from slipway_onnx_export.packaging.graphs import Interface, read_interface
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 from slipway_onnx_export.packaging.states import states_by_layer
@@ -243,7 +244,7 @@ def audio_processor(model: Packaged) -> dict[str, Any]:
     Raises:
         NotPackagedError: The model's own files prepare sound otherwise.
     """
-    given = processor_settings(model, "feature_extractor")
+    given = next(iter(processor_settings(model.folder, "feature_extractor")), {})
     for name, wanted in _PREPARED.items():
         if given.get(name, wanted) != wanted:
             raise NotPackagedError(

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.files.json_documents import read_json_object
 from slipway.model.graphs.pictures import EMBEDDING, VISION_ENCODER
+from slipway.model.model_files import processor_settings
 from slipway_onnx_export.names import EMBEDS
 from slipway_onnx_export.packaging.graphs import Interface, read_interface
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
@@ -88,7 +88,7 @@ def _merged(model: Packaged) -> int:
 
 def _preparation(model: Packaged) -> dict[str, Any]:
     """Return the operations that make patches of an image file; empty if the model's own files prepare pictures otherwise."""
-    own = processor_settings(model, "image_processor")
+    own = next(iter(processor_settings(model.folder, "image_processor")), {})
     if not own or not all(own.get(step, True) is True for step in _STEPS):
         return {}
     size = own.get("size")
@@ -134,19 +134,6 @@ def _is_usual(given: Mapping[str, Any]) -> bool:
         isinstance(each, list) and len(each) == 3 and all(isinstance(value, int | float) for value in each)
         for each in colours
     )
-
-
-def processor_settings(model: Packaged, part: str) -> Mapping[str, Any]:
-    """Return the model's settings for pictures or sound; transformers 5 keeps them as a part of the processor's file."""
-    for name, within in (("preprocessor_config.json", ""), ("processor_config.json", part)):
-        try:
-            document = read_json_object(model.folder / name, lenient=True)
-        except (OSError, ValueError):
-            continue
-        settings = document.get(within) if within else document
-        if isinstance(settings, dict):
-            return settings
-    return {}
 
 
 def _ports(graph: Interface) -> dict[str, dict[str, str]]:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import onnx_ir as ir
 import yaml
 
-from slipway.files.json_documents import read_json_object
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import RAW_SPEECH
 from slipway.model.model_files import CONFIG, GENERATION_CONFIG
@@ -141,7 +141,7 @@ def complete_level(folder: Path, *, level: str, ctx: Context) -> None:
         level: The level.
         ctx: As in :func:`write_packages`.
     """
-    record = _read(folder / RECORD)
+    record = read_object_or_empty(folder / RECORD)
     files = sorted(folder.glob("*.onnx"))
     if record and files:
         of_others = {
@@ -168,13 +168,13 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
         level: Quantization level of the graphs; empty if unquantized.
         ctx: Context of the stage; it gets a warning for each package that the model cannot have.
     """
-    record = _read(folder / RECORD)
+    record = read_object_or_empty(folder / RECORD)
     asked = record.get("packaging")
     kinds = [kind for kind in get_args(PackageKind) if isinstance(asked, list) and kind in asked]
     if not kinds:
         return
     _remove(folder, get_args(PackageKind))  # packages of the level that this one is made from
-    config = ModelConfig(drop_language_head(_read(folder / CONFIG), folder))
+    config = ModelConfig(drop_language_head(read_object_or_empty(folder / CONFIG), folder))
     family = config.family
     told = record.get("packages")  # results for the unquantized output, whose record was copied
     told = told if level and isinstance(told, dict) else {}
@@ -184,7 +184,7 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
         try:
             if family is None:
                 raise NotPackagedError("its family is unknown")  # noqa: TRY301 - told like the reasons of a writer
-            model = Packaged(folder, family, level, config, _read(folder / GENERATION_CONFIG))
+            model = Packaged(folder, family, level, config, read_object_or_empty(folder / GENERATION_CONFIG))
             if model.reads_pictures and kind in OTHER_GRAPHS:
                 raise NotPackagedError(OTHER_GRAPHS[kind])  # noqa: TRY301 - so is this
             if family is RAW_SPEECH and kind in RAW_SOUND:
@@ -226,10 +226,3 @@ def _remove(folder: Path, kinds: Iterable[PackageKind]) -> None:
 
 def _write(folder: Path, record: Mapping[str, Any]) -> None:
     (folder / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path, lenient=True)
-    except (OSError, ValueError):
-        return {}

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from slipway.files.json_documents import read_json_object
+from slipway.files.json_documents import read_object_or_empty
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, QUESTION_ANSWERING, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER
 from slipway.model.graphs.calls import Promise
-from slipway.model.model_files import CONFIG, copy_companions
+from slipway.model.model_files import CONFIG, TOKENIZER_SETTINGS, copy_companions
 from slipway_onnx_export.ir_graphs import add_constant
 from slipway_onnx_export.packaging.graphs import (
     DECODER_FILE,
@@ -128,10 +128,7 @@ def _example(model: Packaged, dtype: str) -> str:
 
 def _write_preprocessing(root: Path) -> None:
     """Write the settings for sound to the file that transformers.js reads: transformers 5 keeps them within another."""
-    try:
-        settings = read_json_object(root / "processor_config.json", lenient=True).get("feature_extractor")
-    except (OSError, ValueError):
-        return
+    settings = read_object_or_empty(root / "processor_config.json").get("feature_extractor")
     path = root / "preprocessor_config.json"
     if isinstance(settings, dict) and not path.exists():
         path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -139,10 +136,7 @@ def _write_preprocessing(root: Path) -> None:
 
 def _mask(folder: Path) -> str:
     """Return the token that the model fills in, if it is a plain one."""
-    try:
-        token = read_json_object(folder / "tokenizer_config.json", lenient=True).get("mask_token")
-    except (OSError, ValueError):
-        token = None
+    token = read_object_or_empty(folder / TOKENIZER_SETTINGS).get("mask_token")
     return token if isinstance(token, str) and re.fullmatch(r"[\w<>\[\]|]+", token) else "[MASK]"
 
 

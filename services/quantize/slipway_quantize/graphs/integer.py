@@ -47,7 +47,7 @@ from slipway_quantize.graphs.weights import (
 )
 from slipway_quantize.levels import IntLevel, SizeBudget
 from slipway_quantize.pieces import Pieces, Squares
-from slipway_quantize.report import Outcome, read_json, warn_unaligned, warn_unknown
+from slipway_quantize.report import Outcome, warn_unaligned, warn_unknown
 from slipway_quantize.sensitive import kept_names
 
 _CONTRIB = "com.microsoft"
@@ -60,6 +60,7 @@ def write_int(
     target: Path,
     level: IntLevel,
     *,
+    config: ModelConfig,
     accuracy_level: int,
     left_out: LeftOutSource,
     ctx: Context,
@@ -68,7 +69,7 @@ def write_int(
     budget: SizeBudget | None = None,
     head_bits: int = 0,
 ) -> Outcome:
-    """Write ``source``'s graphs into ``target`` with their weight matrices in ``level``; some may be in ``left_out``.
+    """Write the graphs in ``source``, made of a model with ``config``, into ``target`` with weight matrices in ``level``; some may be in ``left_out``.
 
     Inputs and outputs keep their names and types. With a budget, each weight gets one of ``widths`` as its bits; the head and the table of
     token embeddings get at least ``head_bits``, unless a calibration has them.
@@ -100,7 +101,6 @@ def write_int(
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
     given = find_integers(fits, graphs, calibration, ctx, but=asked) if calibration else {}
-    config = ModelConfig(read_json(source / "config.json") if (source / "config.json").is_file() else {})
     least = _least_bits(config, fits, given, level=level, head_bits=head_bits)
     scale_dtype = _scale_dtype(config)
     if budget is not None:

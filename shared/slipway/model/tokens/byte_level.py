@@ -9,10 +9,9 @@ from typing import Any
 
 from slipway.files.json_documents import read_json_object
 from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
-from slipway.model.model_files import CHAT_TEMPLATES, has_chat_template
+from slipway.model.model_files import CHAT_TEMPLATES, TOKENIZER_SETTINGS, has_chat_template
 from slipway.model.tokens.tekken import TEKKEN, TOKENIZER, Tekken, lacks_tokenizer, read_tekken, tekken_error
 
-SETTINGS = "tokenizer_config.json"
 _MARKS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 """Names of special tokens by what transformers calls them; source: mistral-common, ``Tekkenizer.bos_id`` and its like."""
 _MOST_MERGES = 1 << 20
@@ -45,7 +44,9 @@ def complete_tokenizer(folder: Path, *, source: Path | None = None) -> Tekken | 
     document = _document(path, tekken)
     (folder / TOKENIZER).write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
     settings = _settings(folder, tekken)
-    (folder / SETTINGS).write_text(json.dumps(settings, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    (folder / TOKENIZER_SETTINGS).write_text(
+        json.dumps(settings, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
+    )
     _write_template(folder)
     return tekken
 
@@ -53,11 +54,11 @@ def complete_tokenizer(folder: Path, *, source: Path | None = None) -> Tekken | 
 def _settings(folder: Path, tekken: Tekken) -> dict[str, Any]:
     """Return the tokenizer's settings: those that are there, with the special tokens, and with a class that reads ``tokenizer.json``."""
     try:
-        own = read_json_object(folder / SETTINGS, lenient=True)
+        own = read_json_object(folder / TOKENIZER_SETTINGS, lenient=True)
     except FileNotFoundError:
         own = {}
     except (OSError, ValueError) as error:
-        raise tekken_error(folder / SETTINGS, f"cannot be read ({error})") from error
+        raise tekken_error(folder / TOKENIZER_SETTINGS, f"cannot be read ({error})") from error
     marks = {name: text for name, text in _MARKS.items() if text in tekken.special}
     return {"clean_up_tokenization_spaces": False, **marks, **own, "tokenizer_class": "PreTrainedTokenizerFast"}
 

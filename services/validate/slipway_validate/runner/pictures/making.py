@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.files.json_documents import read_object_or_empty
+from slipway.model.model_files import processor_settings
 from slipway.proof.numerics import Ints
 from slipway.proof.pictures import DEVIATION, MEAN, Picture, arrange, make_picture
 from slipway.proof.sights import Colours, Sight
@@ -26,8 +26,6 @@ _BREAK = "[IMG_BREAK]"
 """The token behind each row of a picture but the last, in prompts of Mistral 3."""
 _MARKS = ("image_token_id", "video_token_id", "audio_token_id")
 """Settings with tokens that stand for features."""
-_PROCESSORS = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
-"""Files with the settings of the image processor, and the part of the file that has them."""
 
 
 class NoPicturesError(Exception):
@@ -106,14 +104,7 @@ def continue_sight(model: Any, sight: Sight) -> Sight:
 
 def read_colours(folder: Path) -> tuple[Colours, Colours, bool]:
     """Return mean and deviation of each colour by which a model's processor normalizes pixels, and whether its files say so."""
-    for name, part in _PROCESSORS:
-        try:
-            document = read_json_object(folder / name, lenient=True)
-        except (OSError, ValueError):
-            continue
-        settings = document.get(part) if part else document
-        if not isinstance(settings, Mapping) or not settings:
-            continue
+    for settings in processor_settings(folder, "image_processor"):
         if settings.get("do_normalize", True) is False:
             return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), True
         mean, deviation = _colours(settings.get("image_mean")), _colours(settings.get("image_std"))
@@ -200,10 +191,7 @@ def _tokens_of(config: Any, picture: Picture, features: int, folder: Path) -> In
 
 def _added_token(folder: Path, text: str) -> int | None:
     """Return the number of a tokenizer's added token; None if it has none."""
-    try:
-        listed = read_json_object(folder / "tokenizer.json", largest=LARGEST_LIST, lenient=True).get("added_tokens")
-    except (OSError, ValueError):
-        return None
+    listed = read_object_or_empty(folder / "tokenizer.json").get("added_tokens")
     numbers = (each.get("id") for each in listed or () if isinstance(each, dict) and each.get("content") == text)
     return next((number for number in numbers if isinstance(number, int)), None)
 
