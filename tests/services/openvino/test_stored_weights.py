@@ -12,6 +12,7 @@ import onnx_ir
 import pytest
 import torch
 
+from slipway.model.safetensors_file import read_weights
 from slipway.proof.stored_weights import NotUnderstoodError
 from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.graphs.passes import sign_integers
@@ -65,7 +66,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def matrices(folder: Path) -> dict[str, torch.Tensor]:
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(read_weights(folder))
     wanted = {name: checkpoint._read(name).take(ALL).values for name in checkpoint.names}
     return {name: values for name, values in wanted.items() if values.dim() == 2}
 

@@ -134,7 +134,7 @@ def test_a_factor_without_a_place_makes_no_reference(tmp_path: Path) -> None:
 
 def test_modules_that_are_joined_are_left_out_by_name(tmp_path: Path) -> None:
     mixture = Mixture(tmp_path, "a shared expert", _named(*EVERY))
-    found, left_out = adapted_modules(mixture.base, mixture.adapter)
+    found, left_out = adapted_modules(ModelFolder.open(mixture.base), mixture.adapter)
     assert sorted([*(each.name for each in found), *left_out]) == sorted(mixture.modules)
     assert all(".mlp.experts." in name and "joins" in why for name, why in left_out.items())
 

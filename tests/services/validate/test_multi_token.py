@@ -165,7 +165,7 @@ def test_a_head_that_the_adapter_trained_is_merged_as_it_is_delivered(tmp_path: 
     if name.startswith("qwen"):
         tuned = load_reference(kind.base, kind.adapter, threads=1)
         assert isinstance(tuned, ReferenceModel)
-        _, left_out = adapted_modules(kind.base, kind.adapter)
+        _, left_out = adapted_modules(ModelFolder.open(kind.base), kind.adapter)
         assert left_out[module] == "it is in the multi-token head, which transformers does not load with the model"
 
 

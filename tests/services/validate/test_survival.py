@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.model.folder import ModelFolder
 from slipway.model.limits import MOST_EXPERTS
+from slipway.model.safetensors_file import read_weights
 from slipway.proof.precision import stored_dtype
 from slipway.proof.stored_weights import Names, NotUnderstoodError
 from slipway.registry import load_stage
@@ -219,7 +220,7 @@ def test_infinity_counts_in_weights_and_not_in_the_masks_of_a_graph(tmp_path: Pa
 def test_more_matrices_than_any_mixture_has_are_not_listed(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(MOST_EXPERTS + 1, 2, 2, dtype=torch.float16)}, tmp_path / "model.safetensors")
     with pytest.raises(NotUnderstoodError, match=f"hold {MOST_EXPERTS + 1} matrices"):
-        Checkpoint(tmp_path)
+        Checkpoint(read_weights(tmp_path))
 
 
 def test_a_base_has_values_only_where_the_adapter_brings_them(tmp_path: Path) -> None:

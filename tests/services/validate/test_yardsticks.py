@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import auto_model
+from slipway.model.safetensors_file import read_weights
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
@@ -101,7 +102,7 @@ def test_tables_of_positions_keep_their_own_lookup(name: str, tmp_path: Path) ->
     before = base(**given, decoder_input_ids=ids).logits
     (whole := tmp_path / "whole").mkdir()  # with the tables that a checkpoint lacks because they are computed
     save_file({key: each.clone() for key, each in wanted.state_dict().items()}, whole / "model.safetensors")
-    with Products(base).use_stored(Checkpoint(whole)):
+    with Products(base).use_stored(Checkpoint(read_weights(whole))):
         found = base(**given, decoder_input_ids=ids).logits
     assert (found - wanted(**given, decoder_input_ids=ids).logits).abs().max() < 1e-5
     assert (found - before).abs().max() > 1e-2

@@ -109,7 +109,7 @@ def find_name(names: Names, module: Adapted) -> str | None:
     return next((name for one in candidates if one and (name := names.find(one))), None)
 
 
-def adapted_modules(base: Path, adapter: Path) -> tuple[list[Adapted], dict[str, str]]:
+def adapted_modules(base: ModelFolder, adapter: Path) -> tuple[list[Adapted], dict[str, str]]:
     """Return the modules that the adapter updates, in the model's order, and those that are not compared, with the reason.
 
     Raises:
@@ -129,14 +129,13 @@ def adapted_modules(base: Path, adapter: Path) -> tuple[list[Adapted], dict[str,
         raise NotUnderstoodError(
             f"the training began with a change of the base's weights (init_lora_weights is {began})"
         )
-    opened = ModelFolder.open(base)
-    plain = _build_without_values(opened, adapter)
-    shapes = {name: info.shape for name, info in opened.tensors.items()}
+    plain = _build_without_values(base, adapter)
+    shapes = {name: info.shape for name, info in base.tensors.items()}
     loaded = conversions(plain, shapes)
-    model, joined = add_adapter(plain, opened, adapter)
+    model, joined = add_adapter(plain, base, adapter)
     ties = dict(getattr(model.get_base_model(), "all_tied_weights_keys", None) or {})
     modules: list[Adapted] = [*(joined_matrices(joined) if joined else ())]
-    trained = (place.partition(".lora_")[0] for place in head_keys(opened, adapter).values())
+    trained = (place.partition(".lora_")[0] for place in head_keys(base, adapter).values())
     left_out = dict.fromkeys(trained, "it is in the multi-token head, which transformers does not load with the model")
     for path, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
@@ -229,8 +228,8 @@ class Original:
 class BaseWeights:
     """The base's weights, by the names that the model gives them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._stored = Checkpoint(folder)
+    def __init__(self, base: ModelFolder) -> None:
+        self._stored = Checkpoint(base.tensors)
         self._names = Names(self._stored.names)
 
     def weight(self, module: Adapted) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
 from slipway.model.limits import MOST_EXPERTS
-from slipway.model.safetensors_file import TensorInfo, read_weights
+from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights import reading
 from slipway.proof.stored_weights import Coded, Dense, NotUnderstoodError, StoredWeight, Turned, count_non_finite
 
@@ -28,15 +27,17 @@ _FLOAT4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 class Checkpoint:
-    """A folder of safetensors.
+    """The weights of a folder of safetensors.
+
+    Args:
+        tensors: Its tensors by name.
 
     Raises:
-        CheckpointValidationError: As :func:`slipway.model.safetensors_file.read_weights`.
         NotUnderstoodError: Its stacks hold more matrices than any model has.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._tensors = read_weights(folder)
+    def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
+        self._tensors = tensors
         matrices = {match["weight"] for name in self._tensors if (match := _STORED.fullmatch(name))}
         stacks = {
             name: info.shape[0]

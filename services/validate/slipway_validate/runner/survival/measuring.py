@@ -15,6 +15,8 @@ from torch import Tensor
 from slipway.errors import ModelExportError
 from slipway.formats import Runtime
 from slipway.formats.registry import runtime_of_output
+from slipway.model.folder import ModelFolder
+from slipway.model.safetensors_file import read_weights
 from slipway.proof.runtime import Unusable
 from slipway.proof.stored_weights import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
@@ -77,8 +79,9 @@ def measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[s
 
 def _measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[str, AdapterSurvival]:
     try:
-        modules, left_out = adapted_modules(spec.base, spec.adapter)
-        weights = BaseWeights(spec.base)
+        base = ModelFolder.open(spec.base)
+        modules, left_out = adapted_modules(base, spec.adapter)
+        weights = BaseWeights(base)
     except (NotUnderstoodError, Unusable, ModelExportError, OSError, ValueError, RuntimeError) as error:
         return {name: AdapterSurvival(not_run=f"{error}") for name in spec.outputs}
     findings: dict[str, AdapterSurvival] = {}
@@ -160,7 +163,7 @@ def open_stored(folder: Path, model: Path, rows: Callable[[str], int], runtime: 
             raise NotUnderstoodError(f"graphs cannot be read here: pip install {error.name}") from error
         return Graphs(folder, rows)
     if any(folder.glob("*.safetensors")):
-        return Checkpoint(folder)
+        return Checkpoint(read_weights(folder))
     raise NotUnderstoodError("its weights lie neither in safetensors nor in an ONNX graph, and others are not read")
 
 
