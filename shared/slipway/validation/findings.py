@@ -21,7 +21,7 @@ from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
 from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
-from slipway.validation.parts import MissingPart, MultiTokenHead
+from slipway.validation.parts import MissingPart, MultiTokenHead, Routing
 from slipway.validation.pictures import PictureComparison, PictureEffect
 from slipway.validation.speed import Engine, Machine, Memory, Speed
 from slipway.validation.survival import AdapterSurvival
@@ -80,6 +80,7 @@ class OutputValidation(Value):
         reference_perplexity: Perplexity of the reference on the same tokens.
         cases: The same tokens in other shapes.
         survival: What its stored weights hold of the adapter, module by module; None without an adapter, or if nothing was compared.
+        routing: How often it chooses the experts of the reference; None unless both are mixtures whose choices were recorded.
         pictures: Its results behind pictures; None for a model that takes none.
         missing: Parts of the base (heads that predict further tokens, parts for images and sound) of which its files lack tensors.
         speed: Measured speed; None if not benchmarked.
@@ -117,6 +118,7 @@ class OutputValidation(Value):
     reference_perplexity: float | None = None
     cases: tuple[ShapeCase, ...] = ()
     survival: AdapterSurvival | None = None
+    routing: Routing | None = None
     pictures: PictureComparison | None = None
     missing: tuple[MissingPart, ...] = ()
     speed: Speed | None = None
@@ -221,6 +223,7 @@ class Reference(Value):
             reference's. Its spread tells a helpful adapter from noise (``slipway.base_match.match``).
         evidence: What the adapter does on text like that of its training: beside the run, and the user's test inputs.
         multi_token_head: How often the model accepts what its multi-token head drafts; None if it has no such head.
+        routing: How often the base chooses the experts of base + adapter; None without an adapter, or for a model without experts.
         pictures: What it computes of prompts with a picture; None for a model that takes none.
         adapter_effect_error: Relative error of the base against the reference, for values that are not logits.
         adapter_effect_kl: Mean KL(reference ‖ base), nats per token: the adapter's effect on this text. An output has lost the
@@ -242,6 +245,7 @@ class Reference(Value):
     gain_per_window: tuple[float | None, ...] = ()
     evidence: tuple[AdapterEvidence, ...] = ()
     multi_token_head: MultiTokenHead | None = None
+    routing: Routing | None = None
     pictures: PictureEffect | None = None
     adapter_effect_kl: float | None = None
     adapter_effect_error: float | None = None

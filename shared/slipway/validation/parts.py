@@ -1,6 +1,8 @@
-"""What validation says of a model's parts beside its text: a multi-token head, and tensors of the base that an output lacks."""
+"""What validation says of a model's parts: its multi-token head, its routers, and tensors of the base that an output lacks."""
 
 from __future__ import annotations
+
+import math
 
 from slipway.texts import counted, printable
 from slipway.validation.verdicts import Value
@@ -48,6 +50,34 @@ class MultiTokenHead(Value):
         )
 
 
+class Routing(Value):
+    """How often a mixture chooses the experts that base + adapter chooses, for the same tokens.
+
+    Attributes:
+        layers: Number of layers with experts.
+        tokens: Number of tokens.
+        experts: Experts that are chosen for a token in a layer.
+        equal: Share of equal choices, 0 to 1.
+        lowest: The same of the layer in which it is lowest.
+        lowest_layer: That layer's number among those with experts, from 0.
+    """
+
+    layers: int
+    tokens: int
+    experts: int
+    equal: float
+    lowest: float
+    lowest_layer: int
+
+    @property
+    def said(self) -> str:
+        """Return one sentence for people, without its end."""
+        return (
+            f"routing: {_percent_down(self.equal)} of its choices of experts are those of base + adapter, {_percent_down(self.lowest)} in the layer "
+            f"with the fewest ({self.lowest_layer + 1} of {self.layers})"
+        )
+
+
 class MissingPart(Value):
     """Tensors of one part of the base that an output lacks.
 
@@ -74,3 +104,8 @@ class MissingPart(Value):
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _percent_down(share: float) -> str:
+    """Return a share in percent, rounded down, so that 100.0 % means all."""
+    return f"{math.floor(1000 * share) / 10:.1f} %"

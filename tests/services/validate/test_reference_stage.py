@@ -97,6 +97,14 @@ def a_pickle(folder: Path) -> None:
     np.save(folder / "logits.npy", np.array([object()]), allow_pickle=True)
 
 
+def choices_for_other_tokens(folder: Path) -> None:
+    np.save(folder / "routes.npy", np.zeros((2, 3, 1), np.uint16))
+
+
+def choices_of_no_experts(folder: Path) -> None:
+    np.save(folder / "base_routes.npy", np.zeros((2, 3, 1), np.float32))
+
+
 def negative_tokens(folder: Path) -> None:
     np.save(folder / "samples" / "tokens.npy", -np.load(folder / "samples" / "tokens.npy") - 1)
 
@@ -166,6 +174,8 @@ def answers_to_nothing(folder: Path) -> None:
         wider_results,
         no_results,
         a_pickle,
+        choices_for_other_tokens,
+        choices_of_no_experts,
         negative_tokens,
         fewer_results_of_a_long_continuation,
         wider_results_of_a_long_continuation,

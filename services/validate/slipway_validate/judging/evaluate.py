@@ -39,6 +39,7 @@ from slipway_validate.judging.distances import choose_measure, coarser, distance
 from slipway_validate.judging.fit import fit_checks, fit_verdict
 from slipway_validate.judging.judge import Against, Judge, Rule
 from slipway_validate.judging.part_tensors import name_other_tensors
+from slipway_validate.judging.routing import compare_routes, routing_notes
 from slipway_validate.judging.yardsticks import (
     HALVES,
     STATIC,
@@ -137,7 +138,11 @@ class Evaluator:
                 "level_cost": _level_cost(measured, self._yardsticks()),
                 "pictures": behind,
                 "survival": findings,
-                "notes": (*survival.notes(findings, rule.limits), *texts.notes(result.texts)),
+                "notes": (
+                    *survival.notes(findings, rule.limits),
+                    *texts.notes(result.texts),
+                    *routing_notes(measured.routing),
+                ),
             }
         )
         verdict = self._verdict(
@@ -204,6 +209,7 @@ class Evaluator:
                     reference.result.long, result.long, folders=(reference.folder, run_folder), decode=self._decode
                 ),
                 "texts": result.texts,
+                "routing": compare_routes(reference.folder, run_folder),
                 "answers": self._scorer.compare(reference.result.answers, result.answers) if self._scorer else None,
                 "cases": self._compare_cases(run_folder, reference, spec=spec, result=result),
             }

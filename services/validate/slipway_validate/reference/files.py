@@ -45,6 +45,7 @@ from slipway_validate.protocol.messages import (
     plain_file,
 )
 from slipway_validate.protocol.pictures import Looked
+from slipway_validate.protocol.routes import BASE_ROUTES_FILE, ROUTES_FILE, read_routes
 
 FILE = "reference.json"
 SAMPLES = "samples"
@@ -287,6 +288,9 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
         values = _map_array(folder / plain_file(plain))
         if values.ndim != 2 or values.dtype != np.float32:
             raise ValueError(f"{plain_file(plain)} has the shape {values.shape} and the type {values.dtype}")
+    for routes in (read_routes(folder / name) for name in (ROUTES_FILE, BASE_ROUTES_FILE)):
+        if routes is not None and routes.shape[1] != samples.tokens.size:
+            raise ValueError(f"experts were chosen for {routes.shape[1]} of {samples.tokens.size} tokens")
     _check_continuations(file)
     _check_long(folder, file)
     _check_answers(folder, file)

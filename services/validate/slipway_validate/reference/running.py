@@ -23,6 +23,7 @@ from slipway.validation.speed import Engine, Speed
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.distances import distance_of, level_of
 from slipway_validate.judging.evaluate import MERGED
+from slipway_validate.judging.routing import compare_base_routes
 from slipway_validate.judging.yardsticks import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import (
@@ -178,6 +179,7 @@ def describe(run: ReferenceRun | None, speed: Speed | None, *, pictures: Picture
         gain_per_window=run.gain_per_window,
         evidence=run.evidence,
         multi_token_head=run.multi_token_head,
+        routing=compare_base_routes(run.folder),
         pictures=pictures,
         adapter_effect_kl=effect.mean_kl if effect else None,
         adapter_effect_error=effect.relative_error if effect else None,

@@ -65,12 +65,14 @@ from slipway_validate.protocol.messages import (
     TokenizeSpec,
     Yardsticks,
 )
+from slipway_validate.protocol.routes import BASE_ROUTES_FILE, ROUTES_FILE
 from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.generation.generating import answer_inputs
 from slipway_validate.runner.own_text import make_own_samples, measure_own_text
 from slipway_validate.runner.pictures.looking import look_as_reference, look_at_given
+from slipway_validate.runner.routing import record_routes
 from slipway_validate.runner.texts import compare_texts
 
 
@@ -179,7 +181,8 @@ class _Computed(NamedTuple):
 def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Computed:
     """Compute the results to compare."""
     model.prepare_comparison()
-    collector.windows(LOGITS_FILE)
+    with record_routes(model, collector.folder / ROUTES_FILE):
+        collector.windows(LOGITS_FILE)
     for case in spec.cases:
         collector.case(case)
     collector.plain_rows(spec.cases)
@@ -223,7 +226,7 @@ def _compute_base_logits(model: LanguageModel, collector: Collector) -> str:
     from slipway_validate.runner.runtime_reference import ReferenceModel
 
     assert isinstance(model, ReferenceModel)
-    with model.without_adapter():
+    with model.without_adapter(), record_routes(model, collector.folder / BASE_ROUTES_FILE):
         collector.windows(BASE_LOGITS_FILE)
     return model.adapter
 

@@ -1,0 +1,36 @@
+"""Files of the experts that a mixture's routers choose for each token of the windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.format import open_memmap
+
+from slipway.files.regular_file import check_regular
+
+Routes = npt.NDArray[np.uint16]
+"""Numbers of the chosen experts, (layers, tokens, experts of a token), sorted along the last axis; tokens in the order of the windows."""
+
+ROUTES_FILE, BASE_ROUTES_FILE = "routes.npy", "base_routes.npy"
+"""In the folder of a run's results, if the model is a mixture that chooses experts by number; the second with the adapter switched off."""
+MOST_EXPERTS = 1 << 16
+_LARGEST = 1 << 30
+"""Most choices in a file; 48 layers that take 8 experts for 1,280 tokens make half a million."""
+
+
+def read_routes(path: Path) -> Routes | None:
+    """Map a file of choices; None if there is none.
+
+    Raises:
+        ValueError: It holds something else.
+        OSError: It cannot be read.
+    """
+    if not path.exists():
+        return None
+    check_regular(path)
+    routes: Routes = open_memmap(path, mode="r")
+    if routes.dtype != np.uint16 or routes.ndim != 3 or not 0 < routes.size <= _LARGEST:
+        raise ValueError(f"{path.name} has the shape {routes.shape} and the type {routes.dtype}")
+    return routes
