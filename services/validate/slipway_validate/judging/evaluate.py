@@ -12,9 +12,8 @@ from slipway.formats.registry import merged_output
 from slipway.levels import LEVELS
 from slipway.model.families import DECODER, Family
 from slipway.model.folder import ModelFolder
-from slipway.proof.numerics import Logits
 from slipway.proof.sights import FOLDER as PICTURES
-from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
+from slipway.validation.comparisons import Check, GreedyComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.pictures import PictureComparison, PictureEffect
 from slipway.validation.speed import Engine
@@ -32,7 +31,6 @@ from slipway_validate.judging.compare import (
     compare_greedy,
     compare_long,
     compare_together,
-    compare_windows,
     load_logits,
 )
 from slipway_validate.judging.distances import choose_measure, coarser, distance_of, own_level
@@ -165,7 +163,7 @@ class Evaluator:
             rounding = results_rounding(computes)
         noise = None if rounding == STATIC else measured.noise(rounding)
         # A set, as rounding to one type twice changes nothing more.
-        from_reference = _rounding_cost(measured, {own, reference.merged_level})
+        from_reference = measured.cost_together({own, reference.merged_level})
         yardstick, cost, unjudged = _choose_yardstick(output, measured, from_reference=from_reference, folder=folder)
         if noise is None and yardstick is not None:
             unjudged = (
@@ -202,7 +200,7 @@ class Evaluator:
         return output.model_copy(
             update={
                 **compare_together(own, others, reference.measure, threads=self._threads),
-                "to_stored": _compare_with_stored(output.name, own, reference, self._yardsticks()),
+                "to_stored": self._yardsticks().compare_stored(output.name, own, reference.measure),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._compare_greedy(reference, spec=spec, result=result),
                 "continuation": compare_long(
@@ -240,7 +238,7 @@ class Evaluator:
             labels=None,
         )
         figures = compare_together(own, others, reference.measure, threads=self._threads)
-        figures["to_stored"] = _compare_with_stored(output.name, own, reference, measured)
+        figures["to_stored"] = measured.compare_stored(output.name, own, reference.measure)
         alike = output.model_copy(update={**figures, "checks": ()})
         rule, unjudged = self._rule(alike, reference, folder, measured)
         rule = replace(rule, place=pictures.PLACE)
@@ -331,14 +329,6 @@ def _level_cost(output: OutputValidation, measured: Measured) -> float | None:
     return measured.cost(own) if known and own != "float32" else None
 
 
-def _compare_with_stored(name: str, own: Logits, reference: ReferenceRun, measured: Measured) -> LogitComparison | None:
-    """Compare the first windows with PyTorch on the output's own weights; None if those were not read."""
-    theirs = measured.results(name)
-    if theirs is None or theirs.shape[1:] != own.shape[1:]:
-        return None
-    return compare_windows(theirs, own[: len(theirs)], reference.measure)
-
-
 def _choose_yardstick(
     output: OutputValidation, measured: Measured, *, from_reference: float | None, folder: Path
 ) -> tuple[Against | None, float | None, str]:
@@ -362,12 +352,6 @@ def _choose_yardstick(
         said = f"its results were not compared with its own weights: {why}, and what its level must cost is not known"
         return None, None, said
     return beside, cost, ""
-
-
-def _rounding_cost(measured: Measured, levels: set[str]) -> float | None:
-    """Return the cost of several roundings of the weights; None if one of them is unknown."""
-    costs = [measured.cost(each) for each in levels]
-    return None if None in costs else sum(each for each in costs if each is not None)
 
 
 def begin_result(name: str, folder: Path, result: RunResult) -> OutputValidation:

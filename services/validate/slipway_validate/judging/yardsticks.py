@@ -268,6 +268,24 @@ class Measured:
         path = self.folder / pass_file(output)
         return load_logits(path) if path.is_file() else None
 
+    def cost_together(self, levels: set[str]) -> float | None:
+        """Return the cost of several roundings of the weights; None if one of them is not known."""
+        costs = [self.cost(each) for each in levels]
+        return None if None in costs else sum(each for each in costs if each is not None)
+
+    def compare_stored(self, output: str, own: Logits, measure: Measure) -> LogitComparison | None:
+        """Compare an output's first windows with PyTorch on the weights that it stores; None if those were not read.
+
+        Args:
+            output: Name of the output.
+            own: Its results, (N, P, V).
+            measure: How results are compared.
+        """
+        theirs = self.results(output)
+        if theirs is None or theirs.shape[1:] != own.shape[1:]:
+            return None
+        return compare_windows(theirs, own[: len(theirs)], measure)
+
 
 def read_measured(folder: Path, asked: Yardsticks | None, reference: ReferenceRun | None) -> Measured:
     """Read what a process wrote, and compare the passes without an output with the reference; without results if it ended early."""
