@@ -277,13 +277,14 @@ def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tu
 
 
 def takes_pictures(config: ModelConfig, family: Family) -> bool:
-    """Return whether a model is a decoder that takes images, and is loaded with the part for them."""
+    """Return whether a model is a decoder that takes images or sound, and is loaded with the part for them."""
     whole = config.class_name.endswith("ForConditionalGeneration")
-    return family is DECODER and whole and config.get("vision_config") is not None
+    parts = (config.get("vision_config"), config.get("audio_config"))
+    return family is DECODER and whole and any(each is not None for each in parts)
 
 
 def count_pictures(config: ModelConfig, family: Family, params: SampleParams) -> int:
-    """Return the number of prompts with a picture whose results stay within an eighth of ``max_logit_bytes``; 0 if the model takes no images."""
+    """Return the number of prompts with a picture or sound whose results stay within an eighth of ``max_logit_bytes``; 0 for a model of text."""
     if not takes_pictures(config, family):
         return 0
     each = LOGIT_FILES * values_per_token(config.text, family) * 4 * PICTURE_TOKENS

@@ -27,10 +27,10 @@ FREE_SIZE: Tokens = (4, 6)
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture.
+    """A picture, or a sound.
 
     Attributes:
-        arguments: What the model's class takes for it beside tokens, by name: pixels as floats, sizes as integers.
+        arguments: What the model's class takes for it beside tokens, by name: pixels or frames as floats, sizes and masks as integers.
         token: The token that stands for each of its features.
         types: Name of the argument that marks those tokens with 1; empty if the class takes none.
     """

@@ -158,6 +158,7 @@ class LanguageModel(Protocol):
         bounds: Largest shapes that it accepts.
         architecture: Class of the model, empty when unknown.
         embeds: Whether it gives the sentence embedding of a text. None: its runtime has no such result.
+        hears: Whether it takes sound beside text.
         reads_text: Whether its runtime reads text and conversations with a tokenizer and chat template of the output itself.
         preparation_seconds: Time that loading took for what its users have already, such as a file of the base model.
     """
@@ -169,6 +170,7 @@ class LanguageModel(Protocol):
     bounds: Bounds
     architecture: str = ""
     embeds: bool | None = None
+    hears: bool = False
     reads_text: bool = False
     preparation_seconds: float = 0.0
 

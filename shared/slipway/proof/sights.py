@@ -1,4 +1,4 @@
-"""Prompts with a picture: what all models of one validation get, kept as arrays in one folder each.
+"""Prompts with a picture, or with sound: what all models of one validation get, kept as arrays in one folder each.
 
 Axes: T = tokens of a prompt, H = height, W = width.
 """
@@ -19,6 +19,7 @@ from numpy.lib.format import open_memmap
 from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import check_regular
 from slipway.proof.numerics import Ints
+from slipway.validation.pictures import Sense
 
 FOLDER = "pictures"
 """Folder of the prompts within that of the samples, and of what a model computes of them within that of its results."""
@@ -33,7 +34,7 @@ Colours = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A prompt: some text, a picture, and text again, whose results are compared.
+    """A prompt: some text, a picture or sound, and text again, whose results are compared.
 
     Attributes:
         tokens: Its tokens, (T,).
@@ -43,10 +44,11 @@ class Sight:
         continued: Number of the last tokens that continue the prompt as the reference does.
         arguments: What the class of transformers takes for the picture, by name.
         types: Name of the argument that marks the picture's tokens with 1; empty if the class takes none.
-        pixels: The picture, (H, W, 3), bytes; of a size that no processor changes.
+        pixels: The picture, (H, W, 3), bytes; of a size that no processor changes. Without pixels for sound.
         mean: Mean of each colour, by which the arguments are normalized.
         deviation: Their deviation.
         colours_known: Whether the model's own files say so; otherwise a runtime that normalizes pixels itself may do otherwise.
+        sense: What it has beside text.
     """
 
     tokens: Ints
@@ -60,6 +62,7 @@ class Sight:
     mean: Colours
     deviation: Colours
     colours_known: bool = True
+    sense: Sense = Sense.PICTURES
 
     @property
     def compared(self) -> int:
@@ -75,7 +78,9 @@ class Sight:
         """Write it into a new folder."""
         folder.mkdir(parents=True)
         names = ("begin", "end", "token", "continued", "types", "mean", "deviation", "colours_known")
-        (folder / _META).write_text(json.dumps({name: getattr(self, name) for name in names}), encoding="utf-8")
+        meta = {name: getattr(self, name) for name in names}
+        meta |= {} if self.sense is Sense.PICTURES else {"sense": self.sense}
+        (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
         np.save(folder / _TOKENS, self.tokens)
         np.save(folder / _PIXELS, self.pixels)
         for name, values in self.arguments.items():
@@ -100,6 +105,7 @@ class Sight:
                 deviation=_colours(meta["deviation"]),
                 colours_known=bool(meta["colours_known"]),
                 types=str(meta["types"]),
+                sense=Sense(meta.get("sense", Sense.PICTURES)),
                 **{key: int(meta[key]) for key in ("begin", "end", "token", "continued")},
             )
         except (KeyError, TypeError, ValueError, EOFError) as error:

@@ -46,6 +46,7 @@ class TransformersModel:
     """A model in PyTorch on the CPU; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     device = "cpu"
+    hears = True
     preparation_seconds = 0.0
 
     def __init__(self, module: Any, family: Family = DECODER, *, stored: str, pooling: Pooling | None = None) -> None:
@@ -99,7 +100,9 @@ class TransformersModel:
         try:
             results = self._called(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits
         except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
-            raise Unusable(f"transformers cannot compute a picture with it: {type(error).__name__}: {error}") from error
+            raise Unusable(
+                f"transformers cannot compute {sight.sense} with it: {type(error).__name__}: {error}"
+            ) from error
         behind: Logits = results[0, sight.end :].float().numpy()
         return behind
 

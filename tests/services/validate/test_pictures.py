@@ -227,7 +227,7 @@ def test_layers_that_a_text_adapter_leaves_alone_are_named_by_their_bytes(tmp_pa
     verdict = judge(kind, right, tmp_path / "work", outputs)["pytorch-swapped"]
     assert not verdict.passed
     assert "first visual.blocks.0.attn.proj.bias (it holds visual.blocks.1.attn.proj.bias)" in verdict.explanation
-    assert pictures.CAUSE in verdict.explanation
+    assert pictures.CAUSES["pictures"] in verdict.explanation
 
 
 def test_a_weak_adapter_is_said_to_be_weak_behind_pictures(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_model_of_text_is_untouched(tmp_path: Path) -> None:
     verdict = judge(kind, right, tmp_path / "work", {"pytorch": right})["pytorch"]
     assert verdict.passed
     assert verdict.pictures is None
-    assert not any(check.name.startswith(pictures.PREFIX) for check in verdict.checks)
+    assert not any(check.name.startswith(pictures.PREFIXES) for check in verdict.checks)
     assert not list((tmp_path / "work").rglob(f"{FOLDER}/*.json"))
 
 

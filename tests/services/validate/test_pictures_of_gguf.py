@@ -92,10 +92,10 @@ def test_faults_of_the_file_for_images_fail_by_name(tmp_path: Path) -> None:
     for fault in ("lost", "scaled", "swapped"):
         verdict = verdicts[f"gguf-{fault}"]
         assert {each.name for each in verdict.failed_checks} == {"pictures.mean_kl"}, fault
-        assert pictures.CAUSE in verdict.explanation
+        assert pictures.CAUSES["pictures"] in verdict.explanation
         assert behind(verdict).faithful.answer is Answer.FAILED
     dropped = verdicts["gguf-dropped"]
-    assert {each.name for each in dropped.failed_checks} == {pictures.UNREADABLE}
+    assert {each.name for each in dropped.failed_checks} == {"pictures.unreadable"}
     assert "its file for images, tiny-mmproj-F16.gguf, which gguf.json names, is not there" in dropped.explanation
 
 

@@ -75,7 +75,7 @@ class Evaluator:
         scorer: Scores the answers to the user's test inputs; None if there are none.
         threads: Threads that compare results.
         base: The base, whose parts beside the text an output in transformers' form must have; None to compare no names.
-        takes_pictures: Whether the model takes pictures.
+        takes_pictures: Whether the model takes pictures or sound.
     """
 
     def __init__(
@@ -225,9 +225,7 @@ class Evaluator:
             return begun, pictures.check_unreadable(begun)
         own = load_logits(run_folder / PICTURES / LOGITS_FILE)
         if own.shape != reference.logits.shape:
-            failed = (
-                f"its results behind pictures have the shape {own.shape}, and the reference's {reference.logits.shape}"
-            )
+            failed = f"its results {begun.sense.place} have the shape {own.shape}, and the reference's {reference.logits.shape}"
             begun = begun.model_copy(update={"failed": failed})
             return begun, pictures.check_unreadable(begun)
         file = self.merged.folder / PICTURES / LOGITS_FILE if self.merged else None
@@ -241,7 +239,7 @@ class Evaluator:
         figures["to_stored"] = measured.compare_stored(output.name, own, reference.measure)
         alike = output.model_copy(update={**figures, "checks": ()})
         rule, unjudged = self._rule(alike, reference, folder, measured)
-        rule = replace(rule, place=pictures.PLACE)
+        rule = replace(rule, place=begun.sense.place)
         judge = Judge(rule, adapter=reference.with_adapter)
         alike = alike.model_copy(
             update={
@@ -255,7 +253,7 @@ class Evaluator:
         )
         verdicts = {"kept": alike.kept, "level_cost": alike.level_cost, "fit": fit_verdict(alike, rule.fit)}
         compared = begun.model_copy(update={**figures, **verdicts, "faithful": faithful})
-        return compared, pictures.name_checks(alike.checks)
+        return compared, pictures.name_checks(alike.checks, begun.sense)
 
     def _compare_greedy(self, reference: ReferenceRun, *, spec: RunSpec, result: RunResult) -> GreedyComparison | None:
         theirs, ours = reference.result.continuations, result.continuations

@@ -27,7 +27,7 @@ SHAPE_CAUSES = {
     "continuation": "long texts go wrong where short ones are right: its KV cache or its positions fail after the first tokens",
     "answers": "its answers to the test inputs are worse than the reference's",
     "sentence_embedding": "it makes another vector of a text than the model: its pooling or normalization is another",
-    "pictures": pictures.CAUSE,
+    **pictures.CAUSES,
     "native_dtype": "the data type in which it is served has too little range or precision for it",
 }
 SHOWN_CHECKS = 4
@@ -122,11 +122,11 @@ def _explain_broken(
         of_parts, remedy = parts.explain(output.missing)
         said.append(of_parts)
         remedies.append(remedy)
-    if pictures.UNREADABLE in names:
+    if names & set(pictures.UNREADABLE):
         of_pictures, remedy = pictures.explain(output.pictures)
         said.append(of_pictures)
         remedies.append(remedy)
-    named = (*survival.CHECKS, *texts.CHECKS, parts.MISSING, pictures.UNREADABLE)
+    named = (*survival.CHECKS, *texts.CHECKS, parts.MISSING, *pictures.UNREADABLE)
     others = [check for check in failed if check.name not in named]
     # Each weight in the wrong place is named; results would only allow a guess.
     exchanged = output.survival is not None and any(each.exchanged for each in output.survival.faulty)
@@ -150,7 +150,7 @@ def _explain_results(output: OutputValidation, failed: list[Check], base_limit: 
         )
     shape = next((name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES), "")
     if shape and all("." in check.name for check in failed):
-        blamed = output.pictures.blamed if shape == "pictures" and output.pictures else ""
+        blamed = output.pictures.blamed if shape in pictures.CAUSES and output.pictures else ""
         return ": ".join(filter(None, (SHAPE_CAUSES[shape], blamed))), _remedy_shape(output, shape)
     if any(check.against == "stored" for check in failed):
         return "it computes something else than its own weights", _REMEDY_GRAPH
@@ -208,7 +208,7 @@ def _remedy_non_finite(output: OutputValidation) -> str:
 def _remedy_shape(output: OutputValidation, shape: str) -> str:
     if shape == "native_dtype":
         return "serve it in bfloat16 or float32"
-    if shape == "pictures":
+    if shape in pictures.CAUSES:
         return pictures.REMEDY
     if shape == "answers":
         return "use a wider level or smaller groups; if the loss is acceptable, raise quality_loss in validation.limits"

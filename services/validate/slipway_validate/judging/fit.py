@@ -86,7 +86,7 @@ def fit_verdict(output: OutputValidation, rule: FitRule) -> Verdict:
     """Judge by its checks how much of the fine-tune an output keeps."""
     distance = distance_of(output.to_reference)
     checks = [
-        check for check in output.checks if check.question == "fit" and not check.name.startswith(pictures.PREFIX)
+        check for check in output.checks if check.question == "fit" and not check.name.startswith(pictures.PREFIXES)
     ]
     if not checks or distance is None:
         failed = any(not check.passed for check in checks)

@@ -1,14 +1,15 @@
-"""What a runner writes of prompts with a picture (:mod:`slipway.proof.sights`)."""
+"""What a runner writes of prompts with a picture or sound (:mod:`slipway.proof.sights`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
 from slipway.proof.sights import FOLDER
+from slipway.validation.pictures import Sense
 
 PICTURES_FILE = "pictures.json"
 """In the folder ``slipway.proof.sights.FOLDER`` of a run's results: a :class:`Looked`. Beside it are files of logits as those of windows,
@@ -22,6 +23,7 @@ class Looked(BaseModel):
     """What a model computed of the prompts.
 
     Attributes:
+        sense: What the prompts have beside text.
         pictures: Number of prompts.
         tokens: Tokens behind each that have results.
         not_run: Why there are none, though nothing is known to be wrong.
@@ -30,6 +32,7 @@ class Looked(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    sense: Sense = Field(default=Sense.PICTURES, exclude_if=lambda value: value is Sense.PICTURES)
     pictures: int = 0
     tokens: int = 0
     not_run: str = ""

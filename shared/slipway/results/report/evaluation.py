@@ -15,6 +15,7 @@ from slipway.results.report.document import Report
 from slipway.texts import counted
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.pictures import Sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Measure:
 _MEASURES = {
     "max_abs_diff": Measure("Largest difference"),
     "mean_kl": Measure("Mean KL divergence"),
-    "pictures.mean_kl": Measure("Mean KL divergence behind pictures"),
+    **{f"{each}.mean_kl": Measure(f"Mean KL divergence {each.place}") for each in Sense},
     "top1_agreement": Measure("Top-1 agreement", figures.share),
     "choice_agreement": Measure("Agreement of choices", figures.share),
     "relative_error": Measure("Relative error"),

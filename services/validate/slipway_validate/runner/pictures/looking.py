@@ -1,4 +1,4 @@
-"""Let a model compute the prompts with a picture, and write its results; a model that cannot says so by name."""
+"""Let a model compute the prompts with a picture or sound, and write its results; a model that cannot says so by name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from slipway.proof.numerics import Ints, Logits
 from slipway.proof.runtime import LanguageModel, NotRunnable, Samples, Unusable
 from slipway.proof.sights import FOLDER, Sight, read_sights, write_sights
+from slipway.validation.pictures import Sense
 from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunSpec
 from slipway_validate.protocol.pictures import Looked
 
@@ -20,34 +21,40 @@ Report = Callable[[str, int, int], None]
 
 
 def look(model: LanguageModel, sights: list[Sight], *, report: Report) -> Logits:
-    """Return the results behind each picture, (N, P, V), N = prompts, P = tokens.
+    """Return the results behind each picture or sound, (N, P, V), N = prompts, P = tokens.
 
     Raises:
-        NotRunnable: The model takes no pictures.
+        NotRunnable: The model takes none.
         Unusable: It cannot compute them.
     """
+    if any(each.sense is Sense.SOUND for each in sights) and not model.hears:
+        raise NotRunnable(f"{model.engine.runtime} is given no sound here")
     results = []
     for number, sight in enumerate(sights):
         results.append(model.look(sight))
         report("pictures", number + 1, len(sights))
     if len({each.shape for each in results}) != 1:
-        raise Unusable(f"its results behind pictures have the shapes {sorted({each.shape for each in results})}")
+        shapes = sorted({each.shape for each in results})
+        raise Unusable(f"its results {sights[0].sense.place} have the shapes {shapes}")
     return np.stack(results)
 
 
 def look_at_given(model: LanguageModel, spec: RunSpec, folder: Path, *, report: Report) -> None:
     """Write what an output computes of the reference's prompts; an error becomes its finding, and leaves the results on text as they are."""
     (folder / FOLDER).mkdir()
+    sense = Sense.PICTURES
     try:
-        results = look(model, read_sights(spec.samples), report=report)
+        sights = read_sights(spec.samples)
+        sense = sights[0].sense
+        results = look(model, sights, report=report)
         np.save(folder / FOLDER / LOGITS_FILE, results)
-        finding = Looked(pictures=len(results), tokens=results.shape[1])
+        finding = Looked(sense=sense, pictures=len(results), tokens=results.shape[1])
     except NotRunnable as error:
-        finding = Looked(not_run=str(error))
+        finding = Looked(sense=sense, not_run=str(error))
     except Unusable as error:
-        finding = Looked(failed=str(error))
+        finding = Looked(sense=sense, failed=str(error))
     except Exception as error:  # noqa: BLE001 - a runtime's errors share no base
-        finding = Looked(failed=f"{type(error).__name__}: {error}")
+        finding = Looked(sense=sense, failed=f"{type(error).__name__}: {error}")
     finding.write(folder)
 
 
@@ -61,7 +68,8 @@ def look_as_reference(model: Any, spec: RunSpec, folder: Path, *, report: Report
     except NoPicturesError as error:
         finding = Looked(not_run=str(error))
     except Exception as error:  # noqa: BLE001 - code of transformers' classes raises anything, and text is compared without it
-        finding = Looked(not_run=f"the model does not compute a picture of its own: {type(error).__name__}: {error}")
+        what = "sound" if getattr(model.module.config, "vision_config", None) is None else "a picture"
+        finding = Looked(not_run=f"the model does not compute {what} of its own: {type(error).__name__}: {error}")
     if finding.not_run:  # nobody is to find half of the results
         shutil.rmtree(spec.samples / FOLDER, ignore_errors=True)
         for name in (LOGITS_FILE, BASE_LOGITS_FILE):
@@ -83,11 +91,11 @@ def _look_as_reference(model: Any, spec: RunSpec, folder: Path, report: Report) 
     if isinstance(model, ReferenceModel):
         sides[BASE_LOGITS_FILE] = _without_adapter(model, sights, report)
     if not all(np.isfinite(each).all() for each in sides.values()):
-        raise NoPicturesError("the model's own results behind a picture contain NaN or infinity")
+        raise NoPicturesError(f"the model's own results {sights[0].sense.place} contain NaN or infinity")
     for name, values in sides.items():
         np.save(folder / FOLDER / name, values)
     write_sights(sights, spec.samples)
-    return Looked(pictures=len(results), tokens=results.shape[1])
+    return Looked(sense=sights[0].sense, pictures=len(results), tokens=results.shape[1])
 
 
 def _continued(module: Any, sights: list[Sight]) -> list[Sight]:

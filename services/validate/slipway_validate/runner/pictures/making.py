@@ -1,4 +1,7 @@
-"""Make prompts with a picture for the reference's model: held-out text, a picture of random colours, and text again."""
+"""Make prompts with a picture for the reference's model: held-out text, a picture of random colours, and text again.
+
+A model for which no picture is made, and that takes sound, gets prompts with sound instead.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from slipway.model.model_files import processor_settings
 from slipway.proof.numerics import Ints
 from slipway.proof.pictures import DEVIATION, MEAN, Picture, arrange, make_picture
 from slipway.proof.sights import Colours, Sight
+from slipway.proof.sounds import make_sound
+from slipway.validation.pictures import Sense
 from slipway_validate.protocol.pictures import PICTURE_TOKENS
 
 BEFORE, CONTINUED = 4, 8
@@ -29,7 +34,7 @@ _MARKS = ("image_token_id", "video_token_id", "audio_token_id")
 
 
 class NoPicturesError(Exception):
-    """The model gets no pictures; the message says why."""
+    """The model gets no pictures and no sound; the message says why."""
 
 
 def make_sights(model: Any, folder: Path, windows: Ints, *, count: int, longest: int) -> list[Sight]:
@@ -43,19 +48,22 @@ def make_sights(model: Any, folder: Path, windows: Ints, *, count: int, longest:
         longest: Most tokens of a prompt.
 
     Raises:
-        NoPicturesError: No picture is made for it, or it does not take the one that is.
+        NoPicturesError: No picture or sound is made for it, or it does not take the one that is.
     """
     colours = read_colours(folder)
-    features = _count_features(model, _picture_of(model, seed=0))
+    sense = _sense_of(model.config)
+    features = _count_features(model, _given(model, sense, seed=0), sense)
     number = max(1, count // 2) if features > _LARGE else count
     behind = min(PICTURE_TOKENS * count // number - CONTINUED, windows.shape[1] - BEFORE)
     sights = []
     for seed in range(number):
-        picture, pixels = _recolour(model.config, _picture_of(model, seed=seed), colours, seed=seed)
-        inside = _tokens_of(model.config, picture, _count_features(model, picture), folder)
+        picture, pixels = _given(model, sense, seed=seed), np.zeros((0, 0, 3), np.uint8)
+        if sense is Sense.PICTURES:
+            picture, pixels = _recolour(model.config, picture, colours, seed=seed)
+        inside = _tokens_of(model.config, picture, _count_features(model, picture, sense), folder)
         room = longest - BEFORE - len(inside) - CONTINUED
         if min(room, behind) < 1:
-            most = f"the model reads {longest} tokens at most, and a picture of it takes {len(inside)}"
+            most = f"the model reads {longest} tokens at most, and a {sense.one} of it takes {len(inside)}"
             raise NoPicturesError(most if behind >= 1 else f"a window of held-out text has {windows.shape[1]} tokens")
         text = windows[seed % len(windows)]
         after = text[BEFORE : BEFORE + min(behind, room)]
@@ -73,6 +81,7 @@ def make_sights(model: Any, folder: Path, windows: Ints, *, count: int, longest:
                 mean=mean,
                 deviation=deviation,
                 colours_known=known,
+                sense=sense,
             )
         )
     return sights
@@ -113,8 +122,22 @@ def read_colours(folder: Path) -> tuple[Colours, Colours, bool]:
     return (MEAN, MEAN, MEAN), (DEVIATION, DEVIATION, DEVIATION), False
 
 
-def _picture_of(model: Any, *, seed: int) -> Picture:
+def _sense_of(config: Any) -> Sense:
+    """Return what prompts of a model have beside text: sound if no picture is made for it, and a sound is."""
+    try:
+        hears = make_picture(config, seed=0) is None and make_sound(config, seed=0) is not None
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError, LookupError):
+        return Sense.PICTURES
+    return Sense.SOUND if hears else Sense.PICTURES
+
+
+def _given(model: Any, sense: Sense, *, seed: int) -> Picture:
+    """Return a picture or sound for a model."""
     config = model.config
+    if sense is Sense.SOUND:
+        sound = make_sound(config, seed=seed)
+        assert sound is not None
+        return sound
     if getattr(config, "image_token_id", None) is None:
         raise NoPicturesError("its config.json names no token that stands for an image (image_token_id)")
     try:
@@ -127,19 +150,21 @@ def _picture_of(model: Any, *, seed: int) -> Picture:
 
 
 @torch.no_grad()
-def _count_features(model: Any, picture: Picture) -> int:
-    """Return how many tokens stand for a picture."""
+def _count_features(model: Any, picture: Picture, sense: Sense) -> int:
+    """Return how many tokens stand for a picture or sound."""
     given = {name: torch.from_numpy(values) for name, values in picture.arguments.items()}
     try:
-        features = getattr(model, "model", model).get_image_features(**given).pooler_output
+        whole = getattr(model, "model", model)
+        make = whole.get_audio_features if sense is Sense.SOUND else whole.get_image_features
+        features = make(**given).pooler_output
         listed = [features] if isinstance(features, torch.Tensor) else list(features)
         count = sum(each.numel() // each.shape[-1] for each in listed)
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ZeroDivisionError) as error:
         raise NoPicturesError(
-            f"the model does not take a picture that is made for its config.json: {error or type(error).__name__}"
+            f"the model does not take a {sense.one} that is made for its config.json: {error or type(error).__name__}"
         ) from error
     if not count:
-        raise NoPicturesError("the model makes no features of a picture")
+        raise NoPicturesError(f"the model makes no features of a {sense.one}")
     return count
 
 

@@ -1,0 +1,42 @@
+"""Sounds for models that take sound beside text: made here, as the arguments of transformers' class.
+
+They need no processor: a sound is an array of random numbers in the range of a spectrum's logarithms, with some frames of padding behind.
+Axes: F = mel bins, frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from slipway.proof.pictures import Arguments, Picture
+
+_CHUNKS, _HEARD = 2, 0.7
+"""Chunks of a sound, and the share of frames that are no padding: the last chunk is not full."""
+
+
+def make_sound(config: Any, *, seed: int) -> Picture | None:
+    """Make a sound for a model; None if it takes none, or in a way that is not known here.
+
+    Args:
+        config: The model's configuration in transformers.
+        seed: Of its frames.
+    """
+    arrange, token = _KINDS.get(config.model_type), getattr(config, "audio_token_id", None)
+    if arrange is None or token is None:
+        return None
+    return Picture(arrange(config.audio_config, np.random.default_rng(seed)), int(token))
+
+
+def _frames_in_chunks(ear: Any, random: np.random.Generator) -> Arguments:
+    """Return frames of whole chunks, (1, F, frames), and which of them are no padding, (1, frames)."""
+    frames = _CHUNKS * 2 * int(ear.n_window)
+    heard = np.arange(frames) < round(_HEARD * frames)
+    values = random.uniform(-1, 1.5, (1, int(ear.num_mel_bins), frames)) * heard
+    return {"input_features": values.astype(np.float32), "input_features_mask": heard[None].astype(np.int64)}
+
+
+_KINDS: Mapping[str, Callable[[Any, np.random.Generator], Arguments]] = {"qwen3_asr": _frames_in_chunks}
+"""By the type of a model. One is here once a test has run it on sound."""

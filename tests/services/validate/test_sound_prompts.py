@@ -1,0 +1,214 @@
+"""Models that take sound beside text are compared behind sound too: right merges pass, faults that only a sound shows fail by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipway.model.configuration import ModelConfig
+from slipway.proof.runtime import LanguageModel, NotRunnable
+from slipway.proof.sights import FOLDER, read_sights
+from slipway.proof.sounds import make_sound
+from slipway.stage import Context
+from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.pictures import PictureComparison, PictureEffect, Sense
+from slipway.validation.speed import Engine
+from slipway.validation.verdicts import Answer
+from slipway_merge.params import MergeParams
+from slipway_merge.stage import STAGE as MERGE
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE as QUANTIZE
+from slipway_validate.judging import pictures
+from slipway_validate.params import SampleParams, ValidateParams
+from slipway_validate.protocol.pictures import Looked
+from slipway_validate.reference.stage import STAGE as REFERENCE
+from slipway_validate.runner.pictures.looking import look
+from slipway_validate.stage import STAGE as VALIDATE
+from support.models.current_kinds import Kind, make_kind
+from support.models.validated_here import PARAMS, Validated
+
+NAME = "qwen3-asr"
+WEIGHTS = "model.safetensors"
+Tensors = dict[str, torch.Tensor]
+Change = Callable[[Tensors, Tensors], None]
+
+
+def merged(folder: Path) -> tuple[Kind, Path]:
+    kind = make_kind(NAME, folder / "kind", dtype=torch.bfloat16)
+    (folder / "merged").mkdir()
+    inputs = {"base": kind.base, "adapter": kind.adapter}
+    return kind, MERGE.run(inputs, MergeParams(verify="spot"), Context(workdir=folder / "merged"))["pytorch"]
+
+
+def judge(kind: Kind, right: Path, work: Path, outputs: Mapping[str, Path]) -> dict[str, OutputValidation]:
+    work.mkdir()
+    run = Validated(kind.base, kind.adapter, work, merged=right)
+    run.read_weights(outputs)
+    return {name: run.output(name, folder) for name, folder in outputs.items()}
+
+
+def behind(verdict: OutputValidation) -> PictureComparison:
+    assert verdict.pictures is not None
+    assert verdict.pictures.sense is Sense.SOUND
+    return verdict.pictures
+
+
+def test_right_outputs_pass_behind_sound(tmp_path: Path) -> None:
+    """The merge, its levels, and the adapter beside its base."""
+    kind, right = merged(tmp_path)
+    outputs = {"pytorch": right, "adapter": kind.adapter}
+    for level in ("fp16", "int8"):
+        (work := tmp_path / level).mkdir()
+        params = QuantizeParams(format="pytorch", level=level)
+        outputs[f"pytorch-{level}"] = QUANTIZE.run({"model": right}, params, Context(workdir=work))["model"]
+    for name, verdict in judge(kind, right, tmp_path / "work", outputs).items():
+        found = behind(verdict)
+        assert verdict.passed, (name, verdict.explanation)
+        assert not found.not_run
+        assert (found.pictures, found.tokens) == (4, 96)
+        assert found.kept is not None
+        assert found.kept > (0.9 if name == "pytorch-int8" else 0.99)
+        assert found.said.startswith("sound: behind 4 sounds, ")
+        assert found.faithful.answer in (Answer.PASSED, Answer.NOT_JUDGED)
+        assert "sound.mean_kl" in {check.name for check in verdict.checks}
+        assert not any(check.name.startswith("pictures.") for check in verdict.checks)
+    (sight, *_) = read_sights(tmp_path / "work" / "samples")
+    assert sight.sense is Sense.SOUND
+    assert sight.arguments["input_features_mask"].sum() < sight.arguments["input_features_mask"].size
+
+
+def lose(tensors: Tensors, base: Tensors) -> None:
+    name = "model.multi_modal_projector.linear_2.weight"
+    tensors[name] = base[name].clone()
+
+
+def scale(tensors: Tensors, _: Tensors) -> None:
+    tensors["model.audio_tower.ln_post.weight"] *= 1.05
+
+
+def exchange_layers(tensors: Tensors, _: Tensors) -> None:
+    for name in [name for name in tensors if ".audio_tower.layers.0." in name]:
+        other = name.replace(".layers.0.", ".layers.1.")
+        tensors[name], tensors[other] = tensors[other], tensors[name]
+
+
+PLANTED: Mapping[str, tuple[Change, str]] = {
+    "lost": (lose, "multi_modal_projector.linear_2"),
+    "scaled": (scale, "audio_tower.ln_post.weight"),
+    "swapped": (exchange_layers, "audio_tower.layers.0."),
+}
+
+
+def test_faults_that_only_a_sound_shows_fail_by_name(tmp_path: Path) -> None:
+    kind, right = merged(tmp_path)
+    outputs = {"pytorch": right}
+    for fault, (change, _) in PLANTED.items():
+        outputs[f"pytorch-{fault}"] = folder = tmp_path / fault
+        shutil.copytree(right, folder)
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors, load_file(kind.base / WEIGHTS))
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    verdicts = judge(kind, right, tmp_path / "work", outputs)
+    assert verdicts["pytorch"].passed
+    for fault, (_, named) in PLANTED.items():
+        verdict = verdicts[f"pytorch-{fault}"]
+        assert not verdict.passed, fault
+        assert named in verdict.explanation, (fault, verdict.explanation)
+        of_results = {each.name for each in verdict.failed_checks if not each.name.startswith("module_")}
+        assert of_results == {"sound.mean_kl"}, fault
+        assert behind(verdict).faithful.answer is Answer.FAILED
+    assert pictures.CAUSES["sound"] in verdicts["pytorch-scaled"].explanation
+    assert "behind sound" in verdicts["pytorch-scaled"].explanation
+
+
+def test_a_runtime_without_sound_is_not_run_by_name(tmp_path: Path) -> None:
+    class Text(LanguageModel):
+        engine = Engine(runtime="onnxruntime")
+
+    with pytest.raises(NotRunnable, match=r"^onnxruntime is given no sound here$"):
+        look(Text(), [SimpleNamespace(sense=Sense.SOUND)], report=lambda *_: None)  # type: ignore[abstract, list-item]
+    said = Looked(sense=Sense.SOUND, not_run="onnxruntime is given no sound here")
+    (tmp_path / FOLDER).mkdir()
+    said.write(tmp_path)
+    read = Looked.read(tmp_path)
+    assert read == said
+    compared = pictures.begin_comparison(PictureEffect(sense=Sense.SOUND, pictures=4, tokens=96), read)
+    assert compared.said == "sound: not run (onnxruntime is given no sound here)"
+    assert not pictures.check_unreadable(compared)
+
+
+def test_an_output_that_cannot_compute_sound_fails_by_name() -> None:
+    reference = PictureEffect(sense=Sense.SOUND, pictures=4, tokens=96)
+    broken = pictures.begin_comparison(reference, Looked(sense=Sense.SOUND, failed="its encoder is gone"))
+    assert [check.name for check in pictures.check_unreadable(broken)] == ["sound.unreadable"]
+    assert pictures.explain(broken)[0] == "it cannot compute sound: its encoder is gone"
+
+
+def test_warnings_name_what_was_not_compared() -> None:
+    heard = PictureEffect(sense=Sense.SOUND, pictures=4, tokens=96, effect_kl=0.5)
+    assert pictures.list_warnings(ModelConfig({"audio_config": {}}), heard) == []
+    (said,) = pictures.list_warnings(ModelConfig({"audio_config": {}, "vision_config": {}}), heard)
+    assert said.startswith("the model takes images too, and its outputs were compared on text and sound")
+    seen = PictureEffect(pictures=4, tokens=96, effect_kl=0.5)
+    (said,) = pictures.list_warnings(ModelConfig({"audio_config": {}, "vision_config": {}}), seen)
+    assert said.startswith("the model takes sound too, and its outputs were compared on text and pictures")
+
+
+def test_a_reference_with_pictures_is_written_as_before(tmp_path: Path) -> None:
+    """The sense is in the files of sound alone, so that stored references stay the same bytes."""
+    (tmp_path / FOLDER).mkdir()
+    Looked(pictures=4, tokens=24).write(tmp_path)
+    (file,) = (tmp_path / FOLDER).iterdir()
+    assert json.loads(file.read_text()) == {"pictures": 4, "tokens": 24, "not_run": "", "failed": ""}
+    assert PictureEffect.model_validate_json('{"pictures": 4}').sense is Sense.PICTURES
+    heard = PictureComparison(sense=Sense.SOUND).model_dump_json()
+    assert PictureComparison.model_validate_json(heard).sense is Sense.SOUND
+
+
+def test_the_same_sound_is_made_each_time_and_none_for_other_models() -> None:
+    config = SimpleNamespace(
+        model_type="qwen3_asr", audio_token_id=7, audio_config=SimpleNamespace(n_window=5, num_mel_bins=3)
+    )
+    one, again, other = (make_sound(config, seed=seed) for seed in (0, 0, 1))
+    assert one is not None
+    assert again is not None
+    assert other is not None
+    assert one.token == 7
+    assert one.arguments["input_features"].shape == (1, 3, 20)
+    assert np.array_equal(one.arguments["input_features"], again.arguments["input_features"])
+    assert not np.array_equal(one.arguments["input_features"], other.arguments["input_features"])
+    assert make_sound(SimpleNamespace(model_type="qwen3", audio_token_id=7), seed=0) is None
+
+
+def test_a_prompt_with_an_unknown_sense_is_refused(tmp_path: Path) -> None:
+    kind, right = merged(tmp_path)
+    judge(kind, right, tmp_path / "work", {"pytorch": right})
+    meta = tmp_path / "work" / "samples" / FOLDER / "00" / "sight.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"sense": "smell"}))
+    with pytest.raises(ValueError, match="smell"):
+        read_sights(tmp_path / "work" / "samples")
+
+
+@pytest.mark.slow
+def test_the_stages_themselves_compare_sound(tmp_path: Path) -> None:
+    kind, right = merged(tmp_path)
+    inputs = {"base": kind.base, "adapter": kind.adapter}
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "work").mkdir()
+    params = {name: value for name, value in PARAMS.items() if name != "benchmark_performance"}
+    ctx = Context(workdir=tmp_path / "reference")
+    inputs |= {"reference": REFERENCE.run(inputs, SampleParams(**params), ctx)["reference"], "pytorch": right}
+    made = VALIDATE.run(inputs, ValidateParams(**params), Context(workdir=tmp_path / "work"))["validation"]
+    report = ValidationReport.read(made)
+    assert report.reference.pictures is not None
+    assert report.reference.pictures.said.startswith("sound: 4 prompts with sound, behind which the adapter moves")
+    assert report.output("pytorch").passed
+    assert not any("alone" in warning or "sound" in warning for warning in report.warnings)
