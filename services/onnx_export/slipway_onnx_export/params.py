@@ -215,6 +215,8 @@ def _unknown_pictures(config: ModelConfig) -> str:
         return ""
     model_type, tower = config.get("model_type"), config.get("vision_config")
     instead = "set formats.onnx.parts to text for its text part"
+    if tower is None and config.get("audio_config") is not None and model_type in PICTURE_TYPES:
+        return f"the model takes sound and no images, and the ONNX export does not support its sound: {instead}"
     if model_type not in PICTURE_TYPES:
         return f"the model is of type {model_type}, whose images and sound the ONNX export does not support: {instead}"
     kind = tower.get("model_type") if isinstance(tower, dict) else None

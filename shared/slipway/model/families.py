@@ -180,7 +180,7 @@ _TEXT_OF_MANY_TYPES = {
     **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "gemma4_unified"), _CAUSAL),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _WITH_IMAGES),
     **dict.fromkeys(("mistral3", "llama4", "mllama", "lfm2_vl", "glm4v", "aya_vision"), _WITH_IMAGES),
-    "qwen3_asr": _WITH_SOUND,
+    **dict.fromkeys(("qwen3_asr", "voxtral"), _WITH_SOUND),
     **dict.fromkeys(("internvl", "smolvlm", "idefics3", "llava", "llava_next", "llava_onevision"), _WITH_IMAGES),
 }
 """Decoders that take images or sound too, and generate text from text alone as well: the class of transformers that loads each whole.

@@ -154,7 +154,7 @@ def write_sights(sights: list[Sight], samples: Path) -> None:
 def _load(path: Path) -> npt.NDArray[Any]:
     check_regular(path)
     values: npt.NDArray[Any] = open_memmap(path, mode="r")  # unlike numpy's load, it takes nothing but one array
-    if values.nbytes > _LARGEST or values.dtype.kind not in "iuf":
+    if values.nbytes > _LARGEST or values.dtype.kind not in "iufb":
         raise ValueError(f"{path.name} has {values.size} values of the type {values.dtype}")
     return np.array(values)
 

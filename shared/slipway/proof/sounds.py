@@ -15,6 +15,8 @@ from slipway.proof.pictures import Arguments, Picture
 
 _CHUNKS, _HEARD = 2, 0.7
 """Chunks of a sound, and the share of frames that are no padding: the last chunk is not full."""
+_FRAMES = 60
+"""Frames of a sound, for an encoder that takes any number."""
 
 
 def make_sound(config: Any, *, seed: int) -> Picture | None:
@@ -25,9 +27,10 @@ def make_sound(config: Any, *, seed: int) -> Picture | None:
         seed: Of its frames.
     """
     arrange, token = _KINDS.get(config.model_type), getattr(config, "audio_token_id", None)
-    if arrange is None or token is None:
+    ear = getattr(config, "audio_config", None)
+    if arrange is None or token is None or ear is None:
         return None
-    return Picture(arrange(config.audio_config, np.random.default_rng(seed)), int(token))
+    return Picture(arrange(ear, np.random.default_rng(seed)), int(token))
 
 
 def _frames_in_chunks(ear: Any, random: np.random.Generator) -> Arguments:
@@ -38,5 +41,23 @@ def _frames_in_chunks(ear: Any, random: np.random.Generator) -> Arguments:
     return {"input_features": values.astype(np.float32), "input_features_mask": heard[None].astype(np.int64)}
 
 
-_KINDS: Mapping[str, Callable[[Any, np.random.Generator], Arguments]] = {"qwen3_asr": _frames_in_chunks}
+def _whole_window(ear: Any, random: np.random.Generator) -> Arguments:
+    """Return frames of the only length that the encoder takes, (1, F, frames)."""
+    shape = (1, int(ear.num_mel_bins), 2 * int(ear.max_source_positions))
+    return {"input_features": random.uniform(-1, 1.5, shape).astype(np.float32)}
+
+
+def _frames_in_rows(ear: Any, random: np.random.Generator) -> Arguments:
+    """Return a row for each frame, (1, frames, F), and which of them are no padding, (1, frames). The encoder makes a token of four frames."""
+    heard = np.arange(_FRAMES) < round(_HEARD * _FRAMES)
+    bins = int(ear.subsampling_conv_channels[0]) // 4 * 4
+    values = random.uniform(-1, 1.5, (1, _FRAMES, bins)) * heard[:, None]
+    return {"input_features": values.astype(np.float32), "input_features_mask": heard[None]}
+
+
+_KINDS: Mapping[str, Callable[[Any, np.random.Generator], Arguments]] = {
+    "gemma4": _frames_in_rows,
+    "qwen3_asr": _frames_in_chunks,
+    "voxtral": _whole_window,
+}
 """By the type of a model. One is here once a test has run it on sound."""

@@ -356,10 +356,19 @@ def test_images_of_other_types_are_refused_before_anything_runs(tmp_path: Path) 
     assert caught.value.remedy == "export the text part alone"
 
 
-def test_sound_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    config = ModelConfig.read(make_kind("qwen3-asr", tmp_path).base)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("qwen3-asr", "qwen3_asr, whose images and sound the ONNX export does not support"),
+        ("voxtral", "voxtral, whose images and sound the ONNX export does not support"),
+        ("gemma4-audio", "takes sound and no images, and the ONNX export does not support its sound"),
+    ],
+)
+def test_sound_is_refused_before_anything_runs(kind: str, words: str, tmp_path: Path) -> None:
+    config = ModelConfig.read(make_kind(kind, tmp_path).base)
     why = STAGE.forecast.refuses(OnnxExportParams(parts="all"), config)
-    assert "qwen3_asr, whose images and sound the ONNX export does not support" in why
+    assert words in why
+    assert "formats.onnx.parts to text" in why
     assert not STAGE.forecast.refuses(OnnxExportParams(), config)
 
 

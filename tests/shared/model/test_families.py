@@ -37,6 +37,7 @@ KNOWN = [
     ("WhisperForConditionalGeneration", "WhisperConfig", "speech encoder-decoder"),
     ("Speech2TextForConditionalGeneration", "Speech2TextConfig", "speech encoder-decoder"),
     ("Qwen3ASRForConditionalGeneration", "Qwen3ASRConfig", "decoder"),
+    ("VoxtralForConditionalGeneration", "VoxtralConfig", "decoder"),
     ("MoonshineForConditionalGeneration", "MoonshineConfig", "raw speech encoder-decoder"),
     ("BertForSequenceClassification", "BertConfig", "sequence classifier"),
     ("RobertaForSequenceClassification", "RobertaConfig", "sequence classifier"),

@@ -60,6 +60,8 @@ TEXT_PART = "language_model."
 """The part of a name that a model of text and images has, and the adapter of a text-only training has not."""
 _KEPT_WIDE = ("A_log", "e_score_correction_bias")
 """Last parts of names that published checkpoints keep in float32."""
+_LARGEST = 8.0
+"""Limit of values in layers that cut larger ones: their classes begin with infinity, and trained checkpoints have numbers."""
 _UNTRAINED = ("lm_head", "patch_embed", "altup", "score", "classifier")
 """Modules without a LoRA: heads, whose merge has tests of its own, and those that no trainer reaches."""
 _REFUSED = {
@@ -106,6 +108,7 @@ def _scatter(model: Any) -> None:
     with torch.no_grad():
         for _, tensor in sorted(stored.items()):
             if tensor.is_floating_point():
+                tensor.nan_to_num_(posinf=_LARGEST, neginf=-_LARGEST)
                 noise = torch.randn(tensor.shape, generator=generator)
                 tensor.add_(noise * (0.2 if tensor.dim() == 1 else 0.08))
 

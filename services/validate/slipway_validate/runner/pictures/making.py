@@ -123,12 +123,13 @@ def read_colours(folder: Path) -> tuple[Colours, Colours, bool]:
 
 
 def _sense_of(config: Any) -> Sense:
-    """Return what prompts of a model have beside text: sound if no picture is made for it, and a sound is."""
-    try:
-        hears = make_picture(config, seed=0) is None and make_sound(config, seed=0) is not None
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError, LookupError):
+    """Return what prompts of a model have beside text: sound if it takes no pictures, and a sound is made for it."""
+    if getattr(config, "vision_config", None) is not None:
         return Sense.PICTURES
-    return Sense.SOUND if hears else Sense.PICTURES
+    try:
+        return Sense.PICTURES if make_sound(config, seed=0) is None else Sense.SOUND
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError, LookupError) as error:
+        raise NoPicturesError(f"its config.json does not say how long a sound is: {error}") from error
 
 
 def _given(model: Any, sense: Sense, *, seed: int) -> Picture:
@@ -156,9 +157,10 @@ def _count_features(model: Any, picture: Picture, sense: Sense) -> int:
     try:
         whole = getattr(model, "model", model)
         make = whole.get_audio_features if sense is Sense.SOUND else whole.get_image_features
-        features = make(**given).pooler_output
+        made = make(**given)
+        features, heard = made.pooler_output, getattr(made, "attention_mask", None)
         listed = [features] if isinstance(features, torch.Tensor) else list(features)
-        count = sum(each.numel() // each.shape[-1] for each in listed)
+        count = sum(each.numel() // each.shape[-1] for each in listed) if heard is None else int(heard.sum())
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ZeroDivisionError) as error:
         raise NoPicturesError(
             f"the model does not take a {sense.one} that is made for its config.json: {error or type(error).__name__}"
