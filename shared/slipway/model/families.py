@@ -187,6 +187,8 @@ _TEXT_OF_MANY_TYPES = {
 
 AutoModelForCausalLM would take only the text part of some (Qwen3.5, Llama 4), and refuses others. A type is here once a test has run it on text.
 """
+_TASKS_WITH_SOUND = {"qwen3_asr": "automatic-speech-recognition", "voxtral": "audio-text-to-text"}
+"""Tasks of decoders that take sound, by type of model; a model that takes images too has the task of its family."""
 _DECODER_TYPES = (
     *("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
     *("granite", "llama", "mistral", "mixtral", "mpt", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe"),
@@ -262,6 +264,12 @@ def loader_of(family: Family, config: Mapping[str, Any]) -> str:
     if family is DECODER and whole and isinstance(kind, str):
         return _TEXT_OF_MANY_TYPES.get(kind, family.auto_class)
     return family.auto_class
+
+
+def task_of(family: Family, config: Mapping[str, Any]) -> str:
+    """Return the name of a model's task on model hubs: that of its family, unless it is of a type that takes sound."""
+    kind = config.get("model_type")
+    return _TASKS_WITH_SOUND.get(kind, family.task) if family is DECODER and isinstance(kind, str) else family.task
 
 
 def class_name(family: Family, config: Mapping[str, Any]) -> str | None:

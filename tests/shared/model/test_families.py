@@ -151,6 +151,14 @@ def test_an_encoder_decoder_without_a_head_is_none_whatever_its_configuration_le
     assert family_of(config) is None
 
 
+def test_the_task_of_a_decoder_that_takes_sound_is_its_own() -> None:
+    decoder, speech = families.DECODER, families.SPEECH
+    assert families.task_of(decoder, {"model_type": "qwen3_asr"}) == "automatic-speech-recognition" == speech.task
+    assert families.task_of(decoder, {"model_type": "voxtral"}) == "audio-text-to-text"
+    assert families.task_of(decoder, {"model_type": ["voxtral"]}) == families.task_of(decoder, {}) == decoder.task
+    assert families.task_of(speech, {"model_type": "voxtral"}) == speech.task
+
+
 def test_a_model_is_named_by_its_family_and_class() -> None:
     assert ModelConfig(
         {"architectures": ["MarianMTModel"], "is_encoder_decoder": True, "vocab_size": 9}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from transformers.models import qwen3_asr
 
 from slipway.formats import Usage
 from slipway.formats.registry import formats
@@ -299,7 +302,27 @@ def make_moonshine(folder: Path) -> None:
     save_raw_extractor(folder)
 
 
-@pytest.mark.parametrize("make", [make_whisper, make_moonshine])
+def make_transcriber(folder: Path) -> None:
+    """Save a Qwen3-ASR with the files of its processor."""
+    kind = make_kind("qwen3-asr", folder.parent / "kind")
+    shutil.copytree(kind.base, folder)
+    names = {f"audio_{name}": f"<|audio_{name}|>" for name in ("token", "bos_token", "eos_token")}
+    plain = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain.backend_tokenizer, eos_token="<eos>", pad_token="<eos>", extra_special_tokens=names
+    )
+    template = (
+        "{% for message in messages %}{{ message.role }}: {% for part in message.content %}{% if part.type == 'audio' %}"
+        "<|audio_bos_token|><|audio_token|><|audio_eos_token|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    extractor = qwen3_asr.Qwen3ASRFeatureExtractor(feature_size=16)
+    qwen3_asr.Qwen3ASRProcessor(extractor, tokenizer, chat_template=template).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["audio_token_id"] = tokenizer.convert_tokens_to_ids(names["audio_token"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("make", [make_whisper, make_moonshine, make_transcriber])
 def test_the_example_of_a_speech_model_takes_a_sound_file(
     make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +331,8 @@ def test_the_example_of_a_speech_model_takes_a_sound_file(
     card = (tmp_path / "README.md").read_text()
     assert "pipeline_tag: automatic-speech-recognition" in card
     code = usage_examples(card)["pytorch"]
-    assert "AutoProcessor, AutoModelForSpeechSeq2Seq" in code
+    loader = "AutoModelForMultimodalLM" if make is make_transcriber else "AutoModelForSpeechSeq2Seq"
+    assert f"AutoProcessor, {loader}" in code
     write_sound(tmp_path / "speech.wav", seconds=1.0)
     monkeypatch.chdir(tmp_path)
     exec(code, {})

@@ -16,7 +16,7 @@ from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Format, Usage
 from slipway.formats.registry import formats, is_adapter_alone, split_output, translate_format_errors
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family, loader_of
+from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family, loader_of, task_of
 from slipway.model.model_files import has_chat_template
 from slipway.model.sentences import UnknownPoolingError, is_sentence_encoder, read_pooling
 from slipway.model.tokens.prompts import Prompts, read_prompts
@@ -169,7 +169,7 @@ def _family(folder: Path) -> Family | None:
     try:
         config = ModelConfig.read(folder)
         family = config.family if config.get("architectures") or config.get("model_type") else DECODER
-        return replace(family, auto_class=loader_of(family, config)) if family else None
+        return replace(family, auto_class=loader_of(family, config), task=task_of(family, config)) if family else None
     except CheckpointValidationError:
         return DECODER
 
