@@ -271,7 +271,8 @@ def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tu
     longest = min(longest_text(config, family), params.longest_text or 1 << 30)
     values = values_per_token(config.text, family)
     tokens = params.logit_bytes // (LOGIT_FILES * values * 4)
-    tokens = max(MIN_LENGTH, tokens - PICTURE_TOKENS * count_pictures(config, family, params))
+    beside = PICTURE_TOKENS * _count_senses(config) * count_pictures(config, family, params)
+    tokens = max(MIN_LENGTH, tokens - beside)
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
     return max(1, min(params.windows, tokens // length)), length
 
@@ -279,15 +280,18 @@ def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tu
 def takes_pictures(config: ModelConfig, family: Family) -> bool:
     """Return whether a model is a decoder that takes images or sound, and is loaded with the part for them."""
     whole = config.class_name.endswith("ForConditionalGeneration")
-    parts = (config.get("vision_config"), config.get("audio_config"))
-    return family is DECODER and whole and any(each is not None for each in parts)
+    return family is DECODER and whole and _count_senses(config) > 0
+
+
+def _count_senses(config: ModelConfig) -> int:
+    return sum(config.get(name) is not None for name in ("vision_config", "audio_config"))
 
 
 def count_pictures(config: ModelConfig, family: Family, params: SampleParams) -> int:
-    """Return the number of prompts with a picture or sound whose results stay within an eighth of ``max_logit_bytes``; 0 for a model of text."""
+    """Return the number of prompts with a picture, and of those with sound, whose results stay within an eighth of ``max_logit_bytes``; 0 for a model of text."""
     if not takes_pictures(config, family):
         return 0
-    each = LOGIT_FILES * values_per_token(config.text, family) * 4 * PICTURE_TOKENS
+    each = LOGIT_FILES * values_per_token(config.text, family) * 4 * PICTURE_TOKENS * _count_senses(config)
     return min(params.evidence.pictures, params.logit_bytes // (8 * each))
 
 

@@ -164,7 +164,7 @@ def _run_validation(
             takes_pictures=takes_pictures(trained.config, family),
         )
         if family is DECODER and trained.config.takes_more_than_text:
-            for said in pictures.list_warnings(trained.config, evaluator.pictures):
+            for said in pictures.list_warnings(trained.config, evaluator.beside):
                 ctx.warn(said)
         model_bytes = float32_bytes(base)
         stopwatch = Stopwatch(basis.waiting, params, ctx, model_bytes=model_bytes, why=basis.alone)
@@ -190,7 +190,7 @@ def _run_validation(
             _judge_output(run, evaluator, ctx, texts, timeout, model=model, exact=exact)
             for run in running.enter_context(closing(taken))
         ]
-        of_reference = describe(reference, stopwatch.reference_speed(), pictures=evaluator.pictures)
+        of_reference = describe(reference, stopwatch.reference_speed(), beside=evaluator.beside)
     judged = name_alternatives(sorted(results, key=lambda result: result.name))
     for each in judged:
         if each.status is OutputStatus.FAILED:

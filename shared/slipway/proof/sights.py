@@ -21,8 +21,9 @@ from slipway.files.regular_file import check_regular
 from slipway.proof.numerics import Ints
 from slipway.validation.pictures import Sense
 
-FOLDER = "pictures"
-"""Folder of the prompts within that of the samples, and of what a model computes of them within that of its results."""
+FOLDER = Sense.PICTURES.value
+"""Folder of the prompts with pictures within that of the samples, and of what a model computes of them within that of its results. Those with
+sound lie in a folder with the name of that sense."""
 _META, _TOKENS, _PIXELS, _ARGUMENT = "sight.json", "tokens.npy", "pixels.npy", "argument."
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LARGEST = 1 << 26
@@ -129,26 +130,29 @@ class Sight:
         return f"{strange!r} is no name of an argument" if strange else ""
 
 
-def read_sights(samples: Path) -> list[Sight]:
-    """Read the prompts beside the samples of a validation; none if its model takes no pictures.
+def read_sights(samples: Path, sense: Sense = Sense.PICTURES) -> list[Sight]:
+    """Read the prompts of a sense beside the samples of a validation; none if its model does not have it.
 
     Raises:
         ValueError: The folder holds something else.
         OSError: A file cannot be read.
     """
-    folders = sorted((samples / FOLDER).iterdir()) if (samples / FOLDER).is_dir() else []
+    folder = samples / sense
+    folders = sorted(folder.iterdir()) if folder.is_dir() else []
     if len(folders) > _MOST:
-        raise ValueError(f"there are {len(folders)} prompts with a picture")
-    return [Sight.read(each) for each in folders]
+        raise ValueError(f"there are {len(folders)} prompts with {sense}")
+    sights = [Sight.read(each) for each in folders]
+    if other := next((each.sense for each in sights if each.sense is not sense), None):
+        raise ValueError(f"the folder {sense} has a prompt with {other}")
+    return sights
 
 
 def write_sights(sights: list[Sight], samples: Path) -> None:
-    """Write prompts beside the samples of a validation: all, or none."""
-    unfinished = samples / f".{FOLDER}"
+    """Write prompts of one sense beside the samples of a validation: all, or none."""
     for number, sight in enumerate(sights):
-        sight.write(unfinished / f"{number:02}")
+        sight.write(samples / f".{sight.sense}" / f"{number:02}")
     if sights:
-        unfinished.rename(samples / FOLDER)
+        (samples / f".{sights[0].sense}").rename(samples / sights[0].sense)
 
 
 def _load(path: Path) -> npt.NDArray[Any]:

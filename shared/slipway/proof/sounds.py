@@ -19,6 +19,12 @@ _FRAMES = 60
 """Frames of a sound, for an encoder that takes any number."""
 
 
+def takes_known_sound(config: Any) -> bool:
+    """Return whether a model with this configuration in transformers takes sound, in a way that is known here."""
+    known = config.model_type in _KINDS and getattr(config, "audio_token_id", None) is not None
+    return known and getattr(config, "audio_config", None) is not None
+
+
 def make_sound(config: Any, *, seed: int) -> Picture | None:
     """Make a sound for a model; None if it takes none, or in a way that is not known here.
 
@@ -26,11 +32,10 @@ def make_sound(config: Any, *, seed: int) -> Picture | None:
         config: The model's configuration in transformers.
         seed: Of its frames.
     """
-    arrange, token = _KINDS.get(config.model_type), getattr(config, "audio_token_id", None)
-    ear = getattr(config, "audio_config", None)
-    if arrange is None or token is None or ear is None:
+    if not takes_known_sound(config):
         return None
-    return Picture(arrange(ear, np.random.default_rng(seed)), int(token))
+    arguments = _KINDS[config.model_type](config.audio_config, np.random.default_rng(seed))
+    return Picture(arguments, int(config.audio_token_id))
 
 
 def _frames_in_chunks(ear: Any, random: np.random.Generator) -> Arguments:

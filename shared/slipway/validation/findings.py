@@ -81,7 +81,8 @@ class OutputValidation(Value):
         cases: The same tokens in other shapes.
         survival: What its stored weights hold of the adapter, module by module; None without an adapter, or if nothing was compared.
         routing: How often it chooses the experts of the reference; None unless both are mixtures whose choices were recorded.
-        pictures: Its results behind pictures, or behind sound; None for a model that takes neither.
+        pictures: Its results behind pictures; None for a model that takes none.
+        sound: Its results behind sound; None for a model that takes none beside text.
         missing: Parts of the base (heads that predict further tokens, parts for images and sound) of which its files lack tensors.
         speed: Measured speed; None if not benchmarked.
         memory: Memory of the output's own process.
@@ -120,6 +121,7 @@ class OutputValidation(Value):
     survival: AdapterSurvival | None = None
     routing: Routing | None = None
     pictures: PictureComparison | None = None
+    sound: PictureComparison | None = None
     missing: tuple[MissingPart, ...] = ()
     speed: Speed | None = None
     memory: Memory | None = None
@@ -224,7 +226,8 @@ class Reference(Value):
         evidence: What the adapter does on text like that of its training: beside the run, and the user's test inputs.
         multi_token_head: How often the model accepts what its multi-token head drafts; None if it has no such head.
         routing: How often the base chooses the experts of base + adapter; None without an adapter, or for a model without experts.
-        pictures: What it computes of prompts with a picture, or with sound; None for a model that takes neither.
+        pictures: What it computes of prompts with a picture; None for a model that takes none.
+        sound: What it computes of prompts with sound; None for a model that takes none beside text.
         adapter_effect_error: Relative error of the base against the reference, for values that are not logits.
         adapter_effect_kl: Mean KL(reference ‖ base), nats per token: the adapter's effect on this text. An output has lost the
             training if its distance to the reference is not small compared with this.
@@ -247,6 +250,7 @@ class Reference(Value):
     multi_token_head: MultiTokenHead | None = None
     routing: Routing | None = None
     pictures: PictureEffect | None = None
+    sound: PictureEffect | None = None
     adapter_effect_kl: float | None = None
     adapter_effect_error: float | None = None
     logit_scale: float = 1.0

@@ -10,7 +10,7 @@ from slipway.validation.verdicts import Value, Verdict
 
 
 class Sense(StrEnum):
-    """What a prompt has beside text. The value is its name in texts and names of checks."""
+    """What a prompt has beside text. The value is its name in texts, folders, names of checks, and fields of a report."""
 
     PICTURES = "pictures"
     SOUND = "sound"

@@ -20,7 +20,7 @@ from slipway.proof.sights import FOLDER, Sight, read_sights
 from slipway.proof.stored_weights import NotUnderstoodError
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation, ValidationReport
-from slipway.validation.pictures import PictureComparison, PictureEffect
+from slipway.validation.pictures import PictureComparison, PictureEffect, Sense
 from slipway.validation.speed import Engine
 from slipway.validation.verdicts import Answer
 from slipway_merge.params import MergeParams
@@ -241,11 +241,11 @@ def test_a_weak_adapter_is_said_to_be_weak_behind_pictures(tmp_path: Path) -> No
     run.read_weights({"pytorch": right})
     verdict = run.output("pytorch", right)
     assert "the adapter changes little behind pictures" in behind(verdict).fit.said
-    effect = run.evaluator.pictures
+    effect = run.evaluator.beside[Sense.PICTURES]
     assert effect is not None
     assert effect.effect_kl is not None
     assert effect.effect_kl < 1e-3
-    [said] = pictures.list_warnings(run.config, effect)
+    [said] = pictures.list_warnings(run.config, run.evaluator.beside)
     assert said.startswith("the adapter has almost no effect behind pictures")
 
 

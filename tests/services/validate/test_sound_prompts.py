@@ -56,9 +56,9 @@ def judge(kind: Kind, right: Path, work: Path, outputs: Mapping[str, Path]) -> d
 
 
 def behind(verdict: OutputValidation) -> PictureComparison:
-    assert verdict.pictures is not None
-    assert verdict.pictures.sense is Sense.SOUND
-    return verdict.pictures
+    assert verdict.sound is not None
+    assert verdict.sound.sense is Sense.SOUND
+    return verdict.sound
 
 
 @pytest.mark.parametrize("kind_name", [NAME, "voxtral", "gemma4-audio"])
@@ -81,7 +81,8 @@ def test_right_outputs_pass_behind_sound(kind_name: str, tmp_path: Path) -> None
         assert found.faithful.answer in (Answer.PASSED, Answer.NOT_JUDGED)
         assert "sound.mean_kl" in {check.name for check in verdict.checks}
         assert not any(check.name.startswith("pictures.") for check in verdict.checks)
-    (sight, *_) = read_sights(tmp_path / "work" / "samples")
+        assert verdict.pictures is None
+    (sight, *_) = read_sights(tmp_path / "work" / "samples", Sense.SOUND)
     assert sight.sense is Sense.SOUND
     heard = sight.arguments.get("input_features_mask")
     assert (kind_name == "voxtral") is (heard is None)
@@ -139,9 +140,10 @@ def test_a_runtime_without_sound_is_not_run_by_name(tmp_path: Path) -> None:
     with pytest.raises(NotRunnable, match=r"^onnxruntime is given no sound here$"):
         look(Text(), [SimpleNamespace(sense=Sense.SOUND)], report=lambda *_: None)  # type: ignore[abstract, list-item]
     said = Looked(sense=Sense.SOUND, not_run="onnxruntime is given no sound here")
-    (tmp_path / FOLDER).mkdir()
+    (tmp_path / Sense.SOUND).mkdir()
     said.write(tmp_path)
-    read = Looked.read(tmp_path)
+    read = Looked.read(tmp_path, Sense.SOUND)
+    assert Looked.read(tmp_path) is None
     assert read == said
     compared = pictures.begin_comparison(PictureEffect(sense=Sense.SOUND, pictures=4, tokens=96), read)
     assert compared.said == "sound: not run (onnxruntime is given no sound here)"
@@ -157,12 +159,19 @@ def test_an_output_that_cannot_compute_sound_fails_by_name() -> None:
 
 def test_warnings_name_what_was_not_compared() -> None:
     heard = PictureEffect(sense=Sense.SOUND, pictures=4, tokens=96, effect_kl=0.5)
-    assert pictures.list_warnings(ModelConfig({"audio_config": {}}), heard) == []
-    (said,) = pictures.list_warnings(ModelConfig({"audio_config": {}, "vision_config": {}}), heard)
-    assert said.startswith("the model takes images too, and its outputs were compared on text and sound")
-    seen = PictureEffect(pictures=4, tokens=96, effect_kl=0.5)
-    (said,) = pictures.list_warnings(ModelConfig({"audio_config": {}, "vision_config": {}}), seen)
-    assert said.startswith("the model takes sound too, and its outputs were compared on text and pictures")
+    hears, both = ModelConfig({"audio_config": {}}), ModelConfig({"audio_config": {}, "vision_config": {}})
+    assert pictures.list_warnings(hears, {Sense.SOUND: heard}) == []
+    unseen = PictureEffect(not_run="nothing is known of its pictures")
+    (said,) = pictures.list_warnings(both, {Sense.PICTURES: unseen, Sense.SOUND: heard})
+    assert said.startswith(
+        "the model takes images too, and its outputs were compared on text and sound (nothing is known of its pictures)"
+    )
+    seen = PictureEffect(pictures=4, tokens=96, effect_kl=1e-4)
+    other, weak = pictures.list_warnings(both, {Sense.PICTURES: seen})
+    assert other.startswith("the model takes sound too, and its outputs were compared on text and pictures: of")
+    assert weak.startswith("the adapter has almost no effect behind pictures")
+    (alone,) = pictures.list_warnings(both, {Sense.PICTURES: unseen})
+    assert "compared on text alone (nothing is known of its pictures)" in alone
 
 
 def test_a_reference_with_pictures_is_written_as_before(tmp_path: Path) -> None:
@@ -194,10 +203,40 @@ def test_the_same_sound_is_made_each_time_and_none_for_other_models() -> None:
 def test_a_prompt_with_an_unknown_sense_is_refused(tmp_path: Path) -> None:
     kind, right = merged(tmp_path)
     judge(kind, right, tmp_path / "work", {"pytorch": right})
-    meta = tmp_path / "work" / "samples" / FOLDER / "00" / "sight.json"
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"sense": "smell"}))
-    with pytest.raises(ValueError, match="smell"):
-        read_sights(tmp_path / "work" / "samples")
+    meta = tmp_path / "work" / "samples" / "sound" / "00" / "sight.json"
+    right_one = json.loads(meta.read_text())
+    for sense, words in (("smell", "smell"), ("pictures", "the folder sound has a prompt with pictures")):
+        meta.write_text(json.dumps(right_one | {"sense": sense}))
+        with pytest.raises(ValueError, match=words):
+            read_sights(tmp_path / "work" / "samples", Sense.SOUND)
+
+
+def test_a_model_of_images_and_sound_is_compared_behind_both(tmp_path: Path) -> None:
+    """A fault of either part fails behind what that part reads, and not behind the other."""
+    kind, right = merged(tmp_path, "gemma4-senses")
+    outputs = {"pytorch": right}
+    faults = {
+        "pictures": "model.embed_vision.embedding_projection.weight",
+        "sound": "model.embed_audio.embedding_projection.weight",
+    }
+    for sense, name in faults.items():
+        outputs[f"pytorch-{sense}"] = folder = tmp_path / sense
+        shutil.copytree(right, folder)
+        tensors = load_file(folder / WEIGHTS)
+        tensors[name] = load_file(kind.base / WEIGHTS)[name].clone()
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    verdicts = judge(kind, right, tmp_path / "work", outputs)
+    for verdict in verdicts.values():
+        assert verdict.pictures is not None
+        assert not verdict.pictures.not_run
+        assert not behind(verdict).not_run
+    assert verdicts["pytorch"].passed, verdicts["pytorch"].explanation
+    for sense in faults:
+        of_results = {
+            each.name for each in verdicts[f"pytorch-{sense}"].failed_checks if not each.name.startswith("module_")
+        }
+        assert f"{sense}.mean_kl" in of_results
+        assert all(name.startswith(f"{sense}.") for name in of_results)
 
 
 @pytest.mark.slow
@@ -211,7 +250,8 @@ def test_the_stages_themselves_compare_sound(tmp_path: Path) -> None:
     inputs |= {"reference": REFERENCE.run(inputs, SampleParams(**params), ctx)["reference"], "pytorch": right}
     made = VALIDATE.run(inputs, ValidateParams(**params), Context(workdir=tmp_path / "work"))["validation"]
     report = ValidationReport.read(made)
-    assert report.reference.pictures is not None
-    assert report.reference.pictures.said.startswith("sound: 4 prompts with sound, behind which the adapter moves")
+    assert report.reference.pictures is None
+    assert report.reference.sound is not None
+    assert report.reference.sound.said.startswith("sound: 4 prompts with sound, behind which the adapter moves")
     assert report.output("pytorch").passed
     assert not any("alone" in warning or "sound" in warning for warning in report.warnings)

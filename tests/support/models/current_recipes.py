@@ -73,6 +73,28 @@ EYE: dict[str, Any] = {
     "image_size": 16,
     "patch_size": 4,
 }
+_GEMMA4_EYE: dict[str, Any] = {
+    **{name: value for name, value in EYE.items() if name != "image_size"},
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "position_embedding_size": 64,
+}
+_GEMMA4_EAR: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": (16, 8),
+    "attention_chunk_size": 4,
+    "attention_context_left": 5,
+    "output_proj_dims": 48,
+}
+_GEMMA4_MARKS = {
+    "image_token_id": 310,
+    "video_token_id": 311,
+    "audio_token_id": 312,
+    "boi_token_id": 313,
+    "eoi_token_id": 314,
+}
 EAR: dict[str, Any] = {
     "model_type": "qwen3_asr_encoder",
     "num_mel_bins": 16,
@@ -268,41 +290,20 @@ KINDS: dict[str, Recipe] = {
         "Gemma4ForConditionalGeneration",
         {
             "text_config": _GEMMA4,
-            "vision_config": {
-                **{name: value for name, value in EYE.items() if name != "image_size"},
-                "num_key_value_heads": 2,
-                "head_dim": 16,
-                "position_embedding_size": 64,
-            },
+            "vision_config": _GEMMA4_EYE,
             "audio_config": None,
-            "image_token_id": 310,
-            "video_token_id": 311,
-            "audio_token_id": 312,
-            "boi_token_id": 313,
-            "eoi_token_id": 314,
+            **_GEMMA4_MARKS,
         },
     ),
     "gemma4-audio": Recipe(
         "Gemma4Config",
         "Gemma4ForConditionalGeneration",
-        {
-            "text_config": _GEMMA4,
-            "vision_config": None,
-            "audio_config": {
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "subsampling_conv_channels": (16, 8),
-                "attention_chunk_size": 4,
-                "attention_context_left": 5,
-                "output_proj_dims": 48,
-            },
-            "image_token_id": 310,
-            "video_token_id": 311,
-            "audio_token_id": 312,
-            "boi_token_id": 313,
-            "eoi_token_id": 314,
-        },
+        {"text_config": _GEMMA4, "vision_config": None, "audio_config": _GEMMA4_EAR, **_GEMMA4_MARKS},
+    ),
+    "gemma4-senses": Recipe(
+        "Gemma4Config",
+        "Gemma4ForConditionalGeneration",
+        {"text_config": _GEMMA4, "vision_config": _GEMMA4_EYE, "audio_config": _GEMMA4_EAR, **_GEMMA4_MARKS},
     ),
     "qwen3-asr": Recipe(
         "Qwen3ASRConfig",

@@ -12,10 +12,9 @@ from slipway.formats.registry import merged_output
 from slipway.levels import LEVELS
 from slipway.model.families import DECODER, Family
 from slipway.model.folder import ModelFolder
-from slipway.proof.sights import FOLDER as PICTURES
 from slipway.validation.comparisons import Check, GreedyComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
-from slipway.validation.pictures import PictureComparison, PictureEffect
+from slipway.validation.pictures import PictureComparison, Sense
 from slipway.validation.speed import Engine
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.verdicts import Limits, kept_share
@@ -93,8 +92,12 @@ class Evaluator:
         takes_pictures: bool = False,
     ) -> None:
         self._reference = reference
-        self._behind = reference.behind_pictures() if reference else None
-        self.pictures = _describe_pictures(reference, self._behind, expected=takes_pictures)
+        runs = {each: reference.behind(each) for each in Sense} if reference else {}
+        self._behind = {each: run for each, run in runs.items() if run}
+        adapted = {each: distance_of(run.adapter_effect) for each, run in self._behind.items()}
+        self.beside = pictures.describe_effects(
+            reference.folder if reference else None, adapted, expected=takes_pictures
+        )
         self._survival = survival
         self._yardsticks = measured
         self._threads = threads
@@ -123,18 +126,22 @@ class Evaluator:
             return result_not_run(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
         measured = self._compare_results(output, reference, spec=spec, result=result, run_folder=run_folder)
         rule, unjudged = self._rule(measured, reference, folder, self._yardsticks())
-        behind, of_pictures = self._compare_pictures(measured, folder, run_folder=run_folder)
         held, effect = self._survival().get(name), rule.effect
-        if behind and self._base and is_own_code(name, folder) and not all(each.passed for each in of_pictures):
-            blamed = name_other_tensors(self._base, folder, held, adapter=reference.with_adapter)
-            behind = behind.model_copy(update={"blamed": blamed})
+        behind, beside = dict[str, PictureComparison](), list[Check]()
+        for sense in self.beside:
+            compared, checks = self._compare_behind(sense, measured, folder, run_folder=run_folder)
+            if self._base and is_own_code(name, folder) and not all(each.passed for each in checks):
+                blamed = name_other_tensors(self._base, folder, held, adapter=reference.with_adapter)
+                compared = compared.model_copy(update={"blamed": blamed})
+            behind[sense.value] = compared
+            beside += checks
         findings = None if held is None else survival.add_faults(held, rule.limits)
         measured = measured.model_copy(
             update={
                 "limits": rule.limits,
                 "kept": kept_share(distance_of(measured.to_reference), effect),
                 "level_cost": _level_cost(measured, self._yardsticks()),
-                "pictures": behind,
+                **behind,
                 "survival": findings,
                 "notes": (
                     *survival.notes(findings, rule.limits),
@@ -144,7 +151,7 @@ class Evaluator:
             }
         )
         verdict = self._verdict(
-            measured, result, rule, adapter=reference.with_adapter, unjudged=unjudged, of_pictures=of_pictures
+            measured, result, rule, adapter=reference.with_adapter, unjudged=unjudged, beside=tuple(beside)
         )
         if name == MERGED:
             self.merged = MergedRun(run_folder, verdict)
@@ -213,22 +220,22 @@ class Evaluator:
             }
         )
 
-    def _compare_pictures(
-        self, output: OutputValidation, folder: Path, *, run_folder: Path
-    ) -> tuple[PictureComparison | None, tuple[Check, ...]]:
-        """Compare an output's results behind pictures as those on text; return the figures with their verdicts, and the checks."""
-        reference, measured = self._behind, self._yardsticks().pictures or Measured()
-        if self.pictures is None:
-            return None, ()
-        begun = pictures.begin_comparison(self.pictures, Looked.read(run_folder))
+    def _compare_behind(
+        self, sense: Sense, output: OutputValidation, folder: Path, *, run_folder: Path
+    ) -> tuple[PictureComparison, tuple[Check, ...]]:
+        """Compare an output's results behind pictures or sound as those on text; return the figures with their verdicts, and the checks."""
+        reference, measured = self._behind.get(sense), self._yardsticks().behind.get(sense) or Measured()
+        begun = pictures.begin_comparison(self.beside[sense], Looked.read(run_folder, sense))
         if begun.not_run or begun.failed or reference is None:
             return begun, pictures.check_unreadable(begun)
-        own = load_logits(run_folder / PICTURES / LOGITS_FILE)
+        own = load_logits(run_folder / sense / LOGITS_FILE)
         if own.shape != reference.logits.shape:
-            failed = f"its results {begun.sense.place} have the shape {own.shape}, and the reference's {reference.logits.shape}"
+            failed = (
+                f"its results {sense.place} have the shape {own.shape}, and the reference's {reference.logits.shape}"
+            )
             begun = begun.model_copy(update={"failed": failed})
             return begun, pictures.check_unreadable(begun)
-        file = self.merged.folder / PICTURES / LOGITS_FILE if self.merged else None
+        file = self.merged.folder / sense / LOGITS_FILE if self.merged else None
         others = OtherModels(
             reference=reference.logits,
             base=reference.base_logits if reference.with_adapter else None,
@@ -239,7 +246,7 @@ class Evaluator:
         figures["to_stored"] = measured.compare_stored(output.name, own, reference.measure)
         alike = output.model_copy(update={**figures, "checks": ()})
         rule, unjudged = self._rule(alike, reference, folder, measured)
-        rule = replace(rule, place=begun.sense.place)
+        rule = replace(rule, place=sense.place)
         judge = Judge(rule, adapter=reference.with_adapter)
         alike = alike.model_copy(
             update={
@@ -253,7 +260,7 @@ class Evaluator:
         )
         verdicts = {"kept": alike.kept, "level_cost": alike.level_cost, "fit": fit_verdict(alike, rule.fit)}
         compared = begun.model_copy(update={**figures, **verdicts, "faithful": faithful})
-        return compared, pictures.name_checks(alike.checks, begun.sense)
+        return compared, pictures.name_checks(alike.checks, sense)
 
     def _compare_greedy(self, reference: ReferenceRun, *, spec: RunSpec, result: RunResult) -> GreedyComparison | None:
         theirs, ours = reference.result.continuations, result.continuations
@@ -291,12 +298,12 @@ class Evaluator:
         *,
         adapter: bool,
         unjudged: str = "",
-        of_pictures: tuple[Check, ...] = (),
+        beside: tuple[Check, ...] = (),
     ) -> OutputValidation:
         judge = Judge(rule, adapter=adapter)
         checked = output.model_copy(
             update={
-                "checks": (*judge.checks(output, non_finite=result.non_finite), *of_pictures),
+                "checks": (*judge.checks(output, non_finite=result.non_finite), *beside),
                 "notes": (*output.notes, *(judge.notes() if self._reference else ())),
             }
         )
@@ -304,20 +311,11 @@ class Evaluator:
         faithful = explain.faithful_verdict(
             checked, yardstick=rule.yardstick or "", unjudged=unjudged, base_limit=base_limit, where=where
         )
-        fit = pictures.worse(fit_verdict(checked, rule.fit), checked.pictures)
+        fit = pictures.worse(fit_verdict(checked, rule.fit), checked.pictures, checked.sound)
         checked = checked.model_copy(update={"faithful": faithful, "fit": fit})
         explanation, remedy = explain.explain_checks(checked, where=where, base_limit=base_limit)
         status = OutputStatus.FAILED if checked.failed_checks else OutputStatus.PASSED
         return checked.model_copy(update={"status": status, "explanation": explanation, "remedy": remedy})
-
-
-def _describe_pictures(
-    reference: ReferenceRun | None, behind: ReferenceRun | None, *, expected: bool
-) -> PictureEffect | None:
-    if reference is None:
-        return None
-    effect = distance_of(behind.adapter_effect) if behind else None
-    return pictures.describe_effect(Looked.read(reference.folder), effect, expected=expected)
 
 
 def _level_cost(output: OutputValidation, measured: Measured) -> float | None:

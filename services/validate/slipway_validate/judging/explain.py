@@ -122,10 +122,11 @@ def _explain_broken(
         of_parts, remedy = parts.explain(output.missing)
         said.append(of_parts)
         remedies.append(remedy)
-    if names & set(pictures.UNREADABLE):
-        of_pictures, remedy = pictures.explain(output.pictures)
-        said.append(of_pictures)
-        remedies.append(remedy)
+    for each in (output.pictures, output.sound):
+        if each is not None and each.failed:
+            of_pictures, remedy = pictures.explain(each)
+            said.append(of_pictures)
+            remedies.append(remedy)
     named = (*survival.CHECKS, *texts.CHECKS, parts.MISSING, *pictures.UNREADABLE)
     others = [check for check in failed if check.name not in named]
     # Each weight in the wrong place is named; results would only allow a guess.
@@ -150,7 +151,8 @@ def _explain_results(output: OutputValidation, failed: list[Check], base_limit: 
         )
     shape = next((name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES), "")
     if shape and all("." in check.name for check in failed):
-        blamed = output.pictures.blamed if shape in pictures.CAUSES and output.pictures else ""
+        behind = {"pictures": output.pictures, "sound": output.sound}.get(shape)
+        blamed = behind.blamed if behind else ""
         return ": ".join(filter(None, (SHAPE_CAUSES[shape], blamed))), _remedy_shape(output, shape)
     if any(check.against == "stored" for check in failed):
         return "it computes something else than its own weights", _REMEDY_GRAPH

@@ -110,8 +110,8 @@ def name_alternatives(outputs: Sequence[OutputValidation]) -> list[OutputValidat
 def _name_alternatives(output: OutputValidation, others: Sequence[OutputValidation]) -> OutputValidation:
     if output.fit.answer not in (Answer.FAILED, Answer.WARNING) or output.kept is None:
         return output
-    if output.pictures is not None and output.fit == output.pictures.fit:
-        return output  # what others keep on text says nothing of what is kept behind pictures
+    if any(each is not None and output.fit == each.fit for each in (output.pictures, output.sound)):
+        return output  # what others keep on text says nothing of what is kept behind pictures or sound
     better = sorted(
         (
             each

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison
@@ -33,9 +34,11 @@ _ON_TEXT_ALONE = (
     "weights that the adapter changes were"
 )
 _NOT_ON_OTHER = (
-    "the model takes {other} too, and its outputs were compared on text and {sense}: of the part for {other}, only the stored weights that the "
+    "the model takes {other} too, and its outputs were compared on text and {sense}{why}: of the part for {other}, only the stored weights that the "
     "adapter changes were"
 )
+_PARTS = {Sense.PICTURES: ("vision_config", "images"), Sense.SOUND: ("audio_config", "sound")}
+"""The setting of the part of a model for each sense, and what it takes."""
 _WORST_FIRST = (Answer.FAILED, Answer.WARNING, Answer.PASSED, Answer.NOT_JUDGED)
 
 
@@ -59,19 +62,45 @@ def describe_effect(looked: Looked | None, effect: float | None, *, expected: bo
     )
 
 
-def list_warnings(config: ModelConfig, reference: PictureEffect | None) -> list[str]:
-    """Return warnings of inputs beside text on which nothing was compared, and of an adapter that changes almost nothing behind pictures."""
-    if reference is None or reference.not_run:
-        return [_ON_TEXT_ALONE.format(why="" if reference is None else f" ({printable(reference.not_run)})")]
-    setting, other = ("audio_config", "sound") if reference.sense is Sense.PICTURES else ("vision_config", "images")
-    warnings = [] if config.get(setting) is None else [_NOT_ON_OTHER.format(other=other, sense=reference.sense.value)]
+def describe_effects(
+    reference: Path | None, effects: Mapping[Sense, float | None], *, expected: bool
+) -> dict[Sense, PictureEffect]:
+    """Describe what the reference computes of prompts with pictures and with sound; empty for a model that takes neither.
+
+    Args:
+        reference: Folder of its results; None without a reference.
+        effects: Distance of the base behind each.
+        expected: Whether the model takes pictures or sound.
+    """
+    looked = {each: Looked.read(reference, each) for each in Sense} if reference else {}
+    expected = expected and reference is not None and not any(looked.values())
+    described = {
+        each: describe_effect(said, effects.get(each), expected=expected and each is Sense.PICTURES)
+        for each, said in looked.items()
+    }
+    return {each: effect for each, effect in described.items() if effect}
+
+
+def list_warnings(config: ModelConfig, effects: Mapping[Sense, PictureEffect]) -> list[str]:
+    """Return warnings of inputs beside text on which nothing was compared, and of an adapter that changes almost nothing behind them."""
+    run = {sense: effect for sense, effect in effects.items() if not effect.not_run}
+    why = {sense: f" ({printable(effect.not_run)})" for sense, effect in effects.items() if effect.not_run}
+    if not run:
+        return [_ON_TEXT_ALONE.format(why=next(iter(why.values()), ""))]
     weak = choose_measure(Comparison.NEXT_TOKEN, width=0).weak_effect
-    if reference.effect_kl is not None and reference.effect_kl < weak:
-        warnings.append(
-            f"the adapter has almost no effect {reference.sense.place} (mean KL to the base {reference.effect_kl:.2g} nats/token): what is kept of it "
+    return [
+        *(
+            _NOT_ON_OTHER.format(other=name, sense=" and ".join(run), why=why.get(sense, ""))
+            for sense, (setting, name) in _PARTS.items()
+            if sense not in run and config.get(setting) is not None
+        ),
+        *(
+            f"the adapter has almost no effect {sense.place} (mean KL to the base {effect.effect_kl:.2g} nats/token): what is kept of it "
             "there is judged by distance"
-        )
-    return warnings
+            for sense, effect in run.items()
+            if effect.effect_kl is not None and effect.effect_kl < weak
+        ),
+    ]
 
 
 def begin_comparison(reference: PictureEffect, looked: Looked | None) -> PictureComparison:
@@ -111,14 +140,12 @@ def check_unreadable(comparison: PictureComparison) -> tuple[Check, ...]:
     )
 
 
-def explain(comparison: PictureComparison | None) -> tuple[str, str]:
+def explain(comparison: PictureComparison) -> tuple[str, str]:
     """Return why an output cannot compute pictures or sound, and what to do."""
-    failed, sense = (comparison.failed, comparison.sense) if comparison else ("", Sense.PICTURES)
-    return f"it cannot compute {sense}: {failed}", REMEDY
+    return f"it cannot compute {comparison.sense}: {comparison.failed}", REMEDY
 
 
-def worse(text: Verdict, comparison: PictureComparison | None) -> Verdict:
-    """Return the worse of two verdicts on what is kept: on text, and behind pictures or sound."""
-    if comparison is None:
-        return text
-    return min(text, comparison.fit, key=lambda verdict: _WORST_FIRST.index(verdict.answer))
+def worse(text: Verdict, *comparisons: PictureComparison | None) -> Verdict:
+    """Return the worst of several verdicts on what is kept: on text, and behind pictures and sound."""
+    verdicts = (text, *(each.fit for each in comparisons if each is not None))
+    return min(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.answer))

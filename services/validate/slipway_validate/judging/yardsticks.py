@@ -17,10 +17,10 @@ from slipway.model.families import Family
 from slipway.proof.numerics import Logits, finite, logit_scale, perplexity_of, window_losses
 from slipway.proof.precision import stored_dtype
 from slipway.proof.runtime import Samples
-from slipway.proof.sights import FOLDER as PICTURES
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import AdapterEvidence
 from slipway.validation.parts import MultiTokenHead
+from slipway.validation.pictures import Sense
 from slipway_validate.folders import format_and_level, has_separate_adapter, runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.distances import MAX_NOISE_SHARE, Measure, choose_measure, distance_of, level_of
@@ -120,12 +120,12 @@ class ReferenceRun:
         gains = () if self.family.takes_sound else tuple(finite(gain) for gain in base_losses - losses)
         return replace(run, base_perplexity=perplexity_of(base_losses), gain_per_window=gains)
 
-    def behind_pictures(self) -> ReferenceRun | None:
-        """Return its results behind pictures as a run of its own; None if there are none."""
-        looked = Looked.read(self.folder)
+    def behind(self, sense: Sense) -> ReferenceRun | None:
+        """Return its results behind pictures or sound as a run of its own; None if there are none."""
+        looked = Looked.read(self.folder, sense)
         if looked is None or looked.not_run or not looked.pictures:
             return None
-        run = replace(self, folder=self.folder / PICTURES)
+        run = replace(self, folder=self.folder / sense)
         effect = compare_windows(run.logits, run.base_logits, run.measure) if run.with_adapter else None
         return replace(run, logit_scale=logit_scale(run.logits), adapter_effect=effect)
 
@@ -246,14 +246,14 @@ class Measured:
         windows: Windows that were computed.
         figures: Distance from the reference of each pass without an output.
         missing: Why passes were not made, by name.
-        pictures: The same of results behind pictures; None for a model that takes none.
+        behind: The same of results behind pictures and sound, if there are any.
     """
 
     folder: Path = Path()
     windows: int = 0
     figures: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
-    pictures: Measured | None = None
+    behind: Mapping[Sense, Measured] = field(default_factory=dict)
 
     def noise(self, rounding: str) -> float | None:
         """Return the distance that rounded values alone make; None if it was not measured."""
@@ -296,9 +296,10 @@ def read_measured(folder: Path, asked: Yardsticks | None, reference: ReferenceRu
     except (OSError, ValueError):
         return Measured(missing={each.name: "the process that computed it ended early" for each in asked.passes})
     missing = {name: str(why) for name, why in said.items()}
-    behind = reference.behind_pictures()
-    pictures = None if behind is None else _read_passes(folder / PICTURES, asked, behind, missing)
-    return replace(_read_passes(folder, asked, reference, missing, windows=asked.windows), pictures=pictures)
+    behind = {
+        sense: _read_passes(folder / sense, asked, run, missing) for sense in Sense if (run := reference.behind(sense))
+    }
+    return replace(_read_passes(folder, asked, reference, missing, windows=asked.windows), behind=behind)
 
 
 def _read_passes(

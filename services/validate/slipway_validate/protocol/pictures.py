@@ -8,15 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
-from slipway.proof.sights import FOLDER
 from slipway.validation.pictures import Sense
 
 PICTURES_FILE = "pictures.json"
-"""In the folder ``slipway.proof.sights.FOLDER`` of a run's results: a :class:`Looked`. Beside it are files of logits as those of windows,
+"""In the folder of a run's results that has the name of the sense: a :class:`Looked`. Beside it are files of logits as those of windows,
 (N, P, V), N = prompts, P = tokens behind each picture."""
 PICTURE_TOKENS = 24
 """Tokens behind each picture whose results are compared."""
-ENDED = "its process ended while it computed a picture"
+ENDED = "its process ended while it computed a prompt"
 
 
 class Looked(BaseModel):
@@ -40,19 +39,19 @@ class Looked(BaseModel):
 
     def write(self, run: Path) -> None:
         """Write it into the folder of a run's results."""
-        (run / FOLDER / PICTURES_FILE).write_text(self.model_dump_json(), encoding="utf-8")
+        (run / self.sense / PICTURES_FILE).write_text(self.model_dump_json(), encoding="utf-8")
 
     @classmethod
-    def read(cls, run: Path) -> Looked | None:
-        """Read it from the folder of a run's results; None if the run was not asked for pictures.
+    def read(cls, run: Path, sense: Sense = Sense.PICTURES) -> Looked | None:
+        """Read it from the folder of a run's results; None if the run was not asked for what this sense takes.
 
         Raises:
             ValueError: The file holds something else.
             OSError: It cannot be read.
         """
-        if not (run / FOLDER).is_dir():
+        if not (run / sense).is_dir():
             return None
-        file = run / FOLDER / PICTURES_FILE
+        file = run / sense / PICTURES_FILE
         if not file.is_file():
-            return cls(not_run=ENDED)
+            return cls(sense=sense, not_run=ENDED)
         return cls.model_validate_json(read_regular(file, largest=LARGEST_LIST))

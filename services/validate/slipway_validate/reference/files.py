@@ -23,12 +23,12 @@ from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
 from slipway.model.families import FAMILIES, RAW_SPEECH, Family
 from slipway.proof.runtime import Samples
-from slipway.proof.sights import FOLDER as PICTURES
 from slipway.proof.sights import read_sights
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import AdapterEvidence
 from slipway.validation.parts import MultiTokenHead
+from slipway.validation.pictures import Sense
 from slipway_validate.cases import shape_cases
 from slipway_validate.judging.yardsticks import ReferenceRun
 from slipway_validate.params import SampleParams
@@ -124,8 +124,9 @@ def write_reference(folder: Path, run: ReferenceRun, prepared: Prepared, params:
     for path in sorted(run.folder.glob("*.npy")):
         if not path.match(case_file("*")):  # its own cases are only needed for the figures
             path.rename(folder / path.name)
-    if (run.folder / PICTURES).is_dir():
-        (run.folder / PICTURES).rename(folder / PICTURES)
+    for sense in Sense:
+        if (run.folder / sense).is_dir():
+            (run.folder / sense).rename(folder / sense)
     figures = Figures.model_validate({name: getattr(run, name) for name in Figures.model_fields})
     file = ReferenceFile(
         inputs=dict(ctx.input_digests),
@@ -171,7 +172,8 @@ def read_reference(
     try:
         samples = _read_samples(folder / SAMPLES)
         _check_results(folder, file, samples)
-        _check_pictures(folder, file)
+        for sense in Sense:
+            _check_sights(folder, file, sense)
     except (OSError, ValueError, EOFError, SchemaError) as error:
         raise _reference_error(f"its files are damaged: {error}") from error
     if file.with_adapter != ("adapter" in inputs):
@@ -231,7 +233,7 @@ def _find_family(file: ReferenceFile) -> Family:
 
 
 def _read_samples(folder: Path) -> Samples:
-    for path in sorted(each for each in folder.iterdir() if each.name != PICTURES):
+    for path in sorted(each for each in folder.iterdir() if each.name not in tuple(Sense)):
         if path.suffix == ".npy" and _map_array(path).size > (
             _LARGEST_SOUNDS if path.name == SOUNDS_FILE else _LARGEST_BATCH
         ):
@@ -299,23 +301,25 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
         raise ValueError(f"results have the shapes {sorted(shapes)}")
 
 
-def _check_pictures(folder: Path, file: ReferenceFile) -> None:
-    """Refuse prompts with pictures that outputs could not compute, and results of others."""
-    looked = Looked.read(folder)
+def _check_sights(folder: Path, file: ReferenceFile, sense: Sense) -> None:
+    """Refuse prompts with pictures or sound that outputs could not compute, and results of others."""
+    looked = Looked.read(folder, sense)
     if looked is not None and not looked.pictures and not looked.not_run:
-        raise ValueError(f"{PICTURES} has no results, and does not say why")
+        raise ValueError(f"{sense} has no results, and does not say why")
     if looked is not None and looked.not_run:
         return
-    sights = read_sights(folder / SAMPLES)
+    sights = read_sights(folder / SAMPLES, sense)
     count, tokens = (looked.pictures, looked.tokens) if looked else (0, 0)
     if len(sights) != count or any(each.compared != tokens for each in sights):
-        raise ValueError(f"{len(sights)} prompts with a picture have results of {count} with {tokens} tokens each")
+        raise ValueError(f"{len(sights)} prompts with a {sense.one} have results of {count} with {tokens} tokens each")
     if any(int(each.tokens.max()) >= file.result.vocabulary for each in sights):
-        raise ValueError(f"a prompt with a picture has tokens beyond the {file.result.vocabulary} of the vocabulary")
+        raise ValueError(
+            f"a prompt with a {sense.one} has tokens beyond the {file.result.vocabulary} of the vocabulary"
+        )
     for name in (LOGITS_FILE, *([BASE_LOGITS_FILE] if file.with_adapter else [])) if count else ():
-        values = _map_array(folder / PICTURES / name)
+        values = _map_array(folder / sense / name)
         if values.dtype != np.float32 or values.shape != (count, tokens, file.result.vocabulary):
-            raise ValueError(f"{PICTURES}/{name} has the shape {values.shape} and the type {values.dtype}")
+            raise ValueError(f"{sense}/{name} has the shape {values.shape} and the type {values.dtype}")
 
 
 def _check_continuations(file: ReferenceFile) -> None:

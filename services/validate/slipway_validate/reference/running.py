@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import TypeAdapter
 
@@ -18,7 +19,7 @@ from slipway.proof.runtime import EVIDENCE_FILE, HEAD_FILE
 from slipway.stage import Context
 from slipway.validation.findings import AdapterEvidence, Reference
 from slipway.validation.parts import MultiTokenHead
-from slipway.validation.pictures import PictureEffect
+from slipway.validation.pictures import PictureEffect, Sense
 from slipway.validation.speed import Engine, Speed
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.distances import distance_of, level_of
@@ -164,8 +165,10 @@ def _check_run(
     return run.with_figures([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])
 
 
-def describe(run: ReferenceRun | None, speed: Speed | None, *, pictures: PictureEffect | None = None) -> Reference:
-    """Describe the reference for the report, with what it computes of pictures; without a run, say that outputs were not compared."""
+def describe(
+    run: ReferenceRun | None, speed: Speed | None, *, beside: Mapping[Sense, PictureEffect] = MappingProxyType({})
+) -> Reference:
+    """Describe the reference for the report, with what it computes beside text; without a run, say that outputs were not compared."""
     if run is None:
         return Reference(description=NOT_COMPARED, engine=Engine(runtime=""))
     effect = run.adapter_effect
@@ -180,7 +183,8 @@ def describe(run: ReferenceRun | None, speed: Speed | None, *, pictures: Picture
         evidence=run.evidence,
         multi_token_head=run.multi_token_head,
         routing=compare_base_routes(run.folder),
-        pictures=pictures,
+        pictures=beside.get(Sense.PICTURES),
+        sound=beside.get(Sense.SOUND),
         adapter_effect_kl=effect.mean_kl if effect else None,
         adapter_effect_error=effect.relative_error if effect else None,
         logit_scale=run.logit_scale,

@@ -35,7 +35,7 @@ from slipway.proof.runtime import (
     Unusable,
     UnusableInput,
 )
-from slipway.proof.sights import FOLDER as PICTURES_FOLDER
+from slipway.validation.pictures import Sense
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
@@ -159,8 +159,8 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
 
 
 def _look(model: LanguageModel, spec: RunSpec, result: RunResult, folder: Path) -> None:
-    """Compute prompts with a picture, if the model takes any. The result is written before: native code may end the process with a picture."""
-    given = (spec.samples / PICTURES_FOLDER).is_dir()
+    """Compute prompts with a picture or sound, if the model takes any. The result is written before: native code may end the process."""
+    given = any((spec.samples / each).is_dir() for each in Sense)
     if not spec.pictures and not (given and spec.write_logits):
         return
     _write_result(result, folder)

@@ -12,7 +12,7 @@ import numpy as np
 
 from slipway.proof.numerics import Ints, Logits
 from slipway.proof.runtime import LanguageModel, NotRunnable, Samples, Unusable
-from slipway.proof.sights import FOLDER, Sight, read_sights, write_sights
+from slipway.proof.sights import Sight, read_sights, write_sights
 from slipway.validation.pictures import Sense
 from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunSpec
 from slipway_validate.protocol.pictures import Looked
@@ -41,13 +41,16 @@ def look(model: LanguageModel, sights: list[Sight], *, report: Report) -> Logits
 
 def look_at_given(model: LanguageModel, spec: RunSpec, folder: Path, *, report: Report) -> None:
     """Write what an output computes of the reference's prompts; an error becomes its finding, and leaves the results on text as they are."""
-    (folder / FOLDER).mkdir()
-    sense = Sense.PICTURES
+    for sense in Sense:
+        if (spec.samples / sense).is_dir():
+            _look_at_given(model, spec, folder, sense, report)
+
+
+def _look_at_given(model: LanguageModel, spec: RunSpec, folder: Path, sense: Sense, report: Report) -> None:
+    (folder / sense).mkdir()
     try:
-        sights = read_sights(spec.samples)
-        sense = sights[0].sense
-        results = look(model, sights, report=report)
-        np.save(folder / FOLDER / LOGITS_FILE, results)
+        results = look(model, read_sights(spec.samples, sense), report=report)
+        np.save(folder / sense / LOGITS_FILE, results)
         finding = Looked(sense=sense, pictures=len(results), tokens=results.shape[1])
     except NotRunnable as error:
         finding = Looked(sense=sense, not_run=str(error))
@@ -60,42 +63,44 @@ def look_at_given(model: LanguageModel, spec: RunSpec, folder: Path, *, report: 
 
 def look_as_reference(model: Any, spec: RunSpec, folder: Path, *, report: Report) -> None:
     """Make prompts for the reference's model, compute them with and without its adapter, and write both; an error says why there are none."""
-    from slipway_validate.runner.pictures.making import NoPicturesError
+    from slipway_validate.runner.pictures.making import NoPicturesError, senses_of
 
-    (folder / FOLDER).mkdir()
-    try:
-        finding = _look_as_reference(model, spec, folder, report)
-    except NoPicturesError as error:
-        finding = Looked(not_run=str(error))
-    except Exception as error:  # noqa: BLE001 - code of transformers' classes raises anything, and text is compared without it
-        what = "sound" if getattr(model.module.config, "vision_config", None) is None else "a picture"
-        finding = Looked(not_run=f"the model does not compute {what} of its own: {type(error).__name__}: {error}")
-    if finding.not_run:  # nobody is to find half of the results
-        shutil.rmtree(spec.samples / FOLDER, ignore_errors=True)
-        for name in (LOGITS_FILE, BASE_LOGITS_FILE):
-            (folder / FOLDER / name).unlink(missing_ok=True)
-    finding.write(folder)
+    for sense in senses_of(model.module.config):
+        (folder / sense).mkdir()
+        try:
+            finding = _look_as_reference(model, spec, folder, sense, report)
+        except NoPicturesError as error:
+            finding = Looked(sense=sense, not_run=str(error))
+        except Exception as error:  # noqa: BLE001 - code of transformers' classes raises anything, and text is compared without it
+            why = f"the model does not compute a {sense.one} of its own: {type(error).__name__}: {error}"
+            finding = Looked(sense=sense, not_run=why)
+        if finding.not_run:  # nobody is to find half of the results
+            shutil.rmtree(spec.samples / sense, ignore_errors=True)
+            for name in (LOGITS_FILE, BASE_LOGITS_FILE):
+                (folder / sense / name).unlink(missing_ok=True)
+        finding.write(folder)
 
 
-def _look_as_reference(model: Any, spec: RunSpec, folder: Path, report: Report) -> Looked:
+def _look_as_reference(model: Any, spec: RunSpec, folder: Path, sense: Sense, report: Report) -> Looked:
     from slipway_validate.runner.pictures.making import NoPicturesError, make_sights
     from slipway_validate.runner.runtime_reference import ReferenceModel
 
     module = model.module
     plain = module.get_base_model() if hasattr(module, "get_base_model") else module
     windows: Ints = Samples.read(spec.samples).tokens
-    sights = make_sights(plain, spec.model, windows, count=spec.pictures, longest=model.bounds.sequence)
+    longest = model.bounds.sequence
+    sights = make_sights(plain, spec.model, windows, count=spec.pictures, longest=longest, sense=sense)
     sights = _continued(module, sights)
     results = look(model, sights, report=report)
     sides = {LOGITS_FILE: results}
     if isinstance(model, ReferenceModel):
         sides[BASE_LOGITS_FILE] = _without_adapter(model, sights, report)
     if not all(np.isfinite(each).all() for each in sides.values()):
-        raise NoPicturesError(f"the model's own results {sights[0].sense.place} contain NaN or infinity")
+        raise NoPicturesError(f"the model's own results {sense.place} contain NaN or infinity")
     for name, values in sides.items():
-        np.save(folder / FOLDER / name, values)
+        np.save(folder / sense / name, values)
     write_sights(sights, spec.samples)
-    return Looked(sense=sights[0].sense, pictures=len(results), tokens=results.shape[1])
+    return Looked(sense=sense, pictures=len(results), tokens=results.shape[1])
 
 
 def _continued(module: Any, sights: list[Sight]) -> list[Sight]:

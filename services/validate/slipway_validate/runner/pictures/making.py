@@ -1,6 +1,6 @@
 """Make prompts with a picture for the reference's model: held-out text, a picture of random colours, and text again.
 
-A model for which no picture is made, and that takes sound, gets prompts with sound instead.
+A model that takes sound gets prompts with sound in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipway.model.model_files import processor_settings
 from slipway.proof.numerics import Ints
 from slipway.proof.pictures import DEVIATION, MEAN, Picture, arrange, make_picture
 from slipway.proof.sights import Colours, Sight
-from slipway.proof.sounds import make_sound
+from slipway.proof.sounds import make_sound, takes_known_sound
 from slipway.validation.pictures import Sense
 from slipway_validate.protocol.pictures import PICTURE_TOKENS
 
@@ -37,7 +37,9 @@ class NoPicturesError(Exception):
     """The model gets no pictures and no sound; the message says why."""
 
 
-def make_sights(model: Any, folder: Path, windows: Ints, *, count: int, longest: int) -> list[Sight]:
+def make_sights(
+    model: Any, folder: Path, windows: Ints, *, count: int, longest: int, sense: Sense = Sense.PICTURES
+) -> list[Sight]:
     """Make prompts for a model, without a continuation.
 
     Args:
@@ -46,12 +48,12 @@ def make_sights(model: Any, folder: Path, windows: Ints, *, count: int, longest:
         windows: Held-out text, (N, T).
         count: Number of prompts; fewer if pictures of this model are large.
         longest: Most tokens of a prompt.
+        sense: What the prompts have beside text.
 
     Raises:
         NoPicturesError: No picture or sound is made for it, or it does not take the one that is.
     """
     colours = read_colours(folder)
-    sense = _sense_of(model.config)
     features = _count_features(model, _given(model, sense, seed=0), sense)
     number = max(1, count // 2) if features > _LARGE else count
     behind = min(PICTURE_TOKENS * count // number - CONTINUED, windows.shape[1] - BEFORE)
@@ -122,21 +124,20 @@ def read_colours(folder: Path) -> tuple[Colours, Colours, bool]:
     return (MEAN, MEAN, MEAN), (DEVIATION, DEVIATION, DEVIATION), False
 
 
-def _sense_of(config: Any) -> Sense:
-    """Return what prompts of a model have beside text: sound if it takes no pictures, and a sound is made for it."""
-    if getattr(config, "vision_config", None) is not None:
-        return Sense.PICTURES
-    try:
-        return Sense.PICTURES if make_sound(config, seed=0) is None else Sense.SOUND
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError, LookupError) as error:
-        raise NoPicturesError(f"its config.json does not say how long a sound is: {error}") from error
+def senses_of(config: Any) -> tuple[Sense, ...]:
+    """Return what prompts of a model have beside text: sound if a sound is made for it, and pictures unless it takes none of them."""
+    hears, sees = takes_known_sound(config), getattr(config, "vision_config", None) is not None
+    return (*((Sense.PICTURES,) if sees or not hears else ()), *((Sense.SOUND,) if hears else ()))
 
 
 def _given(model: Any, sense: Sense, *, seed: int) -> Picture:
     """Return a picture or sound for a model."""
     config = model.config
     if sense is Sense.SOUND:
-        sound = make_sound(config, seed=seed)
+        try:
+            sound = make_sound(config, seed=seed)
+        except (AttributeError, TypeError, ValueError, ZeroDivisionError, LookupError) as error:
+            raise NoPicturesError(f"its config.json does not say how long a sound is: {error}") from error
         assert sound is not None
         return sound
     if getattr(config, "image_token_id", None) is None:

@@ -18,9 +18,9 @@ from slipway.files.json_documents import read_object_or_empty
 from slipway.formats.registry import runtime_of_output
 from slipway.model.adapters.saved import is_plain_lora
 from slipway.proof.runtime import Samples, Unusable
-from slipway.proof.sights import FOLDER as PICTURES
 from slipway.proof.sights import read_sights
 from slipway.proof.stored_weights import NotUnderstoodError
+from slipway.validation.pictures import Sense
 from slipway_validate.cases import find_family
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector
@@ -90,8 +90,9 @@ class _Bench:
         self._plain = module.get_base_model() if hasattr(module, "get_base_model") else module
         self._products = Products(self._plain, find_family(spec.run.family).unused)
         self._samples = _take_first(Samples.read(spec.run.samples), spec.windows)
-        self._sights = read_sights(spec.run.samples)
-        (folder / PICTURES).mkdir(exist_ok=True)
+        self._sights = {each: sights for each in Sense if (sights := read_sights(spec.run.samples, each))}
+        for each in self._sights:
+            (folder / each).mkdir(exist_ok=True)
 
     def compute(self, asked: Pass) -> None:
         """Compute one pass and write its results."""
@@ -119,17 +120,17 @@ class _Bench:
                 changed.enter_context(self._products.round_inputs(rounding, encoder=encoder))
             collector = Collector(self._model, self._spec.run, self._samples, self._folder, report=lambda *_: None)
             collector.windows(pass_file(asked.name))
-            if self._sights:
+            for each in self._sights:
                 with suppress(*_FAULTS):  # then results behind pictures have no such yardstick, and those on text have
-                    self._look(asked)
+                    self._look(asked, each)
 
-    def _look(self, asked: Pass) -> None:
-        """Compute the prompts with a picture, and write their results."""
+    def _look(self, asked: Pass, sense: Sense) -> None:
+        """Compute the prompts with a picture or sound, and write their results."""
         if asked.output is not None or asked.weights:
             self._products.check_encoder()
         with round_encoder(self._plain) if asked.rounding else nullcontext():
-            results = look(self._model, self._sights, report=lambda *_: None)
-        np.save(self._folder / PICTURES / pass_file(asked.name), results)
+            results = look(self._model, self._sights[sense], report=lambda *_: None)
+        np.save(self._folder / sense / pass_file(asked.name), results)
 
 
 def _take_first(samples: Samples, count: int) -> Samples:
