@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from slipway.proof.numerics import Ints
 from slipway_validate.protocol.routes import MOST_EXPERTS, Routes
@@ -30,10 +29,10 @@ def record_routes(model: Any, path: Path) -> Iterator[None]:
         model: A runtime's model; only those that compute with a PyTorch module are looked into.
         path: The file, as :func:`slipway_validate.protocol.routes.read_routes` reads it.
     """
-    module = getattr(model, "module", None)
+    module: Any = getattr(model, "module", None)
     chosen: dict[str, list[Ints]] = {}
     hooks = []
-    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+    for name, part in module.named_modules() if hasattr(module, "named_modules") else ():
         accepted = list(inspect.signature(type(part).forward).parameters)
         argument = next((each for each in _ARGUMENTS if each in accepted), None)
         if argument is not None:
@@ -50,7 +49,9 @@ def record_routes(model: Any, path: Path) -> Iterator[None]:
 
 
 def _recorder(parts: list[Ints], argument: str, position: int) -> Any:
-    def record(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    from torch import Tensor  # the process of another runtime does not have it in memory
+
+    def record(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         index = named.get(argument, given[position] if position < len(given) else None)
         if isinstance(index, Tensor) and not index.is_floating_point():
             parts.append(index.detach().reshape(-1, index.shape[-1]).numpy().astype(np.int64))
