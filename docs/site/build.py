@@ -20,6 +20,11 @@ SETTINGS = Path("shared", "slipway", "README.md")
 """The page whose tables of settings get a page of their own, beside it: its links stay the same."""
 
 REFERENCE: Mapping[str, tuple[str, ...]] = {
+    "Exports": (
+        *("export", "plan", "recommend", "verify"),
+        *("export_async", "plan_async", "recommend_async", "verify_async"),
+        *("ExportPlan", "ExportProgress", "TaskProgress", "Recommendation", "Candidate", "Verification"),
+    ),
     "Stages": (
         *("Stage", "StageParams", "Context", "Progress", "Provider"),
         *("Forecast", "Hardware", "Deferral", "Installation", "Effort", "Keeps"),

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slipway.advice.candidates import Candidate
     from slipway.advice.for_target import load_configuration
+    from slipway.advice.recommendation import Recommendation
     from slipway.client import AsyncClient, Client
     from slipway.configuration import ExportConfiguration, LoadedConfiguration
     from slipway.configuration import parse as parse_configuration
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
         UnorderedMapError,
         ValidationError,
     )
+    from slipway.exporting.asynchronous import export_async, plan_async, recommend_async, verify_async
+    from slipway.exporting.calls import export, plan, recommend, verify
+    from slipway.exporting.observing import ExportProgress, TaskProgress
+    from slipway.exporting.planned import ExportPlan
+    from slipway.exporting.verification import Verification
     from slipway.formats import Format
     from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
     from slipway.settings.security import Security
@@ -59,6 +66,7 @@ __all__ = [
     "ArtifactError",
     "AsyncClient",
     "AttemptResult",
+    "Candidate",
     "CheckpointValidationError",
     "Client",
     "ConfigurationError",
@@ -68,6 +76,8 @@ __all__ = [
     "Effort",
     "ExecutorchExportError",
     "ExportConfiguration",
+    "ExportPlan",
+    "ExportProgress",
     "ExportResult",
     "FailedFormat",
     "Forecast",
@@ -87,29 +97,43 @@ __all__ = [
     "Progress",
     "Provider",
     "QuantizationError",
+    "Recommendation",
     "Security",
     "ServiceError",
     "Stage",
     "StageError",
     "StageParams",
+    "TaskProgress",
     "TensorRTBuildError",
     "TensorRTLLMExportError",
     "TorchGraphError",
     "TracerWarningError",
     "UnorderedMapError",
     "ValidationError",
+    "Verification",
+    "export",
+    "export_async",
     "load_configuration",
     "parse_configuration",
+    "plan",
+    "plan_async",
+    "recommend",
+    "recommend_async",
+    "verify",
+    "verify_async",
 ]
 
 _HOMES = {
     "AsyncClient": "slipway.client",
     "AttemptResult": "slipway.results.result",
+    "Candidate": "slipway.advice.candidates",
     "Client": "slipway.client",
     "Context": "slipway.stage",
     "Deferral": "slipway.stage",
     "Effort": "slipway.stage",
     "ExportConfiguration": "slipway.configuration",
+    "ExportPlan": "slipway.exporting.planned",
+    "ExportProgress": "slipway.exporting.observing",
     "ExportResult": "slipway.results.result",
     "FailedFormat": "slipway.results.result",
     "Forecast": "slipway.stage",
@@ -121,9 +145,16 @@ _HOMES = {
     "LoadedConfiguration": "slipway.configuration",
     "Progress": "slipway.stage",
     "Provider": "slipway.stage",
+    "Recommendation": "slipway.advice.recommendation",
     "Security": "slipway.settings.security",
     "Stage": "slipway.stage",
     "StageParams": "slipway.stage",
+    "TaskProgress": "slipway.exporting.observing",
+    "Verification": "slipway.exporting.verification",
+    **dict.fromkeys(("export", "plan", "recommend", "verify"), "slipway.exporting.calls"),
+    **dict.fromkeys(
+        ("export_async", "plan_async", "recommend_async", "verify_async"), "slipway.exporting.asynchronous"
+    ),
     "load_configuration": "slipway.advice.for_target",
     "parse_configuration": "slipway.configuration:parse",
 }

@@ -245,6 +245,12 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
 }
 
 
+def error_of_reason(reason: str, message: str) -> ModelExportError:
+    """Return an error with a reason, of the class whose usual reason it is; a reason that is unknown here becomes ``INTERNAL``."""
+    usual = (cls for cls in ERROR_TYPES.values() if cls.__dict__.get("default_reason") == reason)
+    return Failure(reason, message, error_type=next(usual, ModelExportError).__name__).error()
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A :class:`ModelExportError` as plain data: the outcome of an unsuccessful attempt."""

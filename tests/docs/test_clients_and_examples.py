@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2
 from slipway.security.access.rules import RULES
 from slipway_protos.v1 import artifact_pb2, export_pb2
 from support.coordinators.harness import Harness, tiny_export, tiny_task
+from support.models.tiny_models import make_base, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 CALLS = re.findall(r"-d '(\{.*\})' coordinator:7070 (\S+)/(\w+)", (ROOT / "docs" / "clients.md").read_text())
@@ -143,6 +145,27 @@ def test_several_exports_are_watched_to_their_ends(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.split(":")[0]) == (3, "EXPORT_NOT_FOUND")
     done = example("watch_exports.py", names[0], **environment)
     assert (done.returncode, done.stderr.split(":")[0]) == (7, "COORDINATOR_UNAVAILABLE")
+
+
+@pytest.mark.slow
+def test_several_runs_are_exported_and_one_that_fails_is_named(tmp_path: Path) -> None:
+    make_base(tmp_path / "base")
+    run = make_checkpoint(tmp_path / "base", tmp_path / "run").parent
+    environment = {
+        "SLIPWAY_HOME": str(tmp_path / "home"),
+        "EXPORT_OUTPUT_DIR": str(tmp_path / "out"),
+        "EXPORT_ENABLE_ONNX": "false",
+        "EXPORT_ENABLE_VALIDATION": "false",
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.environ["PYTHONPATH"],
+    }
+    done = example("export_runs.py", str(run), str(tmp_path / "nowhere"), **environment)
+    assert done.returncode == 1, done.stderr
+    assert re.match(r"ExportResult e-\w+: succeeded, 1 of 1 format made", done.stdout)
+    assert f"{tmp_path}/nowhere: CHECKPOINT_NOT_FOUND: " in done.stderr
+    assert "checkpoint-10 of run onto base: merge running" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert example("export_runs.py", str(run), **environment).returncode == 0
 
 
 def example(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

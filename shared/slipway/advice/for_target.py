@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.configuration.layers import Layer, Setting
-from slipway.configuration.loading import LoadedConfiguration, load
+from slipway.configuration.loading import Given, LoadedConfiguration, load
 from slipway.formats.targets import TARGETS, target_name
 from slipway.model.families import DECODER
 from slipway.settings.problems import Problem
@@ -16,11 +16,11 @@ TARGET, LEVELS = "output.target", "optimization.quantization"
 
 
 def load_configuration(
-    path: Path | None,
+    path: Given | None,
     *,
     environment: Mapping[str, str],
     flags: Mapping[str, str | None] | None = None,
-    assignments: Sequence[str] = (),
+    assignments: Sequence[str] | Mapping[str, Any] = (),
     requested: Sequence[str] = (),
     folder: Path | None = None,
 ) -> LoadedConfiguration:
@@ -30,10 +30,10 @@ def load_configuration(
     first for the target and the model.
 
     Args:
-        path: The YAML file; None reads none.
+        path: The YAML file, or its contents: nested plain data as below ``export:``, or a configuration. None reads none.
         environment: Usually ``os.environ``.
         flags: Texts of ``--base-model``, ``--checkpoint``, ``--target`` and ``--out``; None if not given.
-        assignments: Texts of ``--set``.
+        assignments: Texts of ``--set``, or values by setting.
         requested: Texts of ``-f``: the formats to make, in place of those of the other sources.
         folder: Start of relative paths in variables, flags and defaults; the current folder by default.
 

@@ -89,8 +89,8 @@ def token(  # noqa: PLR0917 - typer calls it by name
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Make a token, and print its entry for the access file of a coordinator or worker."""
-    from slipway.cli.terminal.console import print_answer
     from slipway.security.access.access_file import as_yaml, issue_token
+    from slipway.terminal.console import print_answer
 
     entry = issue_token(token_file, name=name, role=role.value, projects=project or [])
     print_answer(entry, as_yaml(entry), as_json=as_json)

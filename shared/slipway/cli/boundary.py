@@ -23,7 +23,7 @@ IMPATIENT_SECONDS = 1.0
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; only this function calls :func:`sys.exit`."""
     from slipway.cli.completion import join_words
-    from slipway.cli.terminal.streams import drop_invalid_sizes, flush, open_closed_streams, write_any_encoding
+    from slipway.terminal.streams import drop_invalid_sizes, flush, open_closed_streams, write_any_encoding
 
     open_closed_streams()
     join_words(os.environ)
@@ -75,7 +75,7 @@ def _report_unexpected(error: Exception, options: OutputOptions) -> int:
 
 def _exit_code_of_exit(error: SystemExit, options: OutputOptions) -> int:
     """Return the exit code of a command that typer, or the command itself, has ended."""
-    from slipway.cli.terminal.streams import EXIT_UNREAD, reader_is_gone
+    from slipway.terminal.streams import EXIT_UNREAD, reader_is_gone
 
     if reader_is_gone(error):
         return EXIT_UNREAD
@@ -182,7 +182,8 @@ def _traceback(error: Exception) -> str:
 
 
 def _report_failure(error: Any, options: OutputOptions) -> int:
-    from slipway.cli.options import ProgressForm, error_line
+    from slipway.cli.options import error_line
+    from slipway.progress.observer import ProgressForm
 
     failure = error.failure()
     with contextlib.suppress(OSError, SystemExit):  # a missing reader or a full disk does not change the failure
@@ -199,7 +200,7 @@ def _report_failure(error: Any, options: OutputOptions) -> int:
 def _show_failure(failure: Any) -> None:
     from rich.text import Text
 
-    from slipway.cli.terminal.console import errors
+    from slipway.terminal.console import errors
     from slipway.texts import redact
 
     lines = Text("error", style="bold red")
@@ -229,6 +230,6 @@ def _failure_document(failure: Any) -> dict[str, Any]:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    from slipway.cli.terminal.console import print_json
+    from slipway.terminal.console import print_json
 
     print_json(document)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +12,6 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from slipway.artifacts import Artifacts
     from slipway.client import Client
     from slipway.settings import Settings
 
@@ -68,26 +65,6 @@ class Connection:
 
         settings = self.settings()
         return Client(self.coordinator, security=settings.security, project=settings.project)
-
-
-@contextlib.contextmanager
-def artifacts_at(coordinator: str, settings: Settings) -> Iterator[Artifacts]:
-    """Use the coordinator's artifacts unless a store is configured; without a coordinator, use the store.
-
-    Artifacts that are stored or fetched are not collected before the context ends.
-    """
-    if coordinator and not settings.store:
-        from slipway.client.artifacts import ProjectArtifacts
-        from slipway.client.calls import BlockingCalls
-
-        with BlockingCalls(coordinator, security=settings.security) as calls:
-            yield ProjectArtifacts(calls, settings.project)
-    else:
-        from slipway.artifacts.opening import open_store
-
-        store = open_store(settings)
-        with store.using():
-            yield store
 
 
 def _file(name: str, meaning: str) -> Any:

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,19 +19,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from slipway.cli import completion
 from slipway.errors import MOST_TEXT, ConfigurationError
+from slipway.progress.observer import ProgressForm
 from slipway.texts import MalformedText, printable, redact, shortened
 
 if TYPE_CHECKING:
     from slipway.errors import Failure
-
-
-class ProgressForm(StrEnum):
-    """A form of progress."""
-
-    AUTO = "auto"
-    PLAIN = "plain"
-    JSON = "json"
-    NONE = "none"
 
 
 def error_line(failure: Failure) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from slipway.configuration.layers import Layer, Setting, put_setting
@@ -36,15 +37,23 @@ _OWN = ("enabled", "quantization", "unquantized")
 """Settings that the format's name and its levels give."""
 
 
-def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str], *, requested: Sequence[str] = ()) -> Layer:
+def read_flags(
+    flags: Mapping[str, str | None],
+    assignments: Sequence[str] | Mapping[str, Any],
+    *,
+    requested: Sequence[str] = (),
+) -> Layer:
     """Read the settings in the flags of :data:`FLAGS`, in ``--set key.path=value`` and in ``-f``.
 
     Args:
         flags: Text of each flag of :data:`FLAGS`; None if not given.
-        assignments: ``key.path=value`` texts; later ones win.
+        assignments: ``key.path=value`` texts; later ones win. Or values by ``key.path``: a text as in such a text, or what YAML would give.
         requested: Texts of ``-f``: the formats to make, each with its levels and settings.
     """
     layer = Layer()
+    if isinstance(assignments, Mapping):
+        _read_values(assignments, layer)
+        assignments = ()
     for assignment in assignments:
         if layer.is_full:
             break
@@ -65,6 +74,21 @@ def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str], *, r
             read_text(layer, FLAGS[flag], given, flag)
     read_requested(requested, layer)
     return layer
+
+
+def _read_values(values: Mapping[str, Any], layer: Layer) -> None:
+    """Read settings that a program gives by their keys."""
+    for name, value in values.items():
+        if layer.is_full:
+            break
+        key = str(name).removeprefix("export.")
+        source = f"settings[{quoted(key)}]"
+        if isinstance(value, str | PurePath):
+            read_text(layer, key, str(value), source)
+        elif key in keys():
+            put_setting(layer.settings, key, Setting(list(value) if isinstance(value, tuple) else value, source))
+        else:
+            layer.problems.append(unknown_setting(key, did_you_mean(key, keys()), source))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError as PydanticError
 
 from slipway.configuration.flags import read_flags
-from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put_setting, read_environment, read_yaml
+from slipway.configuration.layers import MOST_PROBLEMS, TOP, Layer, Setting, put_setting, read_environment, read_yaml
 from slipway.configuration.model import ExportConfiguration, cautions
 from slipway.configuration.schema import default, is_table, keys, sections, unknown_setting
 from slipway.configuration.values import is_none
@@ -48,12 +48,16 @@ class LoadedConfiguration:
     warnings: tuple[str, ...]
 
 
+Given = Path | Mapping[str, Any] | ExportConfiguration | LoadedConfiguration
+"""A YAML file, or its contents in another form: nested plain data as below ``export:``, or a configuration."""
+
+
 def load(
-    path: Path | None,
+    path: Given | None,
     *,
     environment: Mapping[str, str],
     flags: Mapping[str, str | None] | None = None,
-    assignments: Sequence[str] = (),
+    assignments: Sequence[str] | Mapping[str, Any] = (),
     requested: Sequence[str] = (),
     folder: Path | None = None,
     choose: Callable[[Mapping[str, Setting]], Layer] | None = None,
@@ -61,10 +65,10 @@ def load(
     """Read the YAML file, then ``EXPORT_*``, then flags; for each setting, the last source wins.
 
     Args:
-        path: The YAML file; None reads none.
+        path: The YAML file, or its contents; None reads none.
         environment: Usually ``os.environ``.
         flags: Texts of ``--base-model``, ``--checkpoint``, ``--target`` and ``--out``; None if not given.
-        assignments: Texts of ``--set``.
+        assignments: Texts of ``--set``, or values by setting.
         requested: Texts of ``-f``: the formats to make, in place of those of the other sources.
         folder: Start of relative paths in variables, flags and defaults; the current folder by default.
         choose: Function that returns the settings of formats for ``output.target``, given all settings; called where none names a format.
@@ -73,10 +77,9 @@ def load(
         ConfigurationError: All problems at once, or ``CONFIGURATION_NOT_FOUND``.
     """
     here = (folder or Path.cwd()).resolve()
-    from_file = read_yaml(path) if path is not None else Layer()
+    from_file = Layer() if path is None else read_yaml(path) if isinstance(path, Path) else _read_given(path)
     layers = [from_file, read_environment(environment), read_flags(flags or {}, assignments, requested=requested)]
-    if path is not None:
-        _make_paths_absolute(from_file, path.resolve().parent)
+    _make_paths_absolute(from_file, path.resolve().parent if isinstance(path, Path) else here)
     for layer in layers[1:]:
         _make_paths_absolute(layer, here)
     settings: dict[str, Setting] = {"output.directory": Setting(str(here / default("output.directory")), "default")}
@@ -98,6 +101,19 @@ def load(
     origins = {key: settings[key].source if key in settings else "default" for key in keys()}
     warnings = [warning for layer in layers for warning in layer.warnings]
     return LoadedConfiguration(configuration, origins, (*warnings, *cautions(configuration)))
+
+
+def _read_given(given: Mapping[str, Any] | ExportConfiguration | LoadedConfiguration) -> Layer:
+    """Return what a configuration sets itself, without defaults, or what is in nested plain data."""
+    layer, origins = Layer(), {}
+    if isinstance(given, LoadedConfiguration):
+        origins, layer.warnings, given = dict(given.origins), list(given.warnings), given.configuration
+    data = given.model_dump(mode="json", exclude_unset=True) if isinstance(given, ExportConfiguration) else given
+    inner = data.get(TOP)
+    _flatten(inner if isinstance(inner, Mapping) else data, "", "configuration", layer.settings, layer.problems)
+    for key, setting in layer.settings.items():
+        layer.settings[key] = replace(setting, source=origins.get(key, setting.source))
+    return layer
 
 
 def _levels_of_formats_turned_off(layer: Layer) -> Iterator[str]:

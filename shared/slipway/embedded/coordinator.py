@@ -88,7 +88,10 @@ class Embedded:
 
     def _serve(self, address: str, started: Future[None]) -> None:
         try:
-            asyncio.run(self._run(address, started))
+            with (
+                asyncio.Runner() as runner
+            ):  # not asyncio.run, which notebooks replace by one for loops that run already
+                runner.run(self._run(address, started))
         except Exception as error:
             if not started.done():
                 started.set_exception(error)

@@ -17,6 +17,7 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
+from slipway.artifacts.store import OnBytes
 from slipway.distribution import own_version
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.checksums import MANIFEST, changed_files, read_checksums, verify_directory, write_checksums
@@ -40,7 +41,14 @@ _LONGEST_NAME = 200
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Callable[[Path], None]) -> bool:
+def deliver(
+    export: pb.Export,
+    target: Path,
+    *,
+    store: Artifacts,
+    describe: Callable[[Path], None],
+    on_bytes: OnBytes | None = None,
+) -> bool:
     """Write an export's formats into a directory.
 
     Args:
@@ -48,6 +56,7 @@ def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Call
         target: The directory; an earlier delivery of the same export is kept if complete, and otherwise replaced.
         store: Store of the artifacts.
         describe: Called with the unfinished directory, to write the report into it.
+        on_bytes: Called with the size of each piece; an exception from it ends the delivery, and nothing is delivered.
 
     Returns:
         False if the directory already existed and was complete.
@@ -62,7 +71,7 @@ def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Call
         return False
     with _translate_output_errors(target), unfinished(target) as folder:
         for name, digest in formats.items():
-            store.fetch(digest, folder / name)
+            store.fetch(digest, folder / name, on_bytes=on_bytes)
             _detach_from_store(folder / name)
         describe(folder)
         document = json.dumps(lineage(export), indent=2, sort_keys=True)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from slipway.base_match import BaseMatch
+from slipway.errors import error_of_reason
 from slipway.planning.references import VALIDATION
+from slipway.representation import framed, named_few, preformatted, three_lines
 from slipway.rpc.values import failure_of_status
 from slipway.sizes import format_size
+from slipway.texts import counted
 from slipway.validation.findings import REJECTED, TOO_COARSE, failure_prefix, warning_prefix
 from slipway.validation.parts import MultiTokenHead
 from slipway_protos.v1 import export_pb2 as pb
+
+_END_OF_FIRST_PAGE = "</header>"
+_MOST_REPORT_CHARACTERS = 4 << 20
 
 
 class _Value(BaseModel):
@@ -187,6 +194,53 @@ class ExportResult(_Value):
     error_message: str = ""
     warnings: tuple[str, ...] = ()
     attempts: tuple[AttemptResult, ...] = ()
+
+    def require(self) -> ExportResult:
+        """Return this result if the export succeeded.
+
+        Raises:
+            ModelExportError: :attr:`reason` and :attr:`error_message`; :class:`~slipway.errors.ValidationError` for outputs that failed
+                validation, and for other reasons the class of errors whose usual one it is.
+        """
+        if not self.success:
+            raise error_of_reason(self.reason, self.error_message or "the export failed")
+        return self
+
+    def __repr__(self) -> str:
+        outcome = "succeeded" if self.success else f"failed: {self.reason}"
+        made = f"{len(self.formats)} of {counted(len(self.requested) or len(self.formats), 'format')} made"
+        warnings = f", {counted(len(self.warnings), 'warning')}" if self.warnings else ""
+        each = [
+            f"{name} {format_size(entry.size_bytes)} {entry.status.replace('_', ' ')}"
+            for name, entry in self.formats.items()
+        ]
+        each += [f"{name} {failed.state.replace('_', ' ')}" for name, failed in self.failed.items()]
+        return three_lines(
+            f"ExportResult {self.export_id}: {outcome}, {made}{warnings}",
+            named_few(each) or "nothing was made",
+            self.error_message or self.output_directory or "nothing was delivered",
+        )
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """Show the first page of the report; without a report, the text."""
+        page = self._first_page()
+        if not page:
+            return preformatted(repr(self))
+        return framed(page, title=f"Report of {self.export_id}", height_rem=26 + 2.0 * len(self.formats))
+
+    def _first_page(self) -> str:
+        """Return the report up to the end of its first page; empty if there is none, or if it is another export's."""
+        if not self.validation_report_path.endswith(".html"):
+            return ""
+        try:
+            with Path(self.validation_report_path).open(encoding="utf-8") as file:
+                text = file.read(_MOST_REPORT_CHARACTERS)
+        except (OSError, ValueError):
+            return ""
+        first, end, _ = text.partition(_END_OF_FIRST_PAGE)
+        return f"{first}{end}</body></html>" if end and f"<code>{self.export_id}</code>" in first else ""
 
 
 def requested_format(task: pb.Task) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from slipway.advice.candidates import Subject, recommend, settings_for
-from slipway.cli.inspection.recommendation import read_measured
+from slipway.advice.measured import read_measured
 from slipway.configuration import load
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.formats.registry import formats

@@ -62,7 +62,7 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 EXPORT = """
 import sys
 from pathlib import Path
-from slipway.cli.connection import artifacts_at
+from slipway.exporting.opening import artifacts_at
 from slipway.settings import Settings
 import os
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import show, unbroken_line
 from slipway.observability.logs import PlainFormatter
+from slipway.terminal.columns import Column, FittedTable, Prose
+from slipway.terminal.console import show, unbroken_line
 from support.commands.cli import SLIPWAY, Done, environment, in_process, slipway
 
 COMMANDS = (

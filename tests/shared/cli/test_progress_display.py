@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from slipway.cli.progress.display import LineDisplay, LiveDisplay, Pace
-from slipway.cli.progress.rendering import JsonLines, PlainLines, progress_table
-from slipway.cli.progress.rows import Overall, Rows
 from slipway.cli.remote.view import print_export
 from slipway.errors import Failure
 from slipway.observability.logs import command_logs, json_handler, terminal_handler
+from slipway.progress.display import LineDisplay, LiveDisplay, Pace
+from slipway.progress.rendering import JsonLines, PlainLines, progress_table
+from slipway.progress.rows import Overall, Rows
 from slipway.rpc.values import status_of
 from slipway_protos.v1 import export_pb2 as pb
 

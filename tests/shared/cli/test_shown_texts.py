@@ -13,18 +13,18 @@ from rich.text import Text
 
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.cli.export.summary import summary
-from slipway.cli.progress.display import LineDisplay, LiveDisplay
-from slipway.cli.progress.rendering import JsonLines, PlainLines
 from slipway.cli.remote.view import print_export, print_exports
-from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import CleanConsole, errors, print_json, show, unbroken_line
 from slipway.errors import ServiceError
 from slipway.export_sources.naming import title
 from slipway.observability.logs import JsonFormatter, PlainFormatter, configure_service_logs
+from slipway.progress.display import LineDisplay, LiveDisplay
+from slipway.progress.rendering import JsonLines, PlainLines
 from slipway.results.report import write_report
 from slipway.results.report.environment import markdown_text
 from slipway.results.result import ExportResult, FailedFormat
 from slipway.rpc.values import sendable, status_of
+from slipway.terminal.columns import Column, FittedTable, Prose
+from slipway.terminal.console import CleanConsole, errors, print_json, show, unbroken_line
 from slipway.texts import hidden_character, printable
 from slipway_protos.v1 import export_pb2 as pb
 from support import SUPPORT
@@ -149,8 +149,8 @@ def test_a_table_stays_as_wide_as_the_terminal() -> None:
 
 WATCHED = """
 from test_shown_texts import HOSTILE, hostile_events, hostile_export
-from slipway.cli.progress.display import open_display
-from slipway.cli.options import ProgressForm
+from slipway.progress.display import open_display
+from slipway.progress.observer import ProgressForm
 from slipway.cli.remote.view import print_export, print_exports
 print_exports([hostile_export()], as_json=False)
 with open_display(ProgressForm.AUTO, level="debug") as display:

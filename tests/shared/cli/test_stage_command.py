@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slipway.cli.progress.display import LineDisplay, StageReporter
-from slipway.cli.progress.rendering import JsonLines
 from slipway.cli.stages.commands import parameters, stage_help
 from slipway.errors import StageError
+from slipway.progress.display import LineDisplay, StageReporter
+from slipway.progress.rendering import JsonLines
 from slipway.registry import load_stage, stage_names
 from support.commands.cli import in_process, slipway
 from support.models import tiny_models

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from slipway.cli.terminal.columns import Column, FittedTable, wrap
+from slipway.terminal.columns import Column, FittedTable, wrap
 from support import TINY_STAGES
 from support.commands.cli import SLIPWAY, Done, environment, in_process, slipway
 from support.commands.terminal import WIDTHS, Screen, on_terminal, script_on_terminal
@@ -216,7 +216,7 @@ def test_what_is_told_of_exports_on_this_machine(home: Path, tmp_path: Path, cap
 RESULT = """
 import sys
 from pathlib import Path
-from slipway.cli.terminal.console import show
+from slipway.terminal.console import show
 from slipway.cli.export.summary import summary
 from slipway.results.result import ExportResult
 show(summary(ExportResult.model_validate_json(Path(sys.argv[1]).read_text())))

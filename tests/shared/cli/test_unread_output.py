@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.cli.terminal.streams import EXIT_UNREAD
 from slipway.reasons import EXIT_CODES
+from slipway.terminal.streams import EXIT_UNREAD
 from support.commands.cli import SLIPWAY, environment
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -78,6 +80,26 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     shutil.rmtree(path.parent)
     with Embedded(settings(tmp_path), "x"):
         pass
+
+
+TWICE = """
+import io, sys
+from pathlib import Path
+from slipway.embedded.coordinator import Embedded
+from slipway.settings import Settings
+
+settings = Settings(home=Path(sys.argv[1]), scratch=Path(sys.argv[1]) / "scratch")
+with io.StringIO() as sys.stderr, Embedded(settings, "x"):
+    pass
+sys.stderr = sys.__stderr__
+with Embedded(settings, "x") as embedded:
+    print(list(embedded.client.list_exports()))
+"""
+
+
+def test_a_program_may_have_closed_the_standard_error_of_an_earlier_export(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE, tmp_path], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_a_long_home_still_has_a_socket(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.cli.export.preparing import find_uploads
 from slipway.configuration import parse
 from slipway.export_sources.discovery import find_sources
+from slipway.exporting.preparing import find_uploads
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from support.models import tiny_models

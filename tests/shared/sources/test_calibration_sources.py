@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from slipway.cli.export.preparing import Uploads, find_uploads
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
 from slipway.export_sources import text_files
 from slipway.export_sources.discovery import find_sources
+from slipway.exporting.preparing import Uploads, find_uploads
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from support.models import tiny_models

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.cli.export.preparing import find_uploads
 from slipway.configuration import parse
 from slipway.errors import CheckpointValidationError, ConfigurationError
+from slipway.exporting.preparing import find_uploads
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.sources.addresses import hub_folder

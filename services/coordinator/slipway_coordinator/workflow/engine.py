@@ -35,7 +35,11 @@ def launch(state: State, executor: str) -> None:
     Raises:
         ServiceError: reason ``STATE_SCHEMA`` if the engine's tables have another version or cannot be read.
     """
-    logging.getLogger("dbos").setLevel(logging.CRITICAL)
+    engine_log = logging.getLogger("dbos")
+    engine_log.setLevel(logging.CRITICAL)
+    if not engine_log.handlers:
+        # Otherwise it keeps the standard error of its first start, which a program may replace and close.
+        engine_log.addHandler(logging.NullHandler())
     config = DBOSConfig(
         name="slipway",
         system_database_url=state.url,

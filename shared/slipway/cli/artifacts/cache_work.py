@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,13 +18,13 @@ from slipway.cli.connection import Connection
 from slipway.cli.options import size_of
 from slipway.distribution import require
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.files.checksums import verify_directory, without_checksums
+from slipway.exporting.verification import whole_digest
+from slipway.files.checksums import without_checksums
 from slipway.files.paths import check_local
 from slipway.files.work_folders import UNUSED_SECONDS, remove_unused
 from slipway.formats.registry import runtimes_to_try
-from slipway.results.delivery import LINEAGE
 from slipway.settings import Settings
-from slipway.texts import counted, one_line
+from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
 
 if TYPE_CHECKING:
@@ -69,48 +67,6 @@ def pull_artifact(digest: str, folder: Path, store: Artifacts, *, show: Show) ->
     return {"digest": digest, "folder": str(folder.resolve()), "files": len(manifest.files)}
 
 
-def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str, Any]:
-    """Compare the files of an artifact with their digests.
-
-    Args:
-        digest: Digest of the artifact.
-        store: Store of the artifact.
-        scratch: Work folder, best on the file system of the store or its cache, where fetching makes no second copy.
-
-    Raises:
-        ArtifactError: ``ARTIFACT_CORRUPT``, ``ARTIFACT_NOT_FOUND``.
-    """
-    digest = whole_digest(digest, store.digests)
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=scratch) as folder:
-        store.fetch(digest, Path(folder) / "artifact")
-    return {"path": digest, "files": len(store.manifest(digest).files), "success": True}
-
-
-def verify_folder(path: str) -> dict[str, Any]:
-    """Compare the files of an output directory, or of a pulled artifact, with their checksums.
-
-    Raises:
-        ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs; ``ARTIFACT_INVALID`` if there are no checksums.
-    """
-    count, faults = verify_directory(Path(path))
-    if faults:
-        delivered = (Path(path) / LINEAGE).is_file()
-        remedy = (
-            "deliver them again with the same slipway export command into another folder"
-            if delivered
-            else "pull the artifact again into another folder"
-        )
-        shown = "\n".join(f"  {fault}" for fault in faults)
-        raise ArtifactError(
-            f"{path}: {len(faults)} of {counted(count, 'file')} not as written:\n{shown}",
-            reason="ARTIFACT_CORRUPT",
-            remedy=remedy,
-            about={"folder": path, "faults": json.dumps(faults)},
-        )
-    return {"path": str(Path(path).resolve()), "files": count, "success": True}
-
-
 def list_cache() -> dict[str, Any]:
     """List artifacts, most recently used first, with a readable name and the outputs of stages that they are."""
     settings = Settings.from_environment(os.environ)
@@ -136,29 +92,6 @@ def list_cache() -> dict[str, Any]:
         )
     artifacts.sort(key=lambda entry: (-float(str(entry["last_used"])), entry["digest"]))
     return {"store": store.where, "artifacts": artifacts, "blob_bytes": store.size_bytes()}
-
-
-def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:
-    """Complete a shortened digest such as ``sha256:0123456789ab``; return any other text unchanged.
-
-    Args:
-        text: A digest with at least 12 of its 64 digits.
-        digests: Function that returns all digests; only called for a shortened one.
-
-    Raises:
-        ArtifactError: ``ARTIFACT_NOT_FOUND`` if no digest, or more than one, begins with the text.
-    """
-    if re.fullmatch(r"sha256:[0-9a-f]{12,63}", text) is None:
-        return text
-    matches = [digest for digest in digests() if digest.startswith(text)]
-    if len(matches) == 1:
-        return matches[0]
-    raise ArtifactError(
-        f"{len(matches)} artifacts begin with {text}" if matches else f"no artifact begins with {text}",
-        reason="ARTIFACT_NOT_FOUND",
-        remedy="give more of its digits: slipway get EXPORT --json shows all 64 for an export, slipway cache ls --json for the store",
-        about={"digest": text},
-    )
 
 
 def collect_cache(

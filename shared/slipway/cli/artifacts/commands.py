@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.connection import ConnectedCommand, artifacts_at, connection_of
-from slipway.cli.options import Commands, Debug, Json, Progress, ProgressForm, examples, flag
+from slipway.cli.connection import ConnectedCommand, connection_of
+from slipway.cli.options import Commands, Debug, Json, Progress, examples, flag
+from slipway.progress.observer import ProgressForm
 from slipway.texts import counted
 
 PUSH_EXAMPLES = examples("slipway push merged", "slipway push base --coordinator coordinator:7070 --project research")
@@ -38,7 +39,8 @@ def push(
     """Put a folder into the artifact store, or send it to a coordinator, and print its digest."""
     from slipway.cli.artifacts.cache_work import push_folder
     from slipway.cli.artifacts.view import show_transfer
-    from slipway.cli.terminal.console import print_answer
+    from slipway.exporting.opening import artifacts_at
+    from slipway.terminal.console import print_answer
 
     connection = connection_of(ctx)
     settings = connection.settings()
@@ -61,7 +63,8 @@ def pull(  # noqa: PLR0917 - typer calls it by name
     """Write an artifact's verified files into a new folder."""
     from slipway.cli.artifacts.cache_work import pull_artifact
     from slipway.cli.artifacts.view import show_transfer
-    from slipway.cli.terminal.console import print_answer
+    from slipway.exporting.opening import artifacts_at
+    from slipway.terminal.console import print_answer
 
     connection = connection_of(ctx)
     settings = connection.settings()
@@ -83,17 +86,11 @@ def verify(
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum."""
-    from slipway.cli.artifacts.cache_work import verify_artifact, verify_folder
-    from slipway.cli.terminal.console import print_answer
+    from slipway.exporting.verification import verify_path
+    from slipway.terminal.console import print_answer
 
-    if path.startswith("sha256:"):
-        connection = connection_of(ctx)
-        settings = connection.settings()
-        with artifacts_at(connection.coordinator, settings) as store:
-            done = verify_artifact(path, store, scratch=settings.scratch)
-    else:
-        done = verify_folder(path)
-    print_answer(done, f"{counted(done['files'], 'file')} compared: every checksum is right", as_json=as_json)
+    done = verify_path(path, connection_of(ctx).settings())
+    print_answer(done.to_json(), f"{counted(done.files, 'file')} compared: every checksum is right", as_json=as_json)
 
 
 @cache.command("ls", epilog=examples("slipway cache ls", "slipway cache ls --json"))
@@ -101,7 +98,7 @@ def cache_ls(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG0
     """List artifacts, most recently used first."""
     from slipway.cli.artifacts.cache_work import list_cache
     from slipway.cli.artifacts.view import cache_table
-    from slipway.cli.terminal.console import print_json, show
+    from slipway.terminal.console import print_json, show
 
     listing = list_cache()
     if as_json:
@@ -136,7 +133,7 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
     """
     from slipway.cli.artifacts.cache_work import collect_cache
     from slipway.cli.artifacts.view import gc_line
-    from slipway.cli.terminal.console import print_answer
+    from slipway.terminal.console import print_answer
 
     done = collect_cache(connection_of(ctx), older_than=older_than, max_size=max_size, dry_run=dry_run)
     print_answer(done, gc_line(done), as_json=as_json)

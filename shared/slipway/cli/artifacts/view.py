@@ -11,12 +11,12 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from slipway.cli.options import ProgressForm
-from slipway.cli.progress.display import StageReporter, open_display
-from slipway.cli.terminal.columns import Column, FittedTable
-from slipway.cli.terminal.console import duration
+from slipway.progress.display import StageReporter, open_display
+from slipway.progress.observer import ProgressForm
 from slipway.sizes import format_size
 from slipway.stage import Progress
+from slipway.terminal.columns import Column, FittedTable
+from slipway.terminal.console import duration
 from slipway.texts import counted
 
 Show = Callable[[int], Callable[[int], None]]

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.options import Debug, Json, Progress, ProgressForm, Timeout, examples
+from slipway.cli.options import Debug, Json, Progress, Timeout, examples
+from slipway.progress.observer import ProgressForm
 
 CONVERT_EXAMPLES = examples(
     "slipway convert models/old-bert --out models/bert",
@@ -43,8 +44,8 @@ def convert(  # noqa: PLR0917 - typer calls it by name
     install = stage_extra(stage_of(Role.CONVERSION).params.__module__)
     require("worker", what="slipway convert", install=install)
     from slipway.cli.conversion.converting import conversion_table, convert_weights
-    from slipway.cli.terminal.console import print_json, show
     from slipway.reasons import REASONS
+    from slipway.terminal.console import print_json, show
 
     conversion = convert_weights(source, out, key=key, timeout=timeout, progress=progress)
     if as_json:

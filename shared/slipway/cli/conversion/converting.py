@@ -9,18 +9,18 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from slipway.cli.options import ProgressForm
 from slipway.cli.stages.running import check_file, check_new_folder, run_call
-from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.files.paths import check_local
 from slipway.files.work_folders import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.model.weights.conversion import Conversion, ConvertedWeights
+from slipway.progress.observer import ProgressForm
 from slipway.registry import stage_of
 from slipway.settings import Settings
 from slipway.sizes import format_size
 from slipway.stage import Role
 from slipway.stage_call import Limits, StageCall
+from slipway.terminal.columns import Column, FittedTable, Prose
 from slipway.texts import counted
 
 

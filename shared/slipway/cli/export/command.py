@@ -21,13 +21,13 @@ from slipway.cli.options import (
     Layers,
     Out,
     Progress,
-    ProgressForm,
     RequestId,
     Run,
     Target,
     examples,
     flag,
 )
+from slipway.progress.observer import ProgressForm
 
 if TYPE_CHECKING:
     from slipway.configuration import LoadedConfiguration
@@ -127,9 +127,9 @@ def export(  # noqa: PLR0917 - typer calls it by name
 
         code = show_plan(loaded, settings, as_json=as_json)
     else:
-        from slipway.cli.export.job import run_export
+        from slipway.cli.export.exported import show_export
 
-        code = run_export(
+        code = show_export(
             loaded,
             settings,
             as_json=as_json,

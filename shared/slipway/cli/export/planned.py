@@ -1,177 +1,49 @@
-"""``slipway export --plan``: show the tasks, whether this machine can run them, and the settings behind them; run and write nothing."""
+"""``slipway export --plan``: show the tasks, whether this machine can run them, and the settings behind them."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from rich.console import RenderableType
 from rich.text import Text
 
-from slipway.artifacts import LocalStore
-from slipway.base_match import BaseMatchStatus
-from slipway.cli.connection import artifacts_at
-from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
-from slipway.cli.terminal.console import print_json, show, unbroken_line
-from slipway.client.calls import DEFAULT_PROJECT
-from slipway.configuration import ExportConfiguration, LoadedConfiguration
-from slipway.errors import ModelExportError
-from slipway.export_sources.discovery import Sources, find_sources
-from slipway.export_sources.naming import source_settings
+from slipway.configuration import LoadedConfiguration
+from slipway.export_sources.discovery import Sources
+from slipway.exporting.planned import ExportPlan, make_plan
 from slipway.formats.tasks import PlannedTask
-from slipway.model.configuration import ModelConfig
-from slipway.planning.calibration import SOURCE as CALIBRATION
-from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan, tasks_in_reserve
-from slipway.planning.precedents import Precedent, precedent_key, with_precedent
-from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
+from slipway.planning.plan import tasks_in_reserve
+from slipway.planning.preflight import Preflight, Verdict
 from slipway.planning.references import Source, parse_reference
 from slipway.reasons import REASONS
 from slipway.settings import Settings
-from slipway.settings.s3 import SCHEME
 from slipway.settings.sections import Listed
 from slipway.sizes import format_size
-from slipway.sources import SourceFolders
-from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
+from slipway.terminal.columns import Column, FittedTable, Prose, SharedHint
+from slipway.terminal.console import print_json, show, unbroken_line
 
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 
 
 def show_plan(loaded: LoadedConfiguration, settings: Settings, *, as_json: bool) -> int:
     """Print what an export would do; return the exit code of the first check that makes it impossible, or 0."""
-    sources, checked, tasks = examine(loaded, settings)
+    made = make_plan(loaded, settings)
     if as_json:
-        print_json(_document(loaded, sources, checked, tasks))
+        print_json(made.to_json())
     else:
-        show(*_tables(loaded, sources, checked, tasks))
-    error = checked.error()
+        show(*_tables(made))
+    error = made.error()
     return REASONS[error.reason].category.exit_code if error else 0
 
 
-def examine(
-    loaded: LoadedConfiguration, settings: Settings
-) -> tuple[Sources | None, Preflight, tuple[PlannedTask, ...]]:
-    """Return the sources (None if not usable), the preflight and the tasks of a configuration."""
-    configuration, here = loaded.configuration, not settings.coordinator
-    adapters = {"adapter", *more_adapters(configuration)} if configuration.checkpoint.path else set()
-    names = {"base", *adapters}
-    names |= {name for name in source_settings(configuration) if name in OPTIONAL_SOURCES}
-    tasks = plan(configuration, names)
-    try:
-        with contextlib.ExitStack() as stack:
-            store = None if here else stack.enter_context(artifacts_at(settings.coordinator, settings))
-            folders = stack.enter_context(SourceFolders(settings, store))
-            sources = find_sources(configuration, folders, origins=loaded.origins)
-            if sources.calibration is not None:
-                names.add(CALIBRATION)
-            if sources.own_text is not None:
-                names.add(OWN_TEXT)
-            tasks = plan(configuration, names, source_formats=sources.formats)
-            tasks, begun = _apply_precedents(tasks, sources, settings) if here else (tasks, [])
-            checked = preflight(
-                tasks,
-                base=sources.base,
-                adapter=sources.checkpoint.path if sources.checkpoint else None,
-                config=sources.config,
-                sections=dict(configuration.formats),
-                home=settings.home,
-                output=Path(configuration.output.directory),
-                here=here,
-            )
-            checked = replace(
-                checked,
-                findings=(
-                    *_base_findings(sources, configuration),
-                    *_class_findings(sources),
-                    *begun,
-                    *checked.findings,
-                ),
-            )
-    except ModelExportError as error:
-        finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
-        return None, Preflight((finding,)), tasks
-    return sources, checked, tasks
-
-
-def _base_findings(sources: Sources, configuration: ExportConfiguration) -> list[Finding]:
-    """Return the finding about the base model; none for a trusted base, which is already among the warnings."""
-    base_match, validation = sources.base_match, configuration.validation
-    if base_match is None:
-        return [Finding("base model", Verdict.OK, "no checkpoint is set: it is exported as it is")]
-    match base_match.status:
-        case BaseMatchStatus.TRUSTED:
-            return []
-        case BaseMatchStatus.CONFIRMED:
-            return [Finding("base model", Verdict.OK, base_match.reason)]
-    if validation.enabled and validation.compare_outputs and sources.heldout is not None:
-        return [Finding("base model", Verdict.OK, f"{base_match.reason}; validation judges it by the held-out text")]
-    if sources.own_text is not None:
-        said = f"{base_match.reason}; validation judges it by {sources.own_text.name}, beside the run"
-        return [Finding("base model", Verdict.OK, said)]
-    remedy = "validation can judge it by held-out text: set validation.heldout"
-    return [Finding("base model", Verdict.WARNING, base_match.reason, remedy)]
-
-
-def _class_findings(sources: Sources) -> list[Finding]:
-    """Return the finding about the merged model's class, if it differs from the base's."""
-    return [Finding("model class", Verdict.OK, str(sources.trained))] if sources.trained else []
-
-
-def _apply_precedents(
-    tasks: Sequence[PlannedTask], sources: Sources, settings: Settings
-) -> tuple[tuple[PlannedTask, ...], list[Finding]]:
-    """Start tasks with the parameters that worked before; return all tasks, and a finding for each such task. A store in a bucket is not read."""
-    root = Path(settings.store) if settings.store else settings.store_path
-    if settings.store.startswith(SCHEME) or not root.is_dir():
-        return tuple(tasks), []
-    config = sources.config or ModelConfig.read(sources.base)
-    store, findings = LocalStore(root), []
-    begun = []
-    for task in tasks:
-        key = precedent_key(task, config.class_and_type, project=DEFAULT_PROJECT)
-        precedent = Precedent.of_result(store.recorded_action(key), task) if key else None
-        begun.append(with_precedent(task, precedent))
-        if precedent is not None:
-            findings.append(Finding(f"precedent: {task.id}", Verdict.OK, precedent.note))
-    return tuple(begun), findings
-
-
-def _document(
-    loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
-) -> dict[str, Any]:
-    return {
-        "configuration": loaded.configuration.model_dump(mode="json"),
-        "origins": dict(loaded.origins),
-        "warnings": [*loaded.warnings, *(sources.warnings if sources else ())],
-        "sources": None
-        if sources is None
-        else {
-            "base": sources.folders.show(str(sources.base)),
-            "checkpoint": sources.folders.show(str(sources.checkpoint.path)) if sources.checkpoint else None,
-            "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
-            "calibration": sources.folders.show(str(sources.calibration)) if sources.calibration else None,
-            **({TEST_INPUTS: sources.folders.show(str(sources.test_inputs))} if sources.test_inputs else {}),
-        },
-        "base_match": sources.base_match.model_dump(mode="json") if sources and sources.base_match else None,
-        "trained_as": {"class": sources.trained.name, "labels": sources.trained.labels}
-        if sources and sources.trained
-        else None,
-        "tasks": [asdict(task) for task in tasks],
-        "preflight": checked.to_json(),
-    }
-
-
-def _tables(
-    loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
-) -> list[RenderableType]:
+def _tables(made: ExportPlan) -> list[RenderableType]:
     """Show the sources, the tasks, the checks of this machine, the warnings and the settings."""
+    loaded, sources = made.loaded, made.sources
     parts: list[RenderableType] = []
     if sources:
         parts += [Text(sources.title, style="bold"), *_folders(sources), Text()]
-    tables = (_graph(tasks, checked), _preflight(checked), _settings(loaded))
+    tables = (_graph(made.tasks, made.checked), _preflight(made.checked), _settings(loaded))
     graph, checks, settings = tables
     parts += [graph, Text(), checks, Text()]
     warnings = dict.fromkeys((*loaded.warnings, *(sources.warnings if sources else ())))

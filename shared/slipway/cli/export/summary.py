@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import unbroken_line
 from slipway.results.report import figures
 from slipway.results.report.figures import MISSING
 from slipway.results.result import ExportResult, FailedFormat, FormatResult
 from slipway.sizes import format_size
+from slipway.terminal.columns import Column, FittedTable, Prose
+from slipway.terminal.console import unbroken_line
 
 FIGURE_COLUMNS = (
     Column("KL", rank=4, right=True),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.cli import completion
-from slipway.cli.connection import artifacts_at, connection_of
+from slipway.cli.connection import connection_of
 from slipway.cli.options import Debug, Json, check_finite, examples, size_of
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     import os
 
     from slipway.cli.inspection.views import doctor_tables
-    from slipway.cli.terminal.console import print_json, show
     from slipway.machine.doctor import examine
     from slipway.settings import Settings
+    from slipway.terminal.console import print_json, show
 
     report = examine(Settings.from_environment(os.environ))
     if as_json:
@@ -64,10 +64,11 @@ def checkpoints(
     import contextlib
 
     from slipway.cli.inspection.views import checkpoints_table
-    from slipway.cli.terminal.console import print_json, show
     from slipway.errors import ModelExportError
+    from slipway.exporting.opening import artifacts_at
     from slipway.model.runs.checkpoints import list_checkpoints, no_checkpoint
     from slipway.sources import SourceFolders
+    from slipway.terminal.console import print_json, show
 
     connection = connection_of(ctx)
     settings = connection.settings()
@@ -118,8 +119,8 @@ def inspect(
     """
     from slipway.cli.inspection.inspecting import inspect_graphs
     from slipway.cli.inspection.views import graph_tables
-    from slipway.cli.terminal.console import answers, print_json, show
     from slipway.reasons import REASONS
+    from slipway.terminal.console import answers, print_json, show
 
     agreed = _contract(model, contract)
     inspection = inspect_graphs(model, timeout=timeout)
@@ -186,36 +187,13 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
     Targets: cpu-server, nvidia, apple, android, browser, edge, llama.cpp (or ollama), vllm. Only installed formats are considered. Sizes are
     estimates from above; memory includes a cache of 4,096 tokens. Exit codes: 6 nothing fits.
     """
-    from dataclasses import asdict
-
-    from slipway.advice.candidates import Subject, settings_for
-    from slipway.advice.candidates import recommend as candidates_for
-    from slipway.cli.inspection.recommendation import advice_view, read_measured
-    from slipway.cli.terminal.console import print_json, show
-    from slipway.errors import ConfigurationError
-    from slipway.formats.targets import target_name
+    from slipway.advice.recommendation import recommend_outputs
+    from slipway.cli.inspection.recommendation import advice_view
+    from slipway.terminal.console import print_json, show
 
     limit = size_of("--memory", memory) if memory else None
-    if limit is not None and not model:
-        raise ConfigurationError(
-            "--memory is compared with the size of a model, and none is given",
-            reason="PARAMS_INVALID",
-            remedy="add --model DIR",
-        )
-    subject = Subject.read(model) if model else None
-    target = target_name(target)
-    candidates = candidates_for(target, subject=subject, memory=limit)
-    measured = read_measured(report) if report else {}
-    text = settings_for(candidates[0], target, model=model)
+    advice = recommend_outputs(target, model=model, memory=limit, report=report)
     if as_json:
-        entries = [
-            {
-                "output": one.output,
-                **asdict(one),
-                "measured": asdict(measured[one.output]) if one.output in measured else None,
-            }
-            for one in candidates
-        ]
-        print_json({"target": target, "family": subject.family if subject else "", "candidates": entries, "yaml": text})
+        print_json(advice.to_json())
     else:
-        show(*advice_view(target, candidates, measured, text))
+        show(*advice_view(advice))

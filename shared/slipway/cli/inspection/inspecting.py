@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from slipway.cli.options import ProgressForm
 from slipway.cli.stages.running import check_file, run_call
 from slipway.errors import ArtifactError
 from slipway.files.paths import check_local
 from slipway.formats.registry import formats
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.model.activations import Inspection
+from slipway.progress.observer import ProgressForm
 from slipway.stage_call import Limits, StageCall
 
 

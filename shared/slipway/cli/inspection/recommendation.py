@@ -1,88 +1,22 @@
-"""Show what ``slipway recommend`` chose, with figures that earlier exports measured, from their reports."""
+"""Show what ``slipway recommend`` chose, with figures that earlier exports measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from slipway.advice.candidates import Candidate
-from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.errors import ArtifactError
-from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.advice.measured import Measured
+from slipway.advice.recommendation import Recommendation, format_estimate
 from slipway.formats.targets import TARGETS
-from slipway.sizes import format_size
-
-REPORT = "report.json"
+from slipway.terminal.columns import Column, FittedTable, Prose
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Figures of one output on the machine that validated it; None where a figure is missing.
-
-    Attributes:
-        size_bytes: Its size.
-        prefill_ms: One pass over a prompt.
-        decode_tokens_per_second: Speed of generation.
-        memory_mb: Peak memory while it was measured, 10^6 bytes.
-        mean_kl: Divergence from the fine-tuned model, nats per token.
-        status: Verdict of the validation.
-    """
-
-    size_bytes: float | None
-    prefill_ms: float | None
-    decode_tokens_per_second: float | None
-    memory_mb: float | None
-    mean_kl: float | None
-    status: str
-
-
-def read_measured(path: Path) -> dict[str, Measured]:
-    """Read the figures of all outputs from a report, or from the folder of an export; by the names of outputs.
-
-    Raises:
-        ArtifactError: ``FILE_ERROR``: it is no report.
-    """
-    file = path / REPORT if path.is_dir() else path
-    try:
-        document = read_json_object(file, largest=LARGEST_LIST)
-        formats = document["result"]["formats"]
-        return {name: _parse_entry(entry) for name, entry in formats.items() if isinstance(entry, dict)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(
-            f"{file} is no report of an export: {str(error) or type(error).__name__}",
-            reason="FILE_ERROR",
-            remedy=f"name the folder of an export, or its {REPORT}",
-            about={"file": file},
-        ) from error
-
-
-def _parse_entry(entry: dict[str, Any]) -> Measured:
-    status = entry.get("status")
-    return Measured(
-        size_bytes=_number(entry.get("size_bytes")),
-        prefill_ms=_number(entry.get("inference_speed_ms")),
-        decode_tokens_per_second=_number(entry.get("decode_tokens_per_second")),
-        memory_mb=_number(entry.get("memory_usage_mb")),
-        mean_kl=_number(entry.get("mean_kl")),
-        status=status if isinstance(status, str) else "",
-    )
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def advice_view(
-    target: str, found: Sequence[Candidate], measured: Mapping[str, Measured], settings: str
-) -> Iterator[RenderableType]:
+def advice_view(advice: Recommendation) -> Iterator[RenderableType]:
     """Yield the recommendation, all that was considered, and the configuration."""
-    best = found[0]
-    yield Text(f"{best.output} for {target} ({TARGETS[target]})", style="bold")
+    best = advice.best
+    yield Text(f"{best.output} for {advice.target} ({TARGETS[advice.target]})", style="bold")
     yield Prose("", "", f"{best.why}.")
     yield Text()
     table = FittedTable(
@@ -93,19 +27,19 @@ def advice_view(
         Column("why", wrap=True),
     )
     said = ""
-    for one in found:
+    for one in advice.candidates:
         why = Text(one.unfit, style="yellow") if one.unfit else Text("" if one.why == said else one.why)
         said = one.why
         table.add_row(
-            one.output, _size(one.size_bytes), _size(one.memory_bytes), _figures(measured.get(one.output)), why
+            one.output,
+            format_estimate(one.size_bytes),
+            format_estimate(one.memory_bytes),
+            _figures(advice.measured.get(one.output)),
+            why,
         )
     yield table
     yield Text()
-    yield Text(settings.rstrip())
-
-
-def _size(value: int | None) -> str:
-    return "–" if value is None else f"≤ {format_size(value)}"
+    yield Text(advice.yaml.rstrip())
 
 
 def _figures(measured: Measured | None) -> str:

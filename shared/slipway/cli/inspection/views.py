@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
 from slipway.machine.doctor import DoctorReport
 from slipway.model.activations import GraphReport, InspectedValue
 from slipway.model.runs.checkpoints import Checkpoint
 from slipway.sizes import format_size
+from slipway.terminal.columns import Column, FittedTable, Prose, SharedHint
 
 
 def doctor_tables(report: DoctorReport) -> Group:

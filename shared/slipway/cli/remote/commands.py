@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.connection import artifacts_at, connection_of
+from slipway.cli.connection import connection_of
 from slipway.cli.options import (
     Assignments,
     BaseModel,
@@ -19,11 +19,11 @@ from slipway.cli.options import (
     Formats,
     Json,
     Progress,
-    ProgressForm,
     RequestId,
     Run,
     Target,
 )
+from slipway.progress.observer import ProgressForm
 
 _EXPORT = "e-0123456789abcdef01"
 
@@ -60,10 +60,11 @@ def submit(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Create an export at a coordinator and return at once."""
     from slipway.cli.export.command import load_configuration
-    from slipway.cli.export.preparing import prepare_sources
-    from slipway.cli.progress.display import open_display
     from slipway.cli.remote.view import print_export, submitted_commands
     from slipway.export_sources.naming import sources_to_import
+    from slipway.exporting.opening import artifacts_at
+    from slipway.exporting.preparing import prepare_sources
+    from slipway.progress.display import open_display
     from slipway.sources import SourceFolders
 
     connection = connection_of(ctx)
@@ -176,8 +177,8 @@ def retry(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug 
 
 def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Delete an ended export."""
-    from slipway.cli.terminal.console import print_answer
     from slipway.client import export_name
+    from slipway.terminal.console import print_answer
 
     with connection_of(ctx).client() as client:
         name = export_name(export, project=client.project)

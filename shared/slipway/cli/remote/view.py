@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import MessageToDict
 from rich.text import Text
 
-from slipway.cli.options import ProgressForm
-from slipway.cli.progress.display import open_display
-from slipway.cli.progress.rendering import progress_table
-from slipway.cli.progress.rows import Rows
-from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.cli.terminal.console import errors, print_json, show, unbroken_line
 from slipway.client import Client
 from slipway.export_sources.naming import title
+from slipway.progress.display import open_display
+from slipway.progress.observer import ProgressForm
+from slipway.progress.rendering import progress_table
+from slipway.progress.rows import Rows
 from slipway.results.outcome import delivered_formats, recorded_failure
 from slipway.rpc.values import ENDED_STATES, export_state
+from slipway.terminal.columns import Column, FittedTable, Prose
+from slipway.terminal.console import errors, print_json, show, unbroken_line
 from slipway_protos.v1 import export_pb2 as pb
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ import typer
 from typer.core import TyperCommand
 
 from slipway.cli.completion import assignments
-from slipway.cli.options import Debug, Json, Progress, ProgressForm, Timeout, examples, parse_leniently
+from slipway.cli.options import Debug, Json, Progress, Timeout, examples, parse_leniently
+from slipway.progress.observer import ProgressForm
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -52,8 +53,8 @@ class StageCommand(TyperCommand):
         if not name:
             super().format_help(ctx, formatter)
             return
-        from slipway.cli.terminal.console import answers
         from slipway.registry import load_stage
+        from slipway.terminal.console import answers
 
         named = load_stage(name)
         super().format_help(ctx, formatter)
@@ -197,8 +198,8 @@ def stage(  # noqa: PLR0917 - typer calls it by name
 
     require("worker", what=f"slipway stage {name}", install=stage_extra(load_stage(name).params.__module__))
     from slipway.cli.stages.running import parse_pairs, run_stage
-    from slipway.cli.terminal.console import answers, print_json
     from slipway.reasons import REASONS
+    from slipway.terminal.console import answers, print_json
 
     folders = {key: Path(value) for key, value in parse_pairs(inputs or [], flag="--input").items()}
     done = run_stage(
@@ -248,12 +249,12 @@ def sample(  # noqa: PLR0917 - typer calls it by name
     from slipway.distribution import require
 
     require("sample", what="slipway sample")
-    from slipway.cli.progress.display import StageReporter, open_display
-    from slipway.cli.terminal.console import print_answer
     from slipway.files.paths import check_local
+    from slipway.progress.display import StageReporter, open_display
     from slipway.sample import make_sample
     from slipway.sample.real import RealRecipe, make_real_sample
     from slipway.settings.machine import Settings
+    from slipway.terminal.console import print_answer
 
     check_local(directory, named_by="DIRECTORY")
     with open_display(progress, level=_log_level()) as display, StageReporter("sample", display) as reporter:

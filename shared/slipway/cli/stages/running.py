@@ -13,9 +13,6 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from slipway.cli.export import summary
-from slipway.cli.options import ProgressForm
-from slipway.cli.progress.display import StageReporter, open_display
-from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.execution.execution import Execution
 from slipway.execution.supervisor import Outcome, execute
@@ -24,9 +21,12 @@ from slipway.files.paths import all_files, check_local
 from slipway.files.regular_file import check_regular
 from slipway.files.work_folders import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
+from slipway.progress.display import StageReporter, open_display
+from slipway.progress.observer import ProgressForm
 from slipway.registry import load_stage
 from slipway.results.outcome import format_result
 from slipway.stage_call import Limits, StageCall
+from slipway.terminal.columns import Column, FittedTable, Prose
 from slipway.validation.findings import FILE_NAME, ValidationReport
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

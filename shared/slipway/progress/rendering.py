@@ -14,11 +14,11 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from slipway.cli.progress.rows import Overall, Row, Rows
-from slipway.cli.terminal.columns import Column, FittedTable
-from slipway.cli.terminal.console import duration
 from slipway.observability.logs import JsonFormatter, PlainFormatter
+from slipway.progress.rows import Overall, Row, Rows
 from slipway.sizes import format_size
+from slipway.terminal.columns import Column, FittedTable
+from slipway.terminal.console import duration
 
 _BAR = 16
 _STYLES = {

@@ -16,7 +16,6 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch
-from slipway.cli.progress.display import Display
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.configuration.calibration import SAMPLE_OF_RUN, may_read_text
 from slipway.distribution import own_version
@@ -47,6 +46,7 @@ from slipway.export_sources.text_files import (
 )
 from slipway.model.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.progress.observer import Observer
 from slipway.registry import load_stage, stage_names
 from slipway.sources.folders import SourceFolders, describe_reading, store_files
 from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
@@ -124,9 +124,6 @@ def _unused_sample_warning(configuration: ExportConfiguration, imports: Collecti
     return (f"calibration uses a built-in text: {instead}",)
 
 
-_log = logging.getLogger("slipway.export")
-
-
 @dataclass(frozen=True)
 class Prepared:
     """An export that is about to be created.
@@ -153,32 +150,32 @@ def prepare_sources(
     loaded: LoadedConfiguration,
     folders: SourceFolders,
     store: Artifacts,
-    display: Display,
+    observer: Observer,
     *,
     imports: Mapping[str, str],
     request_id: str,
     check: Callable[[Sources], Sequence[str]] = lambda _: (),
 ) -> Prepared:
-    """Put the sources into the store, except those that a worker will import; show their title and log the warnings.
+    """Put the sources into the store, except those that a worker will import; tell their title and the warnings.
 
     Args:
         loaded: The configuration with its warnings.
         folders: Places of the sources.
         store: Store that receives them.
-        display: Display of the progress.
+        observer: Receives title, warnings and progress.
         imports: Addresses of the sources that a worker imports, by name.
         request_id: Name of the request; chosen here if it is needed and empty.
         check: Function that returns further warnings about sources that are all here.
     """
 
     def on_bytes(name: str, done: int, total: int) -> None:
-        display.note(describe_reading(name, done, total))
+        observer.note(describe_reading(name, done, total))
 
     def announce(heading: str, warnings: Sequence[str]) -> None:
         if heading:
-            display.title(heading)
+            observer.title(heading)
         for warning in dict.fromkeys((*loaded.warnings, *warnings)):
-            _log.warning(warning)
+            observer.log(logging.WARNING, warning)
 
     configuration = loaded.configuration
     if imports:

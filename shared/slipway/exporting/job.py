@@ -1,4 +1,4 @@
-"""The work of ``slipway export``: store the sources, run and watch the export with logs and progress, deliver and print the result."""
+"""The work of an export: store the sources, run and watch it, deliver the outputs and return the result. It prints nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,22 +15,19 @@ from typing import TYPE_CHECKING
 import pydantic
 
 from slipway.artifacts import Artifacts
-from slipway.cli.connection import artifacts_at
-from slipway.cli.export.preparing import Prepared, prepare_sources
-from slipway.cli.export.summary import summary
-from slipway.cli.options import ProgressForm
-from slipway.cli.progress.display import Display, open_display
-from slipway.cli.terminal.console import print_json, show
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.distribution import require
 from slipway.errors import ArtifactError, ModelExportError
 from slipway.export_sources.discovery import Sources
 from slipway.export_sources.naming import sources_to_import
-from slipway.observability.telemetry import span, tracing
+from slipway.exporting.interruption import InterruptibleObserver, Interruption
+from slipway.exporting.opening import artifacts_at
+from slipway.exporting.preparing import Prepared, prepare_sources
+from slipway.observability.telemetry import span
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
 from slipway.planning.references import VALIDATION
-from slipway.reasons import REASONS
+from slipway.progress.observer import Observer
 from slipway.results.delivery import check_target, deliver, lineage
 from slipway.results.outcome import delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
@@ -45,27 +42,28 @@ if TYPE_CHECKING:
     from slipway.client import Client
 
 
-_log = logging.getLogger("slipway.export")
 _LOST = ("ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT")
 
 
 @dataclass
 class ExportJob:
-    """One run of ``slipway export``.
+    """One run of an export.
 
     Attributes:
         loaded: The configuration with its warnings.
         settings: Settings of this machine; without a coordinator, everything runs inside this process.
-        display: Display of the progress, already entered.
+        observer: Receives the progress.
         bring_sources: Send sources from buckets and the hub too, instead of letting a worker import them.
         request_id: Name of the request to the coordinator.
+        interruption: Ends the export from another thread. What has finished is kept, and the same export continues with it.
     """
 
     loaded: LoadedConfiguration
     settings: Settings
-    display: Display
-    bring_sources: bool
-    request_id: str
+    observer: Observer
+    bring_sources: bool = False
+    request_id: str = ""
+    interruption: Interruption = field(default_factory=Interruption)
 
     def run(self) -> ExportResult:
         """Run the export and return its result, even if the export failed.
@@ -84,7 +82,7 @@ class ExportJob:
             delivered = self._deliver_again(prepared, store, warnings)
             if delivered is not None:
                 return delivered
-            self.display.note("starting")
+            self.observer.note("starting")
             client = stack.enter_context(self._client(prepared.identity))
             export = self._carry_out(client, prepared)
             try:
@@ -92,7 +90,7 @@ class ExportJob:
             except ModelExportError as error:
                 if error.reason not in _LOST:
                     raise
-                _log.warning(f"{error.message}: making it again")
+                self.observer.log(logging.WARNING, f"{error.message}: making it again")
             client.delete_export(export.name)
             return self._deliver(self._carry_out(client, prepared), store, warnings)
 
@@ -109,7 +107,7 @@ class ExportJob:
             if export is None:
                 return None
             self._check_target(export)
-            self.display.event(pb.ExportEvent(export=export))
+            self.observer.event(pb.ExportEvent(export=export))
             try:
                 return self._deliver(export, store, warnings)
             except ModelExportError as error:
@@ -123,7 +121,7 @@ class ExportJob:
             self.loaded,
             folders,
             store,
-            self.display,
+            self.observer,
             imports=imports,
             request_id=self.request_id,
             check=self._preflight,
@@ -148,7 +146,7 @@ class ExportJob:
         error = checked.error()
         if error is not None:
             raise error
-        self.display.expect(checked.task_seconds or {})
+        self.observer.expect(checked.task_seconds or {})
         return [str(finding) for finding in checked.findings if finding.verdict is Verdict.WARNING]
 
     @property
@@ -160,16 +158,12 @@ class ExportJob:
     def _client(self, identity: str) -> Iterator[Client]:
         """Yield a client of the coordinator, or of one inside this process."""
         if self.settings.coordinator:
-            from slipway.client import Client
-
-            with Client(
-                self.settings.coordinator, security=self.settings.security, project=self.settings.project
-            ) as client:
+            with self._remote() as client:
                 yield client
             return
         from slipway.embedded.coordinator import Embedded
 
-        with Embedded(self.settings, identity) as embedded:
+        with self.interruption.turn(self.observer.note), Embedded(self.settings, identity) as embedded:
             yield embedded.client
 
     def _carry_out(self, client: Client, prepared: Prepared) -> pb.Export:
@@ -185,21 +179,28 @@ class ExportJob:
         self._check_target(export)
         if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
             export = client.retry_export(export.name)
-        self.display.note("")
-        self.display.event(pb.ExportEvent(export=export))
+        self.observer.note("")
+        self.observer.event(pb.ExportEvent(export=export))
         try:
-            return self._watch(client, export)
-        except KeyboardInterrupt:
-            if self.settings.coordinator:
-                with contextlib.suppress(ModelExportError):
-                    client.cancel_export(export.name)
+            with self.interruption.ending(client.close):
+                return self._watch(client, export)
+        except BaseException as error:
+            if self.settings.coordinator and (self.interruption.requested or isinstance(error, KeyboardInterrupt)):
+                with contextlib.suppress(ModelExportError), self._remote() as another:  # the first may be closed
+                    another.cancel_export(export.name)
             raise
+
+    def _remote(self) -> Client:
+        """Return a client of the named coordinator."""
+        from slipway.client import Client
+
+        return Client(self.settings.coordinator, security=self.settings.security, project=self.settings.project)
 
     def _watch(self, client: Client, export: pb.Export) -> pb.Export:
         if export.state in ENDED_STATES:
             return export
         for event in client.watch_export(export.name):
-            self.display.event(event)
+            self.observer.event(event)
             if event.WhichOneof("event") == "export":
                 named, export = bool(export.labels.get("model_name")), event.export
                 if not named:
@@ -222,12 +223,13 @@ class ExportJob:
             report=report,
             warnings=(*warnings, *missing),
         )
-        self.display.note(f"delivering to {target}")
+        self.observer.note(f"delivering to {target}")
 
         def describe(folder: Path) -> None:
             write_report(folder, result=result, validation=validation, lineage=lineage(export))
 
-        deliver(export, target, store=store, describe=describe)
+        deliver(export, target, store=store, describe=describe, on_bytes=lambda _: self.interruption.check())
+        self.observer.note("")
         return result
 
     def _check_target(self, export: pb.Export) -> None:
@@ -267,13 +269,17 @@ def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:
 def run_export(
     loaded: LoadedConfiguration,
     settings: Settings,
+    observer: Observer,
     *,
-    as_json: bool,
-    progress: ProgressForm,
-    bring_sources: bool,
-    request_id: str,
-) -> int:
-    """Run the export, print its result, and return the exit code."""
+    bring_sources: bool = False,
+    request_id: str = "",
+    interruption: Interruption | None = None,
+) -> ExportResult:
+    """Run an export to its end and return its result, even if the export failed. Arguments are those of :class:`ExportJob`.
+
+    Raises:
+        ModelExportError: There is no result: a source is missing, the machine cannot make the outputs, or it was interrupted.
+    """
     if not settings.coordinator:
         require(
             *("coordinator", "worker", "report"),
@@ -281,13 +287,12 @@ def run_export(
             install="all",
             otherwise="name a coordinator: --coordinator HOST:PORT",
         )
-    level = loaded.configuration.log.level
-    with tracing(settings), open_display(progress, level=level, resuming=True) as display:
-        result = ExportJob(loaded, settings, display, bring_sources=bring_sources, request_id=request_id).run()
-    if as_json:
-        print_json(result.model_dump(mode="json"))
-    else:
-        show(summary(result))
-    if result.success:
-        return 0
-    return REASONS[result.reason].category.exit_code if result.reason in REASONS else 1
+    interruption = interruption or Interruption()
+    return ExportJob(
+        loaded,
+        settings,
+        InterruptibleObserver(observer, interruption),
+        bring_sources=bring_sources,
+        request_id=request_id,
+        interruption=interruption,
+    ).run()

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from slipway.cli.terminal.streams import is_utf8
+from slipway.terminal.streams import is_utf8
 from slipway.texts import escaped_json, printable, redact
 
 _UNLIMITED = 100_000

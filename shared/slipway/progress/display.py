@@ -13,21 +13,19 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from slipway.cli.options import ProgressForm
-from slipway.cli.progress.rendering import JsonLines, PlainLines, progress_table
-from slipway.cli.progress.rows import Overall, Rows
-from slipway.cli.terminal.console import errors
 from slipway.errors import Failure, ModelExportError
 from slipway.observability.logs import command_logs, json_handler, plain_handler, terminal_handler
+from slipway.progress.observer import ProgressForm, Silent
+from slipway.progress.rendering import JsonLines, PlainLines, progress_table
+from slipway.progress.rows import Overall, Rows
 from slipway.rpc.messages import log_line, progress_message
 from slipway.rpc.values import status_of
 from slipway.stage import Progress
+from slipway.terminal.console import errors
 from slipway_protos.v1 import export_pb2 as pb
 
-_log = logging.getLogger("slipway.task")
 
-
-class Display:
+class Display(Silent):
     """A context manager that shows an export's events while it is entered; this one shows nothing."""
 
     def __enter__(self) -> Self:
@@ -35,18 +33,6 @@ class Display:
 
     def __exit__(self, *exc: object) -> None:
         pass
-
-    def title(self, text: str) -> None:
-        """Show the title of the work."""
-
-    def expect(self, task_seconds: Mapping[str, float]) -> None:
-        """Set the expected time of each task, for the estimate of the remaining time."""
-
-    def event(self, event: pb.ExportEvent) -> None:
-        """Show one event."""
-
-    def note(self, message: str) -> None:
-        """Show work outside of any task, such as reading the sources."""
 
 
 @contextmanager
@@ -58,51 +44,37 @@ def open_display(
     Args:
         form: ``auto`` is the live table on a terminal, and plain lines elsewhere.
         level: Least severe level that is logged; without progress, only errors are logged.
-        resuming: As in :class:`~slipway.cli.progress.rows.Rows`.
+        resuming: As in :class:`~slipway.progress.rows.Rows`.
         transient: Whether the live table disappears at the end, because the caller shows its contents again; it stays after an error.
     """
-    display: Display
+    shown: Display
     handler: logging.Handler
     match form:
-        case ProgressForm.AUTO if sys.stderr.isatty() and not errors.is_dumb_terminal:  # FORCE_COLOR does not count
-            display, handler = LiveDisplay(errors, resuming=resuming, transient=transient), terminal_handler(errors)
+        case ProgressForm.AUTO if on_terminal():
+            shown, handler = LiveDisplay(errors, resuming=resuming, transient=transient), terminal_handler(errors)
         case ProgressForm.JSON:
-            display, handler = LineDisplay(JsonLines(sys.stderr), resuming=resuming), json_handler(sys.stderr)
+            shown, handler = LineDisplay(JsonLines(sys.stderr), resuming=resuming), json_handler(sys.stderr)
         case ProgressForm.NONE:
-            display, handler, level = Display(), plain_handler(sys.stderr), "error"
+            shown, handler, level = Display(), plain_handler(sys.stderr), "error"
         case _:
-            display, handler = LineDisplay(PlainLines(sys.stderr), resuming=resuming), plain_handler(sys.stderr)
-    with command_logs(level, handler), display:
-        yield display
+            shown, handler = LineDisplay(PlainLines(sys.stderr), resuming=resuming), plain_handler(sys.stderr)
+    with command_logs(level, handler), shown:
+        yield shown
 
 
-class _TaskLog:
-    """Passes the log lines of tasks to the log; a repeated warning of another attempt or task is dropped."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def take(self, event: pb.ExportEvent) -> None:
-        """Log the line of an event, if it has one."""
-        if event.WhichOneof("event") != "log":
-            return
-        line = event.log
-        level = logging.getLevelNamesMapping().get(line.level.upper(), logging.INFO)
-        if level >= logging.WARNING:
-            if line.message in self._said:
-                return
-            self._said.add(line.message)
-        _log.log(level, "%s: %s", line.task, line.message, extra={"task": line.task})
+def on_terminal() -> bool:
+    """Return whether standard error is a terminal that can redraw lines; ``FORCE_COLOR`` does not count."""
+    return sys.stderr.isatty() and not errors.is_dumb_terminal
 
 
 class LiveDisplay(Display):
     """Shows one row per task and a bar for the whole, redrawn in place; log lines appear above."""
 
     def __init__(self, console: Console, *, resuming: bool = False, transient: bool = False) -> None:
+        super().__init__()
         self._console = console
         self._rows = Rows(resuming=resuming)
         self._overall = Overall()
-        self._task_log = _TaskLog()
         self._note = ""
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=transient)
 
@@ -128,7 +100,7 @@ class LiveDisplay(Display):
         """Take an event; the table redraws itself."""
         self._rows.take(event)
         self._overall.update(self._rows)
-        self._task_log.take(event)
+        super().event(event)
 
     def note(self, message: str) -> None:
         """Show a line below the table."""
@@ -143,17 +115,17 @@ class LineDisplay(Display):
 
     Args:
         lines: Writer of lines in one form.
-        resuming: As in :class:`~slipway.cli.progress.rows.Rows`.
+        resuming: As in :class:`~slipway.progress.rows.Rows`.
         clock: Function that returns seconds since any fixed time.
     """
 
     def __init__(
         self, lines: PlainLines | JsonLines, *, resuming: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__()
         self._lines = lines
         self._rows = Rows(resuming=resuming)
         self._overall = Overall(clock=clock)
-        self._task_log = _TaskLog()
         self._pace = Pace(clock)
         self._state = ""
 
@@ -181,7 +153,7 @@ class LineDisplay(Display):
             part = row.done / row.total if row.total else None
             if self._pace.due((row.task, row.attempt), row.phase, part):
                 self._lines.progress(row, self._overall)
-        self._task_log.take(event)
+        super().event(event)
 
     def note(self, message: str) -> None:
         """Write a line, unless it is empty or one about the same subject was just written."""

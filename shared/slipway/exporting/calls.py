@@ -1,0 +1,306 @@
+"""The functions of ``slipway`` for programs: what the commands ``export``, ``plan``, ``recommend`` and ``verify`` do.
+
+The names of their arguments are those of the command's flags. Settings come from where the command reads them: a configuration,
+``EXPORT_*`` variables and then the arguments; settings of the machine come from ``SLIPWAY_*`` variables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from slipway.advice.for_target import load_configuration
+from slipway.advice.recommendation import Recommendation, recommend_outputs
+from slipway.configuration import ExportConfiguration, LoadedConfiguration
+from slipway.errors import ConfigurationError
+from slipway.exporting.interruption import Interruption, quiet_log
+from slipway.exporting.job import run_export
+from slipway.exporting.observing import OnProgress, observing
+from slipway.exporting.planned import ExportPlan, make_plan
+from slipway.exporting.verification import Verification, verify_path
+from slipway.observability.telemetry import tracing
+from slipway.progress.observer import Observer
+from slipway.results.result import ExportResult
+from slipway.settings import Settings
+from slipway.settings.security import Security
+from slipway.sizes import parse_size
+from slipway.texts import MalformedText
+
+Place = str | os.PathLike[str]
+
+
+class PlanOptions(TypedDict, total=False):
+    """The arguments of :func:`plan` after its first."""
+
+    configuration: Place | Mapping[str, Any] | ExportConfiguration | LoadedConfiguration | None
+    base: Place | None
+    formats: str | Iterable[str]
+    target: str | None
+    out: Place | None
+    layers: str | Iterable[int] | None
+    settings: Mapping[str, Any] | None
+    coordinator: str | None
+    project: str | None
+    security: Security | None
+    home: Place | None
+
+
+class ExportOptions(PlanOptions, total=False):
+    """The arguments of :func:`export` after its first."""
+
+    bring_sources: bool
+    request_id: str
+    progress: bool | OnProgress
+
+
+def export(
+    run: Place | None = None,
+    *,
+    configuration: Place | Mapping[str, Any] | ExportConfiguration | LoadedConfiguration | None = None,
+    base: Place | None = None,
+    formats: str | Iterable[str] = (),
+    target: str | None = None,
+    out: Place | None = None,
+    layers: str | Iterable[int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    coordinator: str | None = None,
+    project: str | None = None,
+    security: Security | None = None,
+    home: Place | None = None,
+    bring_sources: bool = False,
+    request_id: str = "",
+    progress: bool | OnProgress = False,
+) -> ExportResult:
+    """Merge, quantize, export and validate a fine-tuned checkpoint; deliver the models and a report. The same call again continues.
+
+    An export with outputs that failed is returned, with ``success`` false; :meth:`ExportResult.require` raises for it. Ctrl-C, and an
+    error in ``progress``, end the export within seconds, and the next call continues it. Exports of one process that run inside it
+    take turns. Nothing is printed, and no signal handler is changed.
+
+    Args:
+        run: Training run or one checkpoint: a folder, ``s3://…`` or a digest. None takes it from the configuration, or exports ``base``
+            as it is.
+        configuration: YAML file, its contents as nested plain data, or a configuration. In place of a file, ``EXPORT_*`` variables are
+            not read either.
+        base: Base model: a folder, an id in the local cache, ``s3://…``, ``hf://…`` or a digest (``--base-model``).
+        formats: The formats to make, and no others, as after ``-f``: ``"gguf:q4_k_m"`` or ``["pytorch", "onnx:none+int8"]``.
+        target: Where the model shall run; chooses the format if none is named.
+        out: Folder that receives the export's own folder.
+        layers: Layers whose activations exported graphs return: numbers from 0, ``"last"`` or ``"all"``.
+        settings: Any settings by their keys, as ``--set``: ``{"optimization.quantization": "int8"}``.
+        coordinator: ``HOST:PORT``; by default ``SLIPWAY_COORDINATOR``, and without one the export runs in this process.
+        project: Project at the coordinator; by default ``SLIPWAY_PROJECT``.
+        security: Certificates and token for the coordinator; by default from ``SLIPWAY_*`` variables.
+        home: Folder of the artifact store and of unfinished exports; by default ``SLIPWAY_HOME``.
+        bring_sources: With a coordinator, read ``s3://…`` and ``hf://…`` here and send them.
+        request_id: With a coordinator, name of this request; repeating it returns the export made before.
+        progress: True shows bars: in a notebook, on a terminal, or else lines on standard error. A function is called with an
+            :class:`ExportProgress` after every change; calls do not overlap, but some come from threads that read files.
+
+    Raises:
+        ConfigurationError: All problems of the settings at once.
+        ModelExportError: There is no result, for example because a source is missing or this machine lacks a library.
+    """
+    interruption = Interruption()
+    options = PlanOptions(
+        configuration=configuration,
+        base=base,
+        formats=formats,
+        target=target,
+        out=out,
+        layers=layers,
+        settings=settings,
+        coordinator=coordinator,
+        project=project,
+        security=security,
+        home=home,
+    )
+    with observing(progress, interruption) as observer:
+        return export_observed(observer, interruption, run, options, bring_sources=bring_sources, request_id=request_id)
+
+
+def export_observed(
+    observer: Observer,
+    interruption: Interruption,
+    run: Place | None,
+    options: PlanOptions,
+    *,
+    bring_sources: bool = False,
+    request_id: str = "",
+) -> ExportResult:
+    """Run :func:`export` with an observer, until it ends or is interrupted."""
+    loaded, machine = _load(run, **options), _machine(**options)
+    with quiet_log(), tracing(machine):
+        return run_export(
+            loaded,
+            machine,
+            observer,
+            bring_sources=bring_sources,
+            request_id=request_id,
+            interruption=interruption,
+        )
+
+
+def plan(
+    run: Place | None = None,
+    *,
+    configuration: Place | Mapping[str, Any] | ExportConfiguration | LoadedConfiguration | None = None,
+    base: Place | None = None,
+    formats: str | Iterable[str] = (),
+    target: str | None = None,
+    out: Place | None = None,
+    layers: str | Iterable[int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    coordinator: str | None = None,
+    project: str | None = None,
+    security: Security | None = None,
+    home: Place | None = None,
+) -> ExportPlan:
+    """Return what :func:`export` with the same arguments would do, and whether this machine can; run and write nothing.
+
+    What makes the export impossible is among the checks of the plan; :meth:`ExportPlan.require` raises it.
+
+    Args:
+        run: As for :func:`export`, and so are the others.
+        configuration: YAML file, its contents, or a configuration.
+        base: Base model.
+        formats: The formats to make.
+        target: Where the model shall run.
+        out: Folder that would receive the export's own folder.
+        layers: Layers whose activations exported graphs return.
+        settings: Any settings by their keys.
+        coordinator: ``HOST:PORT``.
+        project: Project at the coordinator.
+        security: Certificates and token for the coordinator.
+        home: Folder of the artifact store.
+
+    Raises:
+        ConfigurationError: All problems of the settings at once.
+    """
+    options = PlanOptions(
+        configuration=configuration,
+        base=base,
+        formats=formats,
+        target=target,
+        out=out,
+        layers=layers,
+        settings=settings,
+        coordinator=coordinator,
+        project=project,
+        security=security,
+        home=home,
+    )
+    with quiet_log():
+        return make_plan(_load(run, **options), _machine(**options))
+
+
+def recommend(
+    target: str, *, model: Place | None = None, memory: int | str | None = None, report: Place | None = None
+) -> Recommendation:
+    """Recommend a format and level for a target, with the configuration that makes it.
+
+    Args:
+        target: Where the model shall run: ``cpu-server``, ``nvidia``, ``apple``, ``android``, ``browser``, ``edge``, ``llama.cpp`` (or
+            ``ollama``), ``vllm``.
+        model: The model, for sizes: a folder, or an id in the local cache.
+        memory: Memory that the target has for it: bytes, or a text such as ``"8GiB"``.
+        report: An earlier export or its ``report.json``, for measured figures.
+
+    Raises:
+        ConfigurationError: The target or the memory is not valid; ``TARGET_UNFIT``: nothing installed fits.
+        ModelExportError: The model or the report cannot be read.
+    """
+    limit = _size(memory) if isinstance(memory, str) else memory
+    with quiet_log():
+        return recommend_outputs(
+            target, model=_text(model) or "", memory=limit, report=None if report is None else Path(report)
+        )
+
+
+def verify(
+    path: Place,
+    *,
+    coordinator: str | None = None,
+    project: str | None = None,
+    security: Security | None = None,
+    home: Place | None = None,
+) -> Verification:
+    """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum.
+
+    Args:
+        path: The folder, or the artifact's digest: ``sha256:…``.
+        coordinator: ``HOST:PORT`` of the coordinator that has the artifact; by default ``SLIPWAY_COORDINATOR``, and without one it is
+            in the store of this machine.
+        project: Project at the coordinator.
+        security: Certificates and token for the coordinator.
+        home: Folder of the artifact store.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_INVALID``.
+    """
+    machine = _machine(coordinator=coordinator, project=project, security=security, home=home)
+    with quiet_log():
+        return verify_path(os.fspath(path), machine)
+
+
+def _load(run: Place | None, **options: Unpack[PlanOptions]) -> LoadedConfiguration:
+    """Load the settings as the command does, from a file, variables and flags.
+
+    Raises:
+        ConfigurationError: All problems at once.
+    """
+    given, formats = options.get("configuration"), options.get("formats") or ()
+    name = _text(run)
+    if name is not None and name.endswith((".yaml", ".yml")):
+        raise ConfigurationError(
+            f"{name} is a configuration, and the first argument is the folder of a training run",
+            remedy=f"write configuration={name!r}",
+            about={"key": "run"},
+        )
+    from_file = given is None or isinstance(given, str | os.PathLike)
+    return load_configuration(
+        Path(given) if isinstance(given, str | os.PathLike) else given,
+        environment=os.environ if from_file else {},
+        flags={
+            "RUN": name,
+            "--base-model": _text(options.get("base")),
+            "--target": options.get("target"),
+            "--out": _text(options.get("out")),
+            "--layers": _layers(options.get("layers")),
+        },
+        assignments=options.get("settings") or {},
+        requested=_words(formats),
+    )
+
+
+def _machine(**options: Unpack[PlanOptions]) -> Settings:
+    """Return the settings of this machine: those of its variables, with what is given in place of some.
+
+    Raises:
+        ConfigurationError: A variable has an impossible value.
+    """
+    home = _text(options.get("home"))
+    machine = Settings.from_environment({**os.environ, **({} if home is None else {"SLIPWAY_HOME": home})})
+    given = {name: options.get(name) for name in ("coordinator", "project", "security")}
+    return machine.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def _text(place: Place | None) -> str | None:
+    return None if place is None else os.fspath(place)
+
+
+def _words(formats: str | Iterable[str]) -> Sequence[str]:
+    return [formats] if isinstance(formats, str) else list(formats)
+
+
+def _layers(layers: str | Iterable[int] | None) -> str | None:
+    return layers if layers is None or isinstance(layers, str) else ",".join(map(str, layers))
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except MalformedText as error:
+        raise ConfigurationError(f"memory: {error.message}", remedy=error.remedy, about={"key": "memory"}) from error
