@@ -171,7 +171,7 @@ def test_a_trained_classifier_in_every_format_that_takes_it(classifier: Path, tm
     """The others are refused by name, and stop nothing. The adapter moves every label, so what loses it is always wrong."""
     levels = {"gguf": (), "openvino": ("int8",), "executorch": ("8da4w",), "litert": ("int8",), "coreml": ()}
     done = exported(tmp_path, *tuned(classifier, "relabelled.jsonl"), levels=levels)
-    refused = check_refusals(done, NO_ENCODERS & outputs(levels), "sequence classifier")
+    refused = check_refusals(done, NO_ENCODERS & outputs(levels), "sequence classifier|BertForSequenceClassification")
     folder = check_delivery(done.json, outputs(levels) - refused)
     for name, (own, reference) in scores(folder, "accuracy", inputs=100).items():
         assert reference > 0.5, "half of the passages; a sixth is chance"
@@ -213,10 +213,10 @@ def scores(folder: Path, name: str, *, inputs: int) -> dict[str, tuple[float, fl
 
 
 def check_refusals(done: Done, refused: frozenset[str], kind: str) -> frozenset[str]:
-    """Check that these outputs and no others are refused by the model's kind; return them."""
+    """Check that these outputs and no others are refused for the model's kind or class, a pattern; return them."""
     assert done.code == (6 if refused else 0), done.err[-3000:]
     assert done.json["failed"].keys() == refused
     for output in done.json["failed"].values():
         assert (output["state"], output["reason"]) == ("not_run", "FAMILY_UNSUPPORTED")
-        assert kind in output["error_message"]
+        assert re.search(kind, output["error_message"])
     return refused
