@@ -166,6 +166,15 @@ try:
     raise slipway.ModelExportError("x")
 except slipway.ModelExportError as error:
     reveal_type(error.reason)
+reveal_type(slipway.export("run", formats=["gguf:q4_k_m"], settings={"validation.enabled": False}).require().success)
+
+
+async def main() -> None:
+    reveal_type((await slipway.plan_async("run", configuration=Path("export.yaml"))).formats)
+    await slipway.export_async("run", progress=lambda progress: reveal_type(progress.done))
+    await slipway.export_async("run", format="gguf")
+
+
 slipway.Stage(name=1, version=1, inputs=(), outputs=("out",), params=Params, run=run)
 """
 
@@ -178,7 +187,8 @@ def test_a_program_that_builds_on_it_is_checked_strictly(tmp_path: Path) -> None
     done = subprocess.run([*mypy, str(program)], cwd=ROOT, capture_output=True, text=True)
     lines = [line.partition(": ")[2] for line in done.stdout.splitlines() if "program.py" in line]
     revealed = [line.partition('"')[2].rstrip('"') for line in lines if "Revealed type" in line]
-    assert revealed == ["int", "str", "str", "str"], done.stdout
+    assert revealed == ["int", "str", "str", "str", "bool", "tuple[str, ...]", "float"], done.stdout
     assert [line for line in lines if line.startswith("error")] == [
-        'error: Argument "name" to "Stage" has incompatible type "int"; expected "str"  [arg-type]'
+        'error: Unexpected keyword argument "format" for "export_async"; did you mean "formats"?  [call-arg]',
+        'error: Argument "name" to "Stage" has incompatible type "int"; expected "str"  [arg-type]',
     ]

@@ -14,12 +14,13 @@ from slipway.artifacts import Artifacts
 from slipway.errors import ArtifactError
 from slipway.exporting.opening import artifacts_at
 from slipway.files.checksums import verify_directory
+from slipway.representation import preformatted, three_lines
 from slipway.results.delivery import LINEAGE
 from slipway.settings import Settings
 from slipway.texts import counted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verification:
     """Files that are all as they were written; any other outcome is an error.
 
@@ -34,6 +35,14 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         """Return what ``slipway verify --json`` prints."""
         return {"path": self.path, "files": self.files, "success": True}
+
+    def __repr__(self) -> str:
+        return three_lines(
+            "Verification: every checksum is right", f"{counted(self.files, 'file')} compared", self.path
+        )
+
+    def _repr_html_(self) -> str:
+        return preformatted(repr(self))
 
 
 def verify_path(path: str, settings: Settings) -> Verification:

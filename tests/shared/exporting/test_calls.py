@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import json
 import logging
+import subprocess
+import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from slipway.exporting import calls
 from slipway.files.checksums import write_checksums
 from slipway.reasons import REASONS
 from support.commands.cli import run_here
+from support.commands.light_install import with_extras_hidden
 from support.models import tiny_models
 from support.servers.free_ports import free_port
 
@@ -199,6 +202,24 @@ def test_a_coordinator_that_is_not_there_is_said(project: Path, options: dict[st
     assert caught.value.retryable
 
 
+LIGHT = """
+import sys
+import slipway
+try:
+    slipway.export(sys.argv[1], base=sys.argv[2], out=sys.argv[3])
+except slipway.ServiceError as error:
+    print(error.reason, error.remedy)
+"""
+
+
+def test_without_its_libraries_it_says_what_to_install(project: Path, tmp_path: Path) -> None:
+    light = with_extras_hidden(tmp_path)
+    words = [sys.executable, "-c", LIGHT, *map(str, (project / "run", project / "base", tmp_path / "out"))]
+    done = subprocess.run(words, env=light.environment, capture_output=True, text=True)
+    said = "UNSUPPORTED pip install 'slipway-ml[all]', or name a coordinator: --coordinator HOST:PORT\n"
+    assert (done.stdout, done.stderr) == (said, "")
+
+
 def test_a_plan_of_what_is_not_there_says_so(project: Path, options: dict[str, Any]) -> None:
     made = slipway.plan(project / "nowhere", **options)
     assert not made.possible
@@ -272,7 +293,11 @@ def test_a_changed_file_is_found(tmp_path: Path) -> None:
         slipway.verify(tmp_path / "folder", home=home)
     assert caught.value.reason == "ARTIFACT_INVALID"
     write_checksums(tmp_path / "folder", known={})
-    assert slipway.verify(tmp_path / "folder", home=home).files == 1
+    verified = slipway.verify(tmp_path / "folder", home=home)
+    assert verified.files == 1
+    lines = ["Verification: every checksum is right", "1 file compared", str(tmp_path / "folder")]
+    assert repr(verified).splitlines() == lines
+    assert verified._repr_html_() == f"<pre>{verified!r}</pre>"
     assert asyncio.run(slipway.verify_async(tmp_path / "folder", home=home)).path == str(tmp_path / "folder")
     (tmp_path / "folder" / "text").write_text("another")
     with pytest.raises(slipway.ArtifactError, match="text") as caught:
