@@ -114,6 +114,7 @@ def test_a_running_loop_goes_on_and_gets_the_progress(project: Path, options: di
 
 @pytest.mark.slow
 def test_exports_in_threads_take_turns(project: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    """Also the same one twice, which is made once."""
     notes: list[str] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -121,9 +122,10 @@ def test_exports_in_threads_take_turns(project: Path, options: dict[str, Any], t
         mine = {**options, "out": tmp_path / name, "settings": {**SETTINGS, "output.naming_pattern": name}}
         return slipway.export(project / "run", **mine, progress=lambda progress: notes.append(progress.note))
 
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(run, ("a", "b")))
-    assert [Path(result.require().output_directory).name for result in results] == ["a", "b"]
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(run, ("a", "b", "a")))
+    assert [Path(result.require().output_directory).name for result in results] == ["a", "b", "a"]
+    assert results[0] == results[2]
     assert results[0].export_id != results[1].export_id
     assert "waiting for another export of this process" in notes
     assert handlers == {number: signal.getsignal(number) for number in handlers}

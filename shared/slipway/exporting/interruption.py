@@ -75,7 +75,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def turn(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Be the only export of this process that runs a coordinator inside it, for the length of a block.
+        """Be the only export of this process that runs inside it, for the length of a block: it has one workflow engine.
 
         Args:
             tell: Takes a line about waiting for another export.

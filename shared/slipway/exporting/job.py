@@ -79,6 +79,8 @@ class ExportJob:
             folders = stack.enter_context(SourceFolders(self.settings, store))
             prepared = self._prepare(folders, store)
             warnings = tuple(dict.fromkeys((*self.loaded.warnings, *prepared.warnings)))
+            if not self.settings.coordinator:
+                stack.enter_context(self.interruption.turn(self.observer.note))
             delivered = self._deliver_again(prepared, store, warnings)
             if delivered is not None:
                 return delivered
@@ -163,7 +165,7 @@ class ExportJob:
             return
         from slipway.embedded.coordinator import Embedded
 
-        with self.interruption.turn(self.observer.note), Embedded(self.settings, identity) as embedded:
+        with Embedded(self.settings, identity) as embedded:
             yield embedded.client
 
     def _carry_out(self, client: Client, prepared: Prepared) -> pb.Export:
