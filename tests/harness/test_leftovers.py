@@ -38,8 +38,8 @@ LEAKS = {
     "thread 'stays' of": "threading.Thread(target=time.sleep, args=(2,), name='stays').start()",
     "thread 'daemon' of": "threading.Thread(target=time.sleep, args=(2,), name='daemon', daemon=True).start()",
     "thread 'inner' of": "OUTER = threading.Thread(target=inner)\n    OUTER.start()\n    OUTER.join()",
-    "process [0-9]+: sleep 3": "KEPT.append(subprocess.Popen(['sleep', '3']))",
-    "process [0-9]+: sleep 2": "subprocess.run(['setsid', '--fork', 'sleep', '2'])",
+    "process [0-9]+: sleep 6": "KEPT.append(subprocess.Popen(['sleep', '6']))",
+    "process [0-9]+: sleep 5": "subprocess.run(['setsid', '--fork', 'sleep', '5'])",
     "process [0-9]+: it has ended, but nobody waited": "KEPT.append(subprocess.Popen(['true']))",
 }
 """A test that leaves something behind, by the name in its failure."""

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slipway.model.safetensors_file import read_weights
 from slipway.proof.stored_weights import Coded, StoredWeight
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway.validation.verdicts import LimitOverrides
@@ -83,7 +84,7 @@ def read_as(codes: Tensors, scales: Tensors) -> Iterator[None]:
             return Coded(lambda rows: found[rows].int(), scales[name], None, (-8, 7), tuple(found.shape))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(folder))
+        patch.setattr("slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(read_weights(folder)))
         yield
 
 

@@ -96,8 +96,10 @@ _OF_KINDS = {
     "mistral3": "mistral3",
     "qwen2_5_vl": "qwen2.5-vl",
     "qwen3_5": "qwen3.5-vision",
+    "qwen3_asr": "qwen3-asr",
     "qwen3_5_moe": "qwen3.5-moe-vision",
     "qwen3_vl": "qwen3-vl",
+    "voxtral": "voxtral",
 }
 TYPES = sorted((*_OWN, *_OF_KINDS))
 """Every type that can be built here."""
