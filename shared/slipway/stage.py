@@ -217,15 +217,15 @@ class Deferral(Generic[P]):
         leaves_out: Whether weights may be left out of the main output with these parameters. A task that reads such an output also gets
             the inputs of the task that made it, under their names.
         reads: Returns the names of the inputs whose weights may be left out, with these parameters.
-        compares: Whether the stage compares its output itself, which needs the weights. Then they are left out only if validation compares
-            outputs.
+        compares: Whether the stage compares its output itself with what only the weights show. Then they are left out only if validation
+            compares outputs.
         reader: ``module:attribute`` of a :data:`slipway.model.weights.reading.Reader` for main outputs without their weights; empty if others
             never read them.
     """
 
     leaves_out: Callable[[P], bool] = lambda _params: False
     reads: Callable[[P], tuple[str, ...]] = lambda _params: ()
-    compares: bool = False
+    compares: bool = True
     reader: str = ""
 
 

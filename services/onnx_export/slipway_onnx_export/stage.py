@@ -45,7 +45,6 @@ STAGE = Stage(
     deferral=Deferral(
         leaves_out=can_leave_out,
         reads=lambda params: ("pytorch",) if params.weights == "deferred" else (),
-        compares=True,
     ),
     installation=Installation(probe=probe),
     effort=Effort(

@@ -27,6 +27,7 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
 
     Raises:
         QuantizationError: With the reasons listed in the package's README.
+        CheckpointValidationError: ``BASE_MODEL_INVALID``: the folder has no configuration of a model.
     """
     _refuse_level(params)
     model = ModelFolder.open(inputs["model"])
