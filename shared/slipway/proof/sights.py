@@ -1,4 +1,5 @@
-"""Prompts with a picture, or with sound: what all models of one validation get, kept as arrays in one folder each.
+"""Prompts with a picture, or with sound: what all models of one validation get, kept as arrays in one folder each. They lie in a folder with
+the name of their sense within that of the samples, and what a model computes of them in one of that name within that of its results.
 
 Axes: T = tokens of a prompt, H = height, W = width.
 """
@@ -14,19 +15,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.format import open_memmap
 
 from slipway.files.json_documents import read_json_object
-from slipway.files.regular_file import check_regular
+from slipway.proof.arrays import map_array
 from slipway.proof.numerics import Ints
 from slipway.validation.pictures import Sense
 
-FOLDER = Sense.PICTURES.value
-"""Folder of the prompts with pictures within that of the samples, and of what a model computes of them within that of its results. Those with
-sound lie in a folder with the name of that sense."""
 _META, _TOKENS, _PIXELS, _ARGUMENT = "sight.json", "tokens.npy", "pixels.npy", "argument."
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_LARGEST = 1 << 26
+LARGEST = 1 << 26
 """Bytes of one array."""
 _MOST, _MOST_ARGUMENTS, _MOST_TOKENS = 8, 8, 1 << 15
 """Prompts, arguments of each, and tokens of each."""
@@ -95,8 +92,10 @@ class Sight:
             ValueError: It is no such folder.
             OSError: A file cannot be read.
         """
+        sense = Sense.PICTURES
         try:
             meta = read_json_object(folder / _META)
+            sense = Sense(meta.get("sense", sense))
             names = [each.name[len(_ARGUMENT) : -len(".npy")] for each in sorted(folder.glob(f"{_ARGUMENT}*.npy"))]
             sight = cls(
                 tokens=_load(folder / _TOKENS),
@@ -106,13 +105,13 @@ class Sight:
                 deviation=_colours(meta["deviation"]),
                 colours_known=bool(meta["colours_known"]),
                 types=str(meta["types"]),
-                sense=Sense(meta.get("sense", Sense.PICTURES)),
+                sense=sense,
                 **{key: int(meta[key]) for key in ("begin", "end", "token", "continued")},
             )
         except (KeyError, TypeError, ValueError, EOFError) as error:
-            raise ValueError(f"{folder.name} is no prompt with a picture: {error}") from error
+            raise ValueError(f"{folder.name} is no prompt with {sense.beside}: {error}") from error
         if wrong := sight.fault:
-            raise ValueError(f"{folder.name} is no prompt with a picture: {wrong}")
+            raise ValueError(f"{folder.name} is no prompt with {sense.beside}: {wrong}")
         return sight
 
     @property
@@ -121,9 +120,9 @@ class Sight:
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu" or self.tokens.min(initial=0) < 0:
             return f"its tokens have the shape {self.tokens.shape} and the type {self.tokens.dtype}"
         if len(self.tokens) > _MOST_TOKENS or len(self.arguments) > _MOST_ARGUMENTS:
-            return f"it has {len(self.tokens)} tokens, and {len(self.arguments)} arguments for its picture"
+            return f"it has {len(self.tokens)} tokens, and {len(self.arguments)} arguments for its {self.sense.one}"
         if not 0 <= self.begin < self.end < len(self.tokens) or not 0 <= self.continued <= self.compared:
-            return f"its picture lies from {self.begin} to {self.end} of {len(self.tokens)} tokens"
+            return f"its {self.sense.one} lies from {self.begin} to {self.end} of {len(self.tokens)} tokens"
         if self.pixels.ndim != 3 or self.pixels.shape[2] != 3 or self.pixels.dtype != np.uint8:
             return f"its pixels have the shape {self.pixels.shape} and the type {self.pixels.dtype}"
         strange = next((name for name in (*self.arguments, self.types or "x") if not _NAME.fullmatch(name)), "")
@@ -156,9 +155,8 @@ def write_sights(sights: list[Sight], samples: Path) -> None:
 
 
 def _load(path: Path) -> npt.NDArray[Any]:
-    check_regular(path)
-    values: npt.NDArray[Any] = open_memmap(path, mode="r")  # unlike numpy's load, it takes nothing but one array
-    if values.nbytes > _LARGEST or values.dtype.kind not in "iufb":
+    values = map_array(path)
+    if values.nbytes > LARGEST or values.dtype.kind not in "iufb":
         raise ValueError(f"{path.name} has {values.size} values of the type {values.dtype}")
     return np.array(values)
 

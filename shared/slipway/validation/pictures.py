@@ -21,6 +21,11 @@ class Sense(StrEnum):
         return self.value.removesuffix("s")
 
     @property
+    def beside(self) -> str:
+        """Return what a prompt has beside text, as one says it of a prompt."""
+        return "a picture" if self is Sense.PICTURES else self.value
+
+    @property
     def place(self) -> str:
         """Return where results are compared."""
         return f"behind {self.value}"
@@ -53,8 +58,7 @@ class PictureEffect(Value):
             if self.effect_kl is None
             else f", behind which the adapter moves the base by a mean KL of {self.effect_kl:.2g}"
         )
-        what = "a picture" if self.sense is Sense.PICTURES else "sound"
-        return f"{self.sense}: {counted(self.pictures, 'prompt')} with {what}{effect}"
+        return f"{self.sense}: {counted(self.pictures, 'prompt')} with {self.sense.beside}{effect}"
 
 
 class PictureComparison(Value):

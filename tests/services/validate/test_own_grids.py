@@ -84,7 +84,9 @@ def read_as(codes: Tensors, scales: Tensors) -> Iterator[None]:
             return Coded(lambda rows: found[rows].int(), scales[name], None, (-8, 7), tuple(found.shape))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(read_weights(folder)))
+        patch.setattr(
+            "slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(read_weights(folder))
+        )
         yield
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.errors import ValidationError
 from slipway.proof.runtime import LanguageModel, NotRunnable
-from slipway.proof.sights import FOLDER, Sight, read_sights
+from slipway.proof.sights import Sight, read_sights
 from slipway.proof.stored_weights import NotUnderstoodError
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation, ValidationReport
@@ -139,7 +139,7 @@ def test_the_stages_themselves_compare_pictures(tmp_path: Path) -> None:
     params = {name: value for name, value in PARAMS.items() if name != "benchmark_performance"}
     ctx = Context(workdir=tmp_path / "reference")
     reference = REFERENCE.run(inputs, SampleParams(**params), ctx)["reference"]
-    assert [each.name for each in sorted((reference / FOLDER).iterdir())] == [
+    assert [each.name for each in sorted((reference / Sense.PICTURES).iterdir())] == [
         "base_logits.npy",
         "logits.npy",
         "pictures.json",
@@ -155,10 +155,10 @@ def test_the_stages_themselves_compare_pictures(tmp_path: Path) -> None:
     assert report.output("pytorch").speed is not None
     assert not report.output("pytorch-swapped").passed
     assert not any("text alone" in warning for warning in report.warnings)
-    shutil.rmtree(reference / FOLDER)
+    shutil.rmtree(reference / Sense.PICTURES)
     with pytest.raises(ValidationError, match="prompts with a picture have results of 0"):
         read_it(reference, inputs, tmp_path / "other")
-    shutil.rmtree(reference / "samples" / FOLDER)
+    shutil.rmtree(reference / "samples" / Sense.PICTURES)
     run = read_it(reference, inputs, tmp_path / "earlier")
     assert pictures.describe_effect(Looked.read(run.folder), None, expected=True) == PictureEffect(
         not_run=pictures.EARLIER
@@ -256,7 +256,7 @@ def test_a_model_of_text_is_untouched(tmp_path: Path) -> None:
     assert verdict.passed
     assert verdict.pictures is None
     assert not any(check.name.startswith(pictures.PREFIXES) for check in verdict.checks)
-    assert not list((tmp_path / "work").rglob(f"{FOLDER}/*.json"))
+    assert not list((tmp_path / "work").rglob(f"{Sense.PICTURES}/*.json"))
 
 
 def _set(base: Path, name: str, value: Any, part: str = "") -> None:
@@ -322,10 +322,10 @@ def test_a_prompt_with_a_picture_from_elsewhere_is_checked(tmp_path: Path) -> No
     sight = Sight(
         np.arange(9), 2, 5, 3, 1, {"pixel_values": np.zeros((1, 3, 4, 4))}, "", np.zeros((4, 4, 3), np.uint8), *((0.5,) * 3,) * 2
     )  # fmt: skip
-    sight.write(tmp_path / FOLDER / "00")
+    sight.write(tmp_path / Sense.PICTURES / "00")
     [read] = read_sights(tmp_path)
     assert (read.compared, read.features, read.colours_known) == (4, 3, True)
-    meta = tmp_path / FOLDER / "00" / "sight.json"
+    meta = tmp_path / Sense.PICTURES / "00" / "sight.json"
     right = json.loads(meta.read_text())
     for wrong in ({"begin": 6}, {"end": 9}, {"continued": 5}, {"types": "a b"}, {"mean": [1]}, {"token": "x"}):
         meta.write_text(json.dumps(right | wrong))
@@ -335,7 +335,7 @@ def test_a_prompt_with_a_picture_from_elsewhere_is_checked(tmp_path: Path) -> No
 
 def test_a_process_that_ended_with_a_picture_leaves_what_text_gave(tmp_path: Path) -> None:
     assert Looked.read(tmp_path) is None
-    (tmp_path / FOLDER).mkdir()
+    (tmp_path / Sense.PICTURES).mkdir()
     assert Looked.read(tmp_path) == Looked(not_run=ENDED)
 
 

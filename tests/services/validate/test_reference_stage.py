@@ -105,6 +105,12 @@ def choices_of_no_experts(folder: Path) -> None:
     np.save(folder / "base_routes.npy", np.zeros((2, 3, 1), np.float32))
 
 
+def choices_with_a_header_that_describes_no_array(folder: Path) -> None:
+    choices_for_other_tokens(folder)
+    content = (folder / "routes.npy").read_bytes()
+    (folder / "routes.npy").write_bytes(content.replace(b"(2, 3, 1)", b"(True, 1)"))
+
+
 def negative_tokens(folder: Path) -> None:
     np.save(folder / "samples" / "tokens.npy", -np.load(folder / "samples" / "tokens.npy") - 1)
 
@@ -176,6 +182,7 @@ def answers_to_nothing(folder: Path) -> None:
         a_pickle,
         choices_for_other_tokens,
         choices_of_no_experts,
+        choices_with_a_header_that_describes_no_array,
         negative_tokens,
         fewer_results_of_a_long_continuation,
         wider_results_of_a_long_continuation,

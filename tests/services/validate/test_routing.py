@@ -94,6 +94,16 @@ def test_what_cannot_be_compared_is_not(tmp_path: Path) -> None:
         read_routes(choices([[[]]], tmp_path / "empty" / ROUTES_FILE) / ROUTES_FILE)
 
 
+def test_more_choices_for_a_token_than_any_model_makes_are_refused(tmp_path: Path) -> None:
+    """All choices of a token are compared with each other."""
+    most = choices([[list(range(256))] * 2], tmp_path / "most" / ROUTES_FILE)
+    compared = compare_routes(most, most)
+    assert compared is not None
+    assert compared.equal == 1.0
+    with pytest.raises(ValueError, match=r"the shape \(1, 2, 257\)"):
+        read_routes(choices([[list(range(257))] * 2], tmp_path / "beyond" / ROUTES_FILE) / ROUTES_FILE)
+
+
 def merged(kind: Kind, work: Path) -> Path:
     """Merge a kind."""
     work.mkdir()

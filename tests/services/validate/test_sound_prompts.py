@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from slipway.model.configuration import ModelConfig
 from slipway.proof.runtime import LanguageModel, NotRunnable
-from slipway.proof.sights import FOLDER, read_sights
+from slipway.proof.sights import read_sights
 from slipway.proof.sounds import make_sound
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation, ValidationReport
@@ -176,9 +176,9 @@ def test_warnings_name_what_was_not_compared() -> None:
 
 def test_a_reference_with_pictures_is_written_as_before(tmp_path: Path) -> None:
     """The sense is in the files of sound alone, so that stored references stay the same bytes."""
-    (tmp_path / FOLDER).mkdir()
+    (tmp_path / Sense.PICTURES).mkdir()
     Looked(pictures=4, tokens=24).write(tmp_path)
-    (file,) = (tmp_path / FOLDER).iterdir()
+    (file,) = (tmp_path / Sense.PICTURES).iterdir()
     assert json.loads(file.read_text()) == {"pictures": 4, "tokens": 24, "not_run": "", "failed": ""}
     assert PictureEffect.model_validate_json('{"pictures": 4}').sense is Sense.PICTURES
     heard = PictureComparison(sense=Sense.SOUND).model_dump_json()

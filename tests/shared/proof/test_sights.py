@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway.proof.sights import FOLDER, Sight, read_sights, write_sights
+from slipway.proof.sights import Sight, read_sights, write_sights
+from slipway.validation.pictures import Sense
 
 GOOD = Sight(
     tokens=np.array([5, 9, 9, 6, 7]),
@@ -31,7 +32,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     read = read_sights(tmp_path)
     assert [each.token for each in read] == [9, 8]
     assert np.array_equal(read[0].tokens, GOOD.tokens)
-    assert [each.name for each in tmp_path.iterdir()] == [FOLDER]
+    assert [each.name for each in tmp_path.iterdir()] == [Sense.PICTURES.value]
 
 
 def test_a_model_without_pictures_has_no_folder(tmp_path: Path) -> None:
@@ -64,6 +65,17 @@ def _long(folder: Path) -> None:
 )
 def test_files_of_another_kind_are_refused(change: Callable[[Path], None], said: str, tmp_path: Path) -> None:
     write_sights([GOOD], tmp_path)
-    change(tmp_path / FOLDER / "00")
+    change(tmp_path / Sense.PICTURES / "00")
     with pytest.raises(ValueError, match=said):
         read_sights(tmp_path)
+
+
+@pytest.mark.parametrize("sense", list(Sense))
+def test_a_refusal_names_the_sense(sense: Sense, tmp_path: Path) -> None:
+    write_sights([replace(GOOD, sense=sense)], tmp_path)
+    meta = tmp_path / sense / "00" / "sight.json"
+    meta.write_text(meta.read_text().replace('"begin": 1', '"begin": 4'))
+    with pytest.raises(
+        ValueError, match=rf"^00 is no prompt with {sense.beside}: its {sense.one} lies from 4 to 3 of 5"
+    ):
+        read_sights(tmp_path, sense)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.format import open_memmap
 
-from slipway.files.regular_file import check_regular
+from slipway.proof.arrays import map_array
 
 Routes = npt.NDArray[np.uint16]
 """Numbers of the chosen experts, (layers, tokens, experts of a token), sorted along the last axis; tokens in the order of the windows."""
@@ -18,6 +17,8 @@ ROUTES_FILE, BASE_ROUTES_FILE = "routes.npy", "base_routes.npy"
 MOST_EXPERTS = 1 << 16
 _LARGEST = 1 << 30
 """Most choices in a file; 48 layers that take 8 experts for 1,280 tokens make half a million."""
+_MOST_CHOSEN = 256
+"""Most experts of a token; all choices of a token are compared with each other."""
 
 
 def read_routes(path: Path) -> Routes | None:
@@ -29,8 +30,12 @@ def read_routes(path: Path) -> Routes | None:
     """
     if not path.exists():
         return None
-    check_regular(path)
-    routes: Routes = open_memmap(path, mode="r")
-    if routes.dtype != np.uint16 or routes.ndim != 3 or not 0 < routes.size <= _LARGEST:
+    routes: Routes = map_array(path)
+    if (
+        routes.dtype != np.uint16
+        or routes.ndim != 3
+        or not 0 < routes.size <= _LARGEST
+        or routes.shape[2] > _MOST_CHOSEN
+    ):
         raise ValueError(f"{path.name} has the shape {routes.shape} and the type {routes.dtype}")
     return routes

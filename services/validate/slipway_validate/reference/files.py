@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
-from numpy.lib.format import open_memmap
 from pydantic import BaseModel, ConfigDict
 from pydantic import ValidationError as SchemaError
 
@@ -22,6 +20,7 @@ from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
 from slipway.model.families import FAMILIES, RAW_SPEECH, Family
+from slipway.proof.arrays import map_array
 from slipway.proof.runtime import Samples
 from slipway.proof.sights import read_sights
 from slipway.stage import Context
@@ -234,7 +233,7 @@ def _find_family(file: ReferenceFile) -> Family:
 
 def _read_samples(folder: Path) -> Samples:
     for path in sorted(each for each in folder.iterdir() if each.name not in tuple(Sense)):
-        if path.suffix == ".npy" and _map_array(path).size > (
+        if path.suffix == ".npy" and map_array(path).size > (
             _LARGEST_SOUNDS if path.name == SOUNDS_FILE else _LARGEST_BATCH
         ):
             raise ValueError(f"{path.name} is too large")
@@ -254,17 +253,6 @@ def _read_samples(folder: Path) -> Samples:
     return samples
 
 
-def _map_array(path: Path) -> npt.NDArray[Any]:
-    """Map an array; unlike numpy's ``load``, refuse anything but one array.
-
-    Raises:
-        ValueError: It is no array, or one of objects.
-    """
-    check_regular(path)
-    values: npt.NDArray[Any] = open_memmap(path, mode="r")
-    return values
-
-
 def _shape(values: Any, name: str, *, kinds: str) -> tuple[int, int]:
     if values.ndim != 2 or not values.size or values.dtype.kind not in kinds:
         raise ValueError(f"{name} have the shape {values.shape} and the type {values.dtype}")
@@ -275,7 +263,7 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
     names = [LOGITS_FILE, *([BASE_LOGITS_FILE] if file.with_adapter else [])]
     shapes = set()
     for name in names:
-        values = _map_array(folder / name)
+        values = map_array(folder / name)
         shapes.add(values.shape)
         if (
             values.ndim != 3
@@ -287,7 +275,7 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
         _find_family(file), *samples.tokens.shape, embedding=file.embeds, every=file.params.evidence.every_case
     )
     for plain in sorted({case.plain for case in cases if case.plain and case.name not in file.result.skipped_cases}):
-        values = _map_array(folder / plain_file(plain))
+        values = map_array(folder / plain_file(plain))
         if values.ndim != 2 or values.dtype != np.float32:
             raise ValueError(f"{plain_file(plain)} has the shape {values.shape} and the type {values.dtype}")
     for routes in (read_routes(folder / name) for name in (ROUTES_FILE, BASE_ROUTES_FILE)):
@@ -317,7 +305,7 @@ def _check_sights(folder: Path, file: ReferenceFile, sense: Sense) -> None:
             f"a prompt with a {sense.one} has tokens beyond the {file.result.vocabulary} of the vocabulary"
         )
     for name in (LOGITS_FILE, *([BASE_LOGITS_FILE] if file.with_adapter else [])) if count else ():
-        values = _map_array(folder / sense / name)
+        values = map_array(folder / sense / name)
         if values.dtype != np.float32 or values.shape != (count, tokens, file.result.vocabulary):
             raise ValueError(f"{sense}/{name} has the shape {values.shape} and the type {values.dtype}")
 
@@ -336,7 +324,7 @@ def _check_long(folder: Path, file: ReferenceFile) -> None:
     if long is None:
         return
     for index, tokens in enumerate(long.continuations):
-        values = _map_array(folder / long_file(index))
+        values = map_array(folder / long_file(index))
         if values.dtype != np.float32 or values.shape != (len(tokens), file.result.vocabulary):
             raise ValueError(f"{long_file(index)} has the shape {values.shape} and the type {values.dtype}")
     if len(long.cache_divergences) != len(long.continuations):
@@ -358,7 +346,7 @@ def _check_sounds(path: Path, file: ReferenceFile, count: int) -> None:
     family = _find_family(file)
     if not family.takes_sound:
         return
-    values = _map_array(path)
+    values = map_array(path)
     if values.ndim != (2 if family == RAW_SPEECH else 3) or values.dtype != np.float32 or len(values) != count:
         raise ValueError(
             f"{path.name} has the shape {values.shape} and the type {values.dtype} for {count} test inputs"

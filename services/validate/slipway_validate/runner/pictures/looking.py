@@ -32,7 +32,7 @@ def look(model: LanguageModel, sights: list[Sight], *, report: Report) -> Logits
     results = []
     for number, sight in enumerate(sights):
         results.append(model.look(sight))
-        report("pictures", number + 1, len(sights))
+        report(sight.sense.value, number + 1, len(sights))
     if len({each.shape for each in results}) != 1:
         shapes = sorted({each.shape for each in results})
         raise Unusable(f"its results {sights[0].sense.place} have the shapes {shapes}")
