@@ -17,6 +17,9 @@ import psutil
 import pytest
 
 import slipway
+from slipway.exporting.calls import PlanOptions, export_observed
+from slipway.exporting.interruption import Interruption
+from slipway.progress.observer import Silent
 from support.coordinators.harness import Harness, state
 from support.harness.unhurried import unhurried
 from support.models import tiny_models
@@ -177,7 +180,7 @@ def test_a_cancelled_export_has_ended_and_the_next_call_continues(
     assert_it_went_on(asyncio.run(slipway.export_async(project / "run", **two_tasks, progress=seen.append)), seen)
 
 
-@pytest.mark.parametrize("how", ["cancelled", "failed"])
+@pytest.mark.parametrize("how", ["cancelled", "failed", "failed at once"])
 def test_at_a_coordinator_the_export_is_cancelled(
     project: Path, options: dict[str, Any], tmp_path: Path, how: str
 ) -> None:
@@ -185,6 +188,18 @@ def test_at_a_coordinator_the_export_is_cancelled(
 
     async def cancelled(coordinator: str) -> None:
         waiting = asyncio.Event()
+
+        def fail(progress: slipway.ExportProgress) -> None:
+            seen.append(progress)
+            if progress.state:
+                raise LookupError("enough")
+
+        if how == "failed at once":  # in the first event, before the export is watched
+            with pytest.raises(LookupError):
+                await asyncio.to_thread(
+                    slipway.export, project / "run", **options, coordinator=coordinator, progress=fail
+                )
+            return
 
         def tell(progress: slipway.ExportProgress) -> None:
             seen.append(progress)
@@ -229,6 +244,23 @@ def test_an_error_in_the_programs_function_ends_the_export(
     with pytest.raises(LookupError, match="enough"):
         export()
     assert_it_went_on(slipway.export(project / "run", **two_tasks, progress=seen.append), seen)
+
+
+@pytest.mark.slow
+def test_an_error_while_delivering_is_raised_as_it_is(project: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    """Not as a fault of the output's file system, whose errors have the same type."""
+    interruption, error = Interruption(), PermissionError(13, "of the program")
+
+    class Failing(Silent):
+        def note(self, message: str) -> None:
+            if message.startswith("delivering"):
+                interruption.request(error)
+
+    arguments = PlanOptions(**options)
+    with pytest.raises(PermissionError) as caught:
+        export_observed(Failing(), interruption, project / "run", arguments)
+    assert caught.value is error
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 INTERRUPTED = """

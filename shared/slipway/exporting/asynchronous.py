@@ -147,6 +147,10 @@ async def _in_thread(work: Callable[[], T], interruption: Interruption) -> T:
     def run() -> None:
         try:
             finish: Callable[[], None] = partial(done.set_result, work())
+        except StopIteration as error:  # no future takes it
+            stopped = RuntimeError("the work raised StopIteration")
+            stopped.__cause__ = error
+            finish = partial(done.set_exception, stopped)
         except BaseException as error:  # noqa: BLE001 - it is raised where the work is awaited
             finish = partial(done.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the loop was closed without waiting

@@ -170,26 +170,29 @@ class ExportJob:
 
     def _carry_out(self, client: Client, prepared: Prepared) -> pb.Export:
         """Create the export, or continue the existing one, and watch it to its end."""
-        export = client.create_export(
-            self.configuration,
-            sources=prepared.digests,
-            labels=prepared.labels,
-            export_id=prepared.identity,
-            source_formats=prepared.formats,
-            request_id=prepared.request_id,
-        )
-        self._check_target(export)
-        if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
-            export = client.retry_export(export.name)
-        self.observer.note("")
-        self.observer.event(pb.ExportEvent(export=export))
+        name = prepared.identity
         try:
             with self.interruption.ending(client.close):
+                export = client.create_export(
+                    self.configuration,
+                    sources=prepared.digests,
+                    labels=prepared.labels,
+                    export_id=prepared.identity,
+                    source_formats=prepared.formats,
+                    request_id=prepared.request_id,
+                )
+                name = export.name
+                self._check_target(export)
+                if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
+                    export = client.retry_export(name)
+                self.observer.note("")
+                self.observer.event(pb.ExportEvent(export=export))
                 return self._watch(client, export)
         except BaseException as error:
-            if self.settings.coordinator and (self.interruption.requested or isinstance(error, KeyboardInterrupt)):
+            interrupted = self.interruption.requested or isinstance(error, KeyboardInterrupt)
+            if self.settings.coordinator and name and interrupted:
                 with contextlib.suppress(ModelExportError), self._remote() as another:  # the first may be closed
-                    another.cancel_export(export.name)
+                    another.cancel_export(name)
             raise
 
     def _remote(self) -> Client:
@@ -290,11 +293,16 @@ def run_export(
             otherwise="name a coordinator: --coordinator HOST:PORT",
         )
     interruption = interruption or Interruption()
-    return ExportJob(
+    job = ExportJob(
         loaded,
         settings,
         InterruptibleObserver(observer, interruption),
         bring_sources=bring_sources,
         request_id=request_id,
         interruption=interruption,
-    ).run()
+    )
+    try:
+        return job.run()
+    except Exception:
+        interruption.check()  # its error may be an OSError, which reading and delivering retell as a fault of files
+        raise

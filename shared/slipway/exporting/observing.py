@@ -142,6 +142,10 @@ class _Calling(Silent):
         )
         try:
             self._on_progress(progress)
+        except StopIteration as error:  # it would end a generator or a coroutine on its way
+            stopped = RuntimeError("progress raised StopIteration")
+            self._interruption.request(stopped)
+            raise stopped from error
         except Exception as error:
             self._interruption.request(error)
             raise

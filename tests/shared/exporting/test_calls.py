@@ -220,6 +220,31 @@ def test_without_its_libraries_it_says_what_to_install(project: Path, tmp_path: 
     assert (done.stdout, done.stderr) == (said, "")
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(PermissionError(13, "of the program"), PermissionError), (StopIteration("at the end"), RuntimeError)],
+)
+def test_an_error_of_the_programs_function_is_raised_as_it_is(
+    project: Path, options: dict[str, Any], error: Exception, raised: type[Exception], asynchronous: bool
+) -> None:
+    """Also one of a kind that files raise; only StopIteration, which no coroutine can raise, is the cause of another."""
+
+    def fail(progress: slipway.ExportProgress) -> None:
+        if progress.note.startswith("reading"):
+            raise error
+
+    async def export() -> slipway.ExportResult:
+        return await asyncio.wait_for(slipway.export_async(project / "run", **options, progress=fail), 120)
+
+    with pytest.raises(raised) as caught:
+        if asynchronous:
+            asyncio.run(export())
+        else:
+            slipway.export(project / "run", **options, progress=fail)
+    assert error in (caught.value, caught.value.__cause__)
+
+
 def test_a_plan_of_what_is_not_there_says_so(project: Path, options: dict[str, Any]) -> None:
     made = slipway.plan(project / "nowhere", **options)
     assert not made.possible
