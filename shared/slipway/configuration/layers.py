@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -19,7 +19,7 @@ from slipway.formats.registry import formats, refused_format, refused_formats
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.settings.sections import EXPORT_VARIABLES
 from slipway.sizes import parse_size
-from slipway.texts import MalformedText
+from slipway.texts import MalformedText, quoted
 
 MOST_PROBLEMS = 100
 """Stop reading a source after this many problems: it is probably not a configuration."""
@@ -174,6 +174,75 @@ def _read_root(root: yaml.Node | None, reader: _Reader) -> None:
             )
 
 
+def read_data(data: object, source: str = "configuration") -> Layer:
+    """Read nested plain data as a YAML file with it would be read; the settings may also be at its top, without ``export``.
+
+    Raises:
+        ConfigurationError: It is no table. All other faults are in the layer's ``problems``.
+    """
+    if not isinstance(data, Mapping):
+        remedy = "give a table like {'checkpoint': {'path': 'run'}}, or the path of an export.yaml"
+        raise configuration_error([Problem(source, f"{quoted(data)} is not a table", remedy)])
+    layer = Layer()
+    if TOP not in data:
+        _read_section(data, "", source, layer)
+        return layer
+    for name, value in data.items():
+        if name == TOP:
+            _read_section(value, "", source, layer)
+        else:
+            problem = Problem(str(name), f"is not known beside {TOP!r}", f"put it below {TOP!r}", source)
+            layer.problems.append(problem)
+    return layer
+
+
+def _read_section(data: object, path: str, source: str, layer: Layer) -> None:
+    if data is None:
+        return
+    if not isinstance(data, Mapping):
+        names = ", ".join(sections()[path])
+        layer.problems.append(
+            Problem(path or TOP, f"{quoted(data)} is not a section", f"put its settings into it: {names}", source)
+        )
+        return
+    for name, value in data.items():
+        if layer.is_full:
+            return
+        key = f"{path}.{name}" if path else str(name)
+        if key in sections():
+            _read_section(value, key, source, layer)
+        elif key not in keys():
+            layer.problems.append(unknown_setting(key, _remedy(str(name), path), source))
+        elif key.endswith("_bytes") and isinstance(value, str):
+            _read_size(key, value, source, layer)
+        elif value is not None:
+            layer.settings[key] = Setting(_plain(value), source)
+
+
+def _plain(value: object) -> object:
+    """Return a value as YAML would give it: paths are texts, and a tuple is a list."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def _read_size(key: str, text: str, source: str, layer: Layer) -> None:
+    """Read a size such as ``8GiB``."""
+    try:
+        layer.settings[key] = Setting(parse_size(text), source)
+    except MalformedText as error:
+        layer.problems.append(Problem(key, error.message, error.remedy, source))
+        layer.broken.add(key)
+
+
+def _remedy(name: str, path: str) -> str:
+    """Return what else a name in a section may mean."""
+    elsewhere = sorted(key for key in keys() if key.rpartition(".")[2] == name)
+    if name not in sections()[path] and elsewhere:
+        return f"did you mean {elsewhere[0]!r}?"
+    return did_you_mean(name, sections()[path])
+
+
 class _Reader:
     """Walks the nodes of one file."""
 
@@ -214,27 +283,13 @@ class _Reader:
                 self.layer.broken.add(key)
                 return
             if key.endswith("_bytes") and isinstance(value, str):
-                value = self._size(key, value, value_node)
-            if value is not None:
+                _read_size(key, value, self.at(value_node), self.layer)
+            elif value is not None:
                 self.layer.settings[key] = Setting(value, self.at(value_node))
         elif key in sections():
             self.section(value_node, key)
         else:
-            self.layer.problems.append(unknown_setting(key, self._remedy(name, path), self.at(key_node)))
-
-    def _remedy(self, name: str, path: str) -> str:
-        elsewhere = sorted(key for key in keys() if key.rpartition(".")[2] == name)
-        if name not in sections()[path] and elsewhere:
-            return f"did you mean {elsewhere[0]!r}?"
-        return did_you_mean(name, sections()[path])
-
-    def _size(self, key: str, value: str, node: yaml.Node) -> int | None:
-        try:
-            return parse_size(value)
-        except MalformedText as error:
-            self._problem(key, error.message, error.remedy, node)
-            self.layer.broken.add(key)
-            return None
+            self.layer.problems.append(unknown_setting(key, _remedy(name, path), self.at(key_node)))
 
     def _problem(self, key: str, message: str, remedy: str, node: yaml.Node) -> None:
         self.layer.problems.append(Problem(key, message, remedy, self.at(node)))

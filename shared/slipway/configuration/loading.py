@@ -11,7 +11,15 @@ from typing import Any
 from pydantic import ValidationError as PydanticError
 
 from slipway.configuration.flags import read_flags
-from slipway.configuration.layers import MOST_PROBLEMS, TOP, Layer, Setting, put_setting, read_environment, read_yaml
+from slipway.configuration.layers import (
+    MOST_PROBLEMS,
+    Layer,
+    Setting,
+    put_setting,
+    read_data,
+    read_environment,
+    read_yaml,
+)
 from slipway.configuration.model import ExportConfiguration, cautions
 from slipway.configuration.schema import default, is_table, keys, sections, unknown_setting
 from slipway.configuration.values import is_none
@@ -31,6 +39,8 @@ PATH_KEYS = (
 """Settings that are paths or lists of paths. A relative path in the YAML file starts at the file's folder, any other at the current one."""
 _BASE = "base_model.name"
 """It is a path if it looks like one, or if there is such a folder."""
+_CHOSEN = "output.target:"
+"""Beginning of the source of formats that were chosen for a target, and of warnings about the choice."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,12 @@ def load(
         ConfigurationError: All problems at once, or ``CONFIGURATION_NOT_FOUND``.
     """
     here = (folder or Path.cwd()).resolve()
-    from_file = Layer() if path is None else read_yaml(path) if isinstance(path, Path) else _read_given(path)
+    if path is None:
+        from_file = Layer()
+    elif isinstance(path, Path):
+        from_file = read_yaml(path)
+    else:
+        from_file = _read_given(path, choosing=choose is not None)
     layers = [from_file, read_environment(environment), read_flags(flags or {}, assignments, requested=requested)]
     _make_paths_absolute(from_file, path.resolve().parent if isinstance(path, Path) else here)
     for layer in layers[1:]:
@@ -103,16 +118,24 @@ def load(
     return LoadedConfiguration(configuration, origins, (*warnings, *cautions(configuration)))
 
 
-def _read_given(given: Mapping[str, Any] | ExportConfiguration | LoadedConfiguration) -> Layer:
-    """Return what a configuration sets itself, without defaults, or what is in nested plain data."""
-    layer, origins = Layer(), {}
-    if isinstance(given, LoadedConfiguration):
-        origins, layer.warnings, given = dict(given.origins), list(given.warnings), given.configuration
-    data = given.model_dump(mode="json", exclude_unset=True) if isinstance(given, ExportConfiguration) else given
-    inner = data.get(TOP)
-    _flatten(inner if isinstance(inner, Mapping) else data, "", "configuration", layer.settings, layer.problems)
+def _read_given(given: Mapping[str, Any] | ExportConfiguration | LoadedConfiguration, *, choosing: bool) -> Layer:
+    """Return what a configuration sets itself, without defaults, or what is in nested plain data.
+
+    Args:
+        given: The configuration or the data.
+        choosing: Leave out the formats that were chosen for the target of a loaded configuration: they are chosen again.
+    """
+    if not isinstance(given, ExportConfiguration | LoadedConfiguration):
+        return read_data(given)
+    loaded = given if isinstance(given, LoadedConfiguration) else LoadedConfiguration(given, {}, ())
+    layer = read_data(loaded.configuration.model_dump(mode="json", exclude_unset=True))
+    old = cautions(loaded.configuration)
+    layer.warnings = [warning for warning in loaded.warnings if warning not in old]  # others follow from the result
     for key, setting in layer.settings.items():
-        layer.settings[key] = replace(setting, source=origins.get(key, setting.source))
+        layer.settings[key] = replace(setting, source=loaded.origins.get(key, setting.source))
+    if choosing:
+        layer.settings = {key: each for key, each in layer.settings.items() if not each.source.startswith(_CHOSEN)}
+        layer.warnings = [warning for warning in layer.warnings if not warning.startswith(_CHOSEN)]
     return layer
 
 
@@ -177,7 +200,7 @@ def _flatten(
     data: Mapping[str, Any], path: str, source: str, settings: dict[str, Setting], problems: list[Problem]
 ) -> None:
     for name, value in data.items():
-        key = f"{path}.{name}" if path else name
+        key = f"{path}.{name}" if path else str(name)
         if key in keys():
             settings[key] = Setting(value, source)
         elif key in sections() and isinstance(value, Mapping):

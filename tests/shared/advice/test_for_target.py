@@ -61,6 +61,20 @@ def test_a_target_makes_what_is_recommended(run: Path, target: str, expected: st
     assert chosen(run, "", EXPORT_TARGET=target) == expected
 
 
+def test_a_loaded_configuration_takes_another_target(run: Path) -> None:
+    """The formats of its old target go, those that somebody named stay, and every warning is said once."""
+    before = loaded(run, "ollama")
+    after = load_configuration(before, environment={}, flags={"--target": "browser"})
+    assert outputs(after) == "onnx-int4"
+    assert after.configuration.output.target == "browser"
+    assert outputs(load_configuration(before, environment={})) == outputs(before) == "gguf-q4_k_m"
+    named = loaded(run, "ollama", requested=("onnx:int8",))
+    again = load_configuration(named, environment={})
+    assert (outputs(again), again.warnings) == ("onnx-int8", named.warnings)
+    unread = load_configuration(loaded("nowhere", "ollama", "base_model.name=none"), environment={})
+    assert len([warning for warning in unread.warnings if "output.target" in warning]) == 1
+
+
 def test_an_encoder_gets_what_runs_encoders(tmp_path: Path) -> None:
     make_family_model("bert-classes", tmp_path)
     flags = {"--base-model": str(tmp_path), "--target": "cpu-server"}
