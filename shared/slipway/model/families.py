@@ -132,6 +132,8 @@ FEATURE_EXTRACTION = Family(
     unused=("pooler.",),
 )
 
+SHORTEST_SOUND = 1000
+"""Samples of the shortest sound for a model of samples; Moonshine's convolutions need 895."""
 PAIRS = (ENCODER_DECODER, SPEECH, RAW_SPEECH)
 """Families of an encoder and a decoder."""
 TEXT_FAMILIES = (

@@ -11,17 +11,11 @@ from numpy.lib.format import open_memmap
 
 from slipway.files.regular_file import check_regular
 
-_OF_HEADERS = (
-    OverflowError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    SyntaxError,
-    TokenError,
-    MemoryError,
-    RecursionError,
+_UNREADABLE = (
+    *(ValueError, OverflowError, TypeError, LookupError, AttributeError),
+    *(SyntaxError, TokenError, MemoryError, RecursionError),
 )
-"""What numpy raises for headers beside ValueError: a size beyond 64 bits, a flag as a size, a bracket without its end."""
+"""What numpy raises for headers: of a size beyond 64 bits, of a flag as a size, of a bracket without its end."""
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:
@@ -34,6 +28,6 @@ def map_array(path: Path) -> npt.NDArray[Any]:
     check_regular(path)
     try:
         values: npt.NDArray[Any] = open_memmap(path, mode="r")
-    except _OF_HEADERS as error:
-        raise ValueError(f"{path.name} has a header that describes no array: {error}") from error
+    except _UNREADABLE as error:
+        raise ValueError(f"{path.name} is no array: {error}") from error
     return values

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from slipway.proof.pictures import Arguments, Picture
+from slipway.proof.sights import LARGEST
 
 _CHUNKS, _HEARD = 2, 0.7
 """Chunks of a sound, and the share of frames that are no padding: the last chunk is not full."""
@@ -31,6 +32,9 @@ def make_sound(config: Any, *, seed: int) -> Picture | None:
     Args:
         config: The model's configuration in transformers.
         seed: Of its frames.
+
+    Raises:
+        ValueError: Its configuration asks for a sound larger than a prompt may have.
     """
     if not takes_known_sound(config):
         return None
@@ -40,24 +44,31 @@ def make_sound(config: Any, *, seed: int) -> Picture | None:
 
 def _frames_in_chunks(ear: Any, random: np.random.Generator) -> Arguments:
     """Return frames of whole chunks, (1, F, frames), and which of them are no padding, (1, frames)."""
-    frames = _CHUNKS * 2 * int(ear.n_window)
+    bins, frames = _within(int(ear.num_mel_bins), _CHUNKS * 2 * int(ear.n_window))
     heard = np.arange(frames) < round(_HEARD * frames)
-    values = random.uniform(-1, 1.5, (1, int(ear.num_mel_bins), frames)) * heard
+    values = random.uniform(-1, 1.5, (1, bins, frames)) * heard
     return {"input_features": values.astype(np.float32), "input_features_mask": heard[None].astype(np.int64)}
 
 
 def _whole_window(ear: Any, random: np.random.Generator) -> Arguments:
     """Return frames of the only length that the encoder takes, (1, F, frames)."""
-    shape = (1, int(ear.num_mel_bins), 2 * int(ear.max_source_positions))
-    return {"input_features": random.uniform(-1, 1.5, shape).astype(np.float32)}
+    shape = _within(int(ear.num_mel_bins), 2 * int(ear.max_source_positions))
+    return {"input_features": random.uniform(-1, 1.5, (1, *shape)).astype(np.float32)}
 
 
 def _frames_in_rows(ear: Any, random: np.random.Generator) -> Arguments:
     """Return a row for each frame, (1, frames, F), and which of them are no padding, (1, frames). The encoder makes a token of four frames."""
-    heard = np.arange(_FRAMES) < round(_HEARD * _FRAMES)
-    bins = int(ear.subsampling_conv_channels[0]) // 4 * 4
-    values = random.uniform(-1, 1.5, (1, _FRAMES, bins)) * heard[:, None]
+    bins, frames = _within(int(ear.subsampling_conv_channels[0]) // 4 * 4, _FRAMES)
+    heard = np.arange(frames) < round(_HEARD * frames)
+    values = random.uniform(-1, 1.5, (1, frames, bins)) * heard[:, None]
     return {"input_features": values.astype(np.float32), "input_features_mask": heard[None]}
+
+
+def _within(bins: int, frames: int) -> tuple[int, int]:
+    """Return them if a prompt may have a sound of so many, in float32."""
+    if bins < 1 or frames < 1 or bins * frames > LARGEST // 4:
+        raise ValueError(f"a sound of it has {frames} frames of {bins} mel bins")
+    return bins, frames
 
 
 _KINDS: Mapping[str, Callable[[Any, np.random.Generator], Arguments]] = {

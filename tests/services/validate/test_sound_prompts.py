@@ -200,6 +200,21 @@ def test_the_same_sound_is_made_each_time_and_none_for_other_models() -> None:
     assert make_sound(SimpleNamespace(model_type="qwen3", audio_token_id=7), seed=0) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "ear"),
+    [
+        ("qwen3_asr", {"n_window": 10**11, "num_mel_bins": 3}),
+        ("voxtral", {"num_mel_bins": 10**9, "max_source_positions": 1500}),
+        ("gemma4", {"subsampling_conv_channels": [10**9]}),
+        ("qwen3_asr", {"n_window": 0, "num_mel_bins": 3}),
+    ],
+)
+def test_a_sound_that_needs_all_memory_is_not_made(kind: str, ear: dict[str, object]) -> None:
+    config = SimpleNamespace(model_type=kind, audio_token_id=7, audio_config=SimpleNamespace(**ear))
+    with pytest.raises(ValueError, match=r"^a sound of it has \d+ frames of \d+ mel bins$"):
+        make_sound(config, seed=0)
+
+
 def test_a_prompt_with_an_unknown_sense_is_refused(tmp_path: Path) -> None:
     kind, right = merged(tmp_path)
     judge(kind, right, tmp_path / "work", {"pytorch": right})

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer, WhisperFeatureExtractor
 
 from slipway.errors import ConfigurationError, ModelExportError, ValidationError
-from slipway.model.families import RAW_SPEECH, SPEECH, Family
+from slipway.model.families import RAW_SPEECH, SHORTEST_SOUND, SPEECH, Family
 from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import UnusableInput
 from slipway.proof.transformers_runtime import load
@@ -235,6 +235,22 @@ def test_a_model_of_samples_hears_each_sound_at_its_own_length(tmp_path: Path) -
     with pytest.raises(
         UnusableInput, match=r"test input 3: the sound 'c.wav': it has 30.1 s, the model takes at most 30 s"
     ):
+        encoded(base, given, records, family=RAW_SPEECH)
+
+
+def test_a_sound_too_short_for_a_model_of_samples_is_refused_by_name(tmp_path: Path) -> None:
+    base, given = make_family_model("moonshine", tmp_path / "base"), tmp_path / "given"
+    save_raw_extractor(base)
+    records = [{"audio": f"{name}.wav", "text": "a", "max_new_tokens": 2} for name in ("long", "short")]
+    for name, samples in {"long": RATE, "short": SHORTEST_SOUND}.items():
+        make_wav(given / f"{name}.wav", bytes(2 * samples))
+    found = encoded(base, given, records, family=RAW_SPEECH)
+    sounds = np.load(tmp_path / "samples" / SOUNDS_FILE)
+    answers = answer_inputs(load(base, threads=1), RAW_SPEECH, found, report=lambda *_: None, sounds=sounds)
+    assert len(answers.answers) == 2
+    make_wav(given / "short.wav", bytes(2 * (SHORTEST_SOUND - 1)))
+    said = r"test input 2: the sound 'short.wav': it has 999 samples \(0.062 s\), the model takes at least 1000; give a longer"
+    with pytest.raises(UnusableInput, match=said):
         encoded(base, given, records, family=RAW_SPEECH)
 
 

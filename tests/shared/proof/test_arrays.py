@@ -50,7 +50,7 @@ def test_an_array_is_mapped(tmp_path: Path) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Reading `.npy`", "ignore:overflow encountered")
 def test_a_header_that_describes_no_array_is_refused(header: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.npy|shape|[Hh]eader|dtype|file|object"):
+    with pytest.raises(ValueError, match=r"^a\.npy is no array: "):
         map_array(with_header(tmp_path / "a.npy", header))
 
 

@@ -11,13 +11,13 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from slipway.model.configuration import token_of
-from slipway.model.families import RAW_SPEECH, SPEECH
+from slipway.model.families import RAW_SPEECH, SHORTEST_SOUND, SPEECH
 from slipway_onnx_export.parity.lengths import BEYOND, Lengths, Reach
 from slipway_onnx_export.parity.rows import Array, Session, past_of, random_rows
 from slipway_onnx_export.source import ModelSource
 
-_SHORTEST, _SAMPLES = 1000, 400
-"""Samples of the shortest sound, and further samples for each token of a case: Moonshine makes a frame of 384."""
+_SAMPLES = 400
+"""Samples for each token of a case beyond those of the shortest sound: Moonshine makes a frame of 384."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def translations_of(
         tokens[:, 0] = source.start
         name = source.family.inputs[0]
         if source.family is RAW_SPEECH:
-            count = _SHORTEST + _SAMPLES * case.length
+            count = SHORTEST_SOUND + _SAMPLES * case.length
             sound = random.standard_normal((len(case.pads), count)).astype(np.float32)
             places, pads = np.arange(count)[None, :], _SAMPLES * np.array(case.pads)[:, None]
             heard = (places >= pads if case.side == "left" else places < count - pads).astype(np.int64)

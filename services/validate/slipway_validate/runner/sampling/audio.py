@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipway.model.families import SHORTEST_SOUND
 from slipway.proof.runtime import Unusable
 
 TONES = 4
@@ -42,6 +43,7 @@ class SoundFeatures:
         rate: Samples per second of its sound.
         length: Samples of a sound that is made for it: as many as it takes whole, if it has such a length.
         longest: Most samples of a user's sound.
+        shortest: Fewest samples of a user's sound; an extractor with a length of its own fills up shorter ones.
 
     Raises:
         Unusable: The folder has none that transformers can load, or it asks for impossible sound.
@@ -56,7 +58,8 @@ class SoundFeatures:
         if not isinstance(length, int) or not 0 < length <= MOST_SECONDS * rate:
             raise Unusable(f"the feature extractor of {model.name!r} takes {length!r} samples of sound at {rate} Hz")
         self.rate, self.length = rate, length
-        self.longest = length if getattr(self._extractor, "n_samples", None) else LONGEST_SECONDS * rate
+        whole = getattr(self._extractor, "n_samples", None)
+        self.longest, self.shortest = (length, 1) if whole else (LONGEST_SECONDS * rate, SHORTEST_SOUND)
 
     def features(self, sounds: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         """Return the features of sounds of one length, (sounds, F, frames), or their samples, (sounds, S)."""

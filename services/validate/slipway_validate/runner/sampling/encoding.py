@@ -210,8 +210,9 @@ def _sound_of(
 ) -> npt.NDArray[np.float32]:
     """Return the sound of a record, whose number counts from 0."""
     assert spec.sounds is not None
+    bounds = {"longest": extractor.longest, "shortest": extractor.shortest}
     try:
-        return read_sound(real_file(spec.sounds, record["audio"]), rate=extractor.rate, longest=extractor.longest)
+        return read_sound(real_file(spec.sounds, record["audio"]), rate=extractor.rate, **bounds)
     except (UnusableSoundError, ArtifactError, OSError) as error:
         raise UnusableInput(f"test input {number + 1}: the sound {quoted(record['audio'])}: {error}") from error
 
@@ -248,13 +249,14 @@ class UnusableSoundError(Exception):
     """A sound file cannot be given to the model; the message says why and what helps."""
 
 
-def read_sound(path: Path, *, rate: int, longest: int) -> npt.NDArray[np.float32]:
+def read_sound(path: Path, *, rate: int, longest: int, shortest: int = 1) -> npt.NDArray[np.float32]:
     """Return the samples of a file as one channel within -1 and 1: the mean of its channels.
 
     Args:
         path: The file.
         rate: Samples per second that the model takes; a file of another rate is refused.
         longest: Most samples.
+        shortest: Fewest samples.
 
     Raises:
         UnusableSoundError: It is no such file, or its header does not agree with what it holds.
@@ -266,6 +268,9 @@ def read_sound(path: Path, *, rate: int, longest: int) -> npt.NDArray[np.float32
             if not 0 < channels <= MOST_CHANNELS or not 0 < width <= 4 or own_rate != rate:
                 said = f"{channels} channels of {8 * width} bits at {own_rate} Hz"
                 raise UnusableSoundError(f"it has {said}, the model takes {rate} Hz; {convert}")
+            if 0 < count < shortest:
+                said = f"{count} samples ({count / rate:.3f} s), the model takes at least {shortest}"
+                raise UnusableSoundError(f"it has {said}; give a longer sound, or one with silence behind it")
             if not 0 < count <= longest:
                 said = f"{count / rate:.1f} s, the model takes at most {longest / rate:.0f} s"
                 raise UnusableSoundError(f"it has {said}; cut it into parts of whole sentences")
