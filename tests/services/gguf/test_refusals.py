@@ -136,6 +136,12 @@ def test_settings_that_llama_cpp_computes_otherwise_are_refused(
     assert refusal_reason(ModelConfig({**config, **settings})).startswith(f"{key} is ")
 
 
+def test_the_number_that_llama_4_was_published_with_is_computed_as_true() -> None:
+    for value in (4, True, None):
+        assert refusal_reason(ModelConfig({**settings_of("llama4"), "attn_temperature_tuning": value})) == ""
+    assert refusal_reason(ModelConfig({**settings_of("llama4"), "attn_temperature_tuning": 0}))
+
+
 @pytest.mark.parametrize(
     "family", ["falcon-h1", "nemotron_h_moe", "gemma4", "qwen3vl", "deepseek2", "llama4-text-part", "jamba"]
 )
@@ -211,6 +217,10 @@ def _lose_norm(tensors: Tensors) -> None:
     del tensors["model.layers.2.mamba.b_layernorm.weight"]
 
 
+def _lose_attention(tensors: Tensors) -> None:
+    del tensors["model.layers.0.self_attn.o_proj.weight"]
+
+
 def _add_beyond(tensors: Tensors) -> None:
     tensors["model.layers.77.mlp.gate.e_score_correction_bias"] = torch.zeros(8)
 
@@ -230,12 +240,13 @@ def _number_highly(tensors: Tensors) -> None:
         ("falcon-h1", _lose_embedding, {"tie_word_embeddings": True, "embedding_multiplier": 2.0}, "token_embd"),
         ("llama4", _lose_router, {}, "blk.3.ffn_gate_inp.weight"),
         ("jamba", _lose_norm, {}, "blk.2.ssm_b_norm.weight"),
+        ("glm4moe", _lose_attention, {}, "blk.0.attn_output.weight"),
         ("glm4moe", _add_beyond, {}, "blk.77."),
         ("apertus", _lose_activation, {}, "mlp.act_fn.beta"),
         ("qwen3vl", _add_again, {}, "language_model.model.norm.weight"),
         ("gemma3n", _number_highly, {}, "altup_proj.weight"),
     ],
-    ids=["rows", "no embedding", "router", "norm", "layer", "activation", "twice", "number"],
+    ids=["rows", "no embedding", "router", "norm", "attention", "layer", "activation", "twice", "number"],
 )
 def test_tensors_that_would_be_lost_are_refused_by_name(
     family: str, change: Callable[[Tensors], None], settings: dict[str, Any], named: str, tmp_path: Path

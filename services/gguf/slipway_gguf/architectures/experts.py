@@ -261,7 +261,7 @@ EXPERT: tuple[Architecture, ...] = (
         assumes={
             **SILU_WITHOUT_BIAS,
             "attention_chunk_size": (8192,),
-            "attn_temperature_tuning": (True,),
+            "attn_temperature_tuning": (True, 4),  # 4 was the default of transformers 4.51, which asks whether it is 0
             "floor_scale": (8192,),
             "attn_scale": (0.1,),
         },

@@ -18,6 +18,8 @@ _NEXT = "nextn."
 """Beginning of the names of tensors that only a layer has which predicts a further token."""
 _SAME = {CHUNKED: FULL}
 """Kinds of attention whose layers have the tensors of another kind."""
+_MIXES = ("attn_", "ssm_", "shortconv.")
+"""Beginnings of the names of tensors of attention, a recurrence or a convolution, which do not follow whether a layer has experts."""
 Groups = Sequence[set[int]]
 _NEXT_NEEDS = ("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight")
 
@@ -54,7 +56,7 @@ def check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool
     lacking = [
         name
         for part, have in sorted(layers.items())
-        for name in _lacking(part, have, [[heads]] if part.startswith(_NEXT) else ways, lacks)
+        for name in _lacking(part, have, _ways_of(part, heads, ways), lacks)
     ]
     lacking += [f"blk.{layer}.{part}" for layer in sorted(heads) for part in _NEXT_NEEDS if layer not in layers[part]]
     lacking += [f"blk.{layer}.attn_norm.weight" for layer in range(parameters.blocks) if layer not in layers_there][:1]
@@ -65,6 +67,13 @@ def check_complete(planned: list[Planned], parameters: Parameters, *, tied: bool
         layer = BLOCK.match(lacking[0])
         whose = "multi-token head" if layer and int(layer[1]) in heads else "model"
         raise tensor_error(f"the {whose} has no tensor for {lacking[0]!r} of the file", lacking[0])
+
+
+def _ways_of(part: str, heads: set[int], ways: Sequence[Groups]) -> Sequence[Groups]:
+    """Return the ways to group layers of which a tensor follows one."""
+    if part.startswith(_NEXT):
+        return [[heads]]
+    return ways[:1] if part.startswith(_MIXES) else ways
 
 
 def _lacking(part: str, have: set[int], ways: Sequence[Groups], lacks: Sequence[str]) -> list[str]:
