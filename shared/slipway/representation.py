@@ -28,8 +28,8 @@ def preformatted(text: str) -> str:
 
 def html_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return HTML of a table."""
-    head = "".join(f"<th>{_escaped(text)}</th>" for text in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{_escaped(text)}</td>' for text in row)}</tr>" for row in rows)
+    head = "".join(f"<th>{escaped(text)}</th>" for text in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{escaped(text)}</td>' for text in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -42,8 +42,9 @@ def framed(document: str, *, title: str, height_rem: float) -> str:
         height_rem: Height of the frame; a longer document is scrolled.
     """
     style = f"width: 100%; height: {height_rem:g}rem; border: 0"
-    return f'<iframe sandbox="" title="{_escaped(title)}" style="{style}" srcdoc="{html.escape(document)}"></iframe>'
+    return f'<iframe sandbox="" title="{escaped(title)}" style="{style}" srcdoc="{html.escape(document)}"></iframe>'
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text as HTML on one line, without secrets."""
     return html.escape(one_line(redact(text)))

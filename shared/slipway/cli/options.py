@@ -18,9 +18,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from slipway.cli import completion
-from slipway.errors import MOST_TEXT, ConfigurationError
+from slipway.errors import MOST_TEXT
 from slipway.progress.observer import ProgressForm
-from slipway.texts import MalformedText, printable, redact, shortened
+from slipway.texts import printable, redact, shortened
 
 if TYPE_CHECKING:
     from slipway.errors import Failure
@@ -46,20 +46,6 @@ def check_finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
     return value
-
-
-def size_of(option: str, text: str) -> int:
-    """Return the bytes of an option such as ``8GiB``.
-
-    Raises:
-        ConfigurationError: The text is not a size.
-    """
-    from slipway.sizes import parse_size
-
-    try:
-        return parse_size(text)
-    except MalformedText as error:
-        raise ConfigurationError(f"{option}: {error.message}", remedy=error.remedy, about={"key": option}) from error
 
 
 Json = Annotated[bool, flag("--json", "Print one JSON document on standard output.")]

@@ -1,4 +1,7 @@
-"""The same functions for asyncio: the work runs in a thread, progress comes to the event loop, and cancelling ends the work first."""
+"""The same functions for asyncio: the work runs in a thread, and progress comes to the event loop.
+
+Cancelling an export ends its work first. The other functions only read; cancelled, they are left to end by themselves.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ async def plan_async(run: Place | None = None, **options: Unpack[PlanOptions]) -
     Raises:
         ConfigurationError: All problems of the settings at once.
     """
-    return await asyncio.to_thread(partial(calls.plan, run, **options))
+    return await _in_thread(partial(calls.plan, run, **options))
 
 
 async def recommend_async(
@@ -78,7 +81,7 @@ async def recommend_async(
     Raises:
         ModelExportError: As for :func:`recommend`.
     """
-    return await asyncio.to_thread(partial(calls.recommend, target, model=model, memory=memory, report=report))
+    return await _in_thread(partial(calls.recommend, target, model=model, memory=memory, report=report))
 
 
 async def verify_async(
@@ -102,7 +105,7 @@ async def verify_async(
         ArtifactError: As for :func:`verify`.
     """
     work = partial(calls.verify, path, coordinator=coordinator, project=project, security=security, home=home)
-    return await asyncio.to_thread(work)
+    return await _in_thread(work)
 
 
 class _Relay:
@@ -138,8 +141,13 @@ class _Relay:
             self._interruption.request(error)
 
 
-async def _in_thread(work: Callable[[], T], interruption: Interruption) -> T:
-    """Run work in a thread of its own; on cancellation, end it and wait for its end. A second cancellation does not wait."""
+async def _in_thread(work: Callable[[], T], interruption: Interruption | None = None) -> T:
+    """Run work in a thread of its own; on cancellation, end it and wait for its end. A second cancellation does not wait.
+
+    Args:
+        work: The work.
+        interruption: Ends the work; without one, a cancellation does not wait.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
     done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # somebody has looked at it
@@ -157,10 +165,12 @@ async def _in_thread(work: Callable[[], T], interruption: Interruption) -> T:
             loop.call_soon_threadsafe(finish)
 
     # A daemon: a program that ends without waiting is not held up, and running stages end with it.
-    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="slipway-export", daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="slipway-call", daemon=True).start()
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
+        if interruption is None:
+            raise
         interruption.request()
         with contextlib.suppress(Exception):
             await asyncio.shield(done)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from slipway.advice.for_target import load_configuration
@@ -20,13 +20,13 @@ from slipway.exporting.job import run_export
 from slipway.exporting.observing import OnProgress, observing
 from slipway.exporting.planned import ExportPlan, make_plan
 from slipway.exporting.verification import Verification, verify_path
+from slipway.files.paths import user_path
 from slipway.observability.telemetry import tracing
 from slipway.progress.observer import Observer
 from slipway.results.result import ExportResult
 from slipway.settings import Settings
 from slipway.settings.security import Security
-from slipway.sizes import parse_size
-from slipway.texts import MalformedText
+from slipway.sizes import size_of
 
 Place = str | os.PathLike[str]
 
@@ -212,11 +212,10 @@ def recommend(
         ConfigurationError: The target or the memory is not valid; ``TARGET_UNFIT``: nothing installed fits.
         ModelExportError: The model or the report cannot be read.
     """
-    limit = _size(memory) if isinstance(memory, str) else memory
+    limit = size_of("memory", memory) if isinstance(memory, str) else memory
+    measured = None if report is None else user_path(os.fspath(report))
     with quiet_log():
-        return recommend_outputs(
-            target, model=_text(model) or "", memory=limit, report=None if report is None else Path(report)
-        )
+        return recommend_outputs(target, model=_text(model) or "", memory=limit, report=measured)
 
 
 def verify(
@@ -240,9 +239,9 @@ def verify(
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_INVALID``.
     """
-    machine = _machine(coordinator=coordinator, project=project, security=security, home=home)
+    make_settings = partial(_machine, coordinator=coordinator, project=project, security=security, home=home)
     with quiet_log():
-        return verify_path(os.fspath(path), machine)
+        return verify_path(str(user_path(os.fspath(path))), make_settings)
 
 
 def _load(run: Place | None, **options: Unpack[PlanOptions]) -> LoadedConfiguration:
@@ -261,7 +260,7 @@ def _load(run: Place | None, **options: Unpack[PlanOptions]) -> LoadedConfigurat
         )
     from_file = given is None or isinstance(given, str | os.PathLike)
     return load_configuration(
-        Path(given) if isinstance(given, str | os.PathLike) else given,
+        user_path(os.fspath(given)) if isinstance(given, str | os.PathLike) else given,
         environment=os.environ if from_file else {},
         flags={
             "RUN": name,
@@ -297,10 +296,3 @@ def _words(formats: str | Iterable[str]) -> Sequence[str]:
 
 def _layers(layers: str | Iterable[int] | None) -> str | None:
     return layers if layers is None or isinstance(layers, str) else ",".join(map(str, layers))
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except MalformedText as error:
-        raise ConfigurationError(f"memory: {error.message}", remedy=error.remedy, about={"key": "memory"}) from error

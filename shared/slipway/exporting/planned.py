@@ -92,7 +92,7 @@ class ExportPlan:
         return {
             "configuration": loaded.configuration.model_dump(mode="json"),
             "origins": dict(loaded.origins),
-            "warnings": [*loaded.warnings, *(sources.warnings if sources else ())],
+            "warnings": list(self.warnings),
             "sources": None
             if sources is None
             else {

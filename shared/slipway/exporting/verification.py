@@ -45,8 +45,12 @@ class Verification:
         return preformatted(repr(self))
 
 
-def verify_path(path: str, settings: Settings) -> Verification:
+def verify_path(path: str, make_settings: Callable[[], Settings]) -> Verification:
     """Compare the files of a folder, or of the artifact with a digest, with their checksums.
+
+    Args:
+        path: The folder or the digest.
+        make_settings: Function that returns the settings of this machine; only called for a digest.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` with every file of a folder that differs, ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` if
@@ -54,6 +58,7 @@ def verify_path(path: str, settings: Settings) -> Verification:
     """
     if not path.startswith("sha256:"):
         return _verify_folder(path)
+    settings = make_settings()
     with artifacts_at(settings.coordinator, settings) as store:
         return _verify_artifact(path, store, scratch=settings.scratch)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,9 +11,9 @@ from typing import Any, Self
 from slipway.progress.display import Display, LineDisplay, LiveDisplay, on_terminal
 from slipway.progress.rendering import PlainLines, amount, speed, state_of
 from slipway.progress.rows import Overall, Row, Rows
+from slipway.representation import escaped
 from slipway.sizes import format_size
 from slipway.terminal.console import duration, errors
-from slipway.texts import one_line, redact
 from slipway_protos.v1 import export_pb2 as pb
 
 _INTERVAL_SECONDS = 0.25
@@ -92,7 +91,7 @@ class NotebookDisplay(Display):
     def _html(self) -> str:
         rows = "".join(_row(row) for row in self._rows.tasks.values())
         table = f"<table>{rows}{self._total()}</table>" if rows else ""
-        lines = (f"<b>{_escaped(self._title)}</b>" if self._title else "", table, _escaped(self._note))
+        lines = (f"<b>{escaped(self._title)}</b>" if self._title else "", table, escaped(self._note))
         return "".join(f"<div>{line}</div>" for line in lines if line)
 
     def _total(self) -> str:
@@ -111,12 +110,8 @@ def _row(row: Row) -> str:
 
 
 def _cells(task: str, state: str, bar: str, figures: str, took: str) -> str:
-    return f"<tr><td>{_escaped(task)}</td><td>{_escaped(state)}</td><td>{bar}</td><td>{_escaped(figures)}</td><td>{_escaped(took)}</td></tr>"
+    return f"<tr><td>{escaped(task)}</td><td>{escaped(state)}</td><td>{bar}</td><td>{escaped(figures)}</td><td>{escaped(took)}</td></tr>"
 
 
 def _bar(share: float) -> str:
     return f'<progress max="1" value="{share:.3f}"></progress>'
-
-
-def _escaped(text: str) -> str:
-    return html.escape(one_line(redact(text)))

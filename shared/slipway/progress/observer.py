@@ -23,7 +23,10 @@ class ProgressForm(StrEnum):
 
 
 class Observer(Protocol):
-    """Receives the progress of an export, in the thread that does its work. An error that it raises ends the export."""
+    """Receives the progress of an export: notes also from threads that read files, the rest from the thread that does its work.
+
+    An error that it raises ends the export.
+    """
 
     def title(self, text: str) -> None:
         """Take the title of the work, once the sources are known."""

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import logging
+import socket
 import subprocess
 import sys
 import typing
@@ -69,6 +70,7 @@ def test_a_plan_is_that_of_the_command(
     assert first == "ExportPlan: checkpoint-10 of run onto base"
     assert second.endswith("makes onnx-int8, gguf-q8_0")
     assert (third, len(made.warnings)) == ("possible; 1 warning", 1)
+    assert plan["warnings"] == list(made.warnings)
     assert "<td>quantize-onnx-int8</td>" in made._repr_html_()
 
 
@@ -234,14 +236,16 @@ def test_an_error_of_the_programs_function_is_raised_as_it_is(
         if progress.note.startswith("reading"):
             raise error
 
-    async def export() -> slipway.ExportResult:
+    async def export_within_time() -> slipway.ExportResult:
         return await asyncio.wait_for(slipway.export_async(project / "run", **options, progress=fail), 120)
 
-    with pytest.raises(raised) as caught:
+    def export() -> slipway.ExportResult:
         if asynchronous:
-            asyncio.run(export())
-        else:
-            slipway.export(project / "run", **options, progress=fail)
+            return asyncio.run(export_within_time())
+        return slipway.export(project / "run", **options, progress=fail)
+
+    with pytest.raises(raised) as caught:
+        export()
     assert error in (caught.value, caught.value.__cause__)
 
 
@@ -308,6 +312,49 @@ def test_what_cannot_be_recommended_is_a_typed_error(
         slipway.recommend(**arguments)
     assert caught.value.reason == reason
     assert part in str(caught.value)
+
+
+def test_a_folder_is_verified_whatever_the_machines_settings_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings are for artifacts in a store; ``~`` is the home in a path, as everywhere."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "text").write_text("a text")
+    write_checksums(tmp_path / "folder", known={})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SLIPWAY_COORDINATOR", "http://x")
+    assert slipway.verify("~/folder").path == str(tmp_path / "folder")
+    assert run_here("verify", tmp_path / "folder") == 0
+    with pytest.raises(slipway.ConfigurationError, match="HOST:PORT"):
+        slipway.verify(f"sha256:{'0' * 64}")
+
+
+def test_a_home_is_meant_by_a_tilde(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "e.yaml").write_text(f"export: {{checkpoint: {{path: {project / 'run'}}}}}")
+    made = slipway.plan(configuration="~/e.yaml", base=project / "base", out="~/out", home="~/home")
+    assert made.loaded.configuration.checkpoint.path == str(project / "run")
+    with pytest.raises(slipway.ModelExportError, match=f"{tmp_path}/nowhere"):
+        slipway.recommend("browser", report="~/nowhere")
+
+
+WAITING = """
+import asyncio, sys, threading
+import slipway
+
+try:
+    asyncio.run(asyncio.wait_for(slipway.verify_async("sha256:" + 64 * "0", coordinator=sys.argv[1], home=sys.argv[2]), 2))
+except TimeoutError:
+    print([thread.name for thread in threading.enumerate() if thread.name.startswith("slipway")])
+"""
+
+
+def test_cancelling_waits_for_no_function_that_only_reads(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        words = [sys.executable, "-c", WAITING, address, str(tmp_path / "home")]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("['slipway-call']\n", "", 0)
 
 
 def test_a_changed_file_is_found(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from slipway.artifacts.files import folder_files, pull
 from slipway.artifacts.opening import open_store
 from slipway.cli.artifacts.view import Show
 from slipway.cli.connection import Connection
-from slipway.cli.options import size_of
 from slipway.distribution import require
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.exporting.verification import whole_digest
@@ -24,6 +23,7 @@ from slipway.files.paths import check_local
 from slipway.files.work_folders import UNUSED_SECONDS, remove_unused
 from slipway.formats.registry import runtimes_to_try
 from slipway.settings import Settings
+from slipway.sizes import size_of
 from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
 

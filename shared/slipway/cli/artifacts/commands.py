@@ -89,7 +89,7 @@ def verify(
     from slipway.exporting.verification import verify_path
     from slipway.terminal.console import print_answer
 
-    done = verify_path(path, connection_of(ctx).settings())
+    done = verify_path(path, connection_of(ctx).settings)
     print_answer(done.to_json(), f"{counted(done.files, 'file')} compared: every checksum is right", as_json=as_json)
 
 

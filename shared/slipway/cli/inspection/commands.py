@@ -13,7 +13,7 @@ import typer
 
 from slipway.cli import completion
 from slipway.cli.connection import connection_of
-from slipway.cli.options import Debug, Json, check_finite, examples, size_of
+from slipway.cli.options import Debug, Json, check_finite, examples
 
 if TYPE_CHECKING:
     from slipway.model.activations import ActivationContract
@@ -189,6 +189,7 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
     """
     from slipway.advice.recommendation import recommend_outputs
     from slipway.cli.inspection.recommendation import advice_view
+    from slipway.sizes import size_of
     from slipway.terminal.console import print_json, show
 
     limit = size_of("--memory", memory) if memory else None
