@@ -15,8 +15,9 @@ import os
 import re
 import socket
 import sys
+import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,30 +46,58 @@ class _Recorder:
 
 
 _recorder: _Recorder | None = None
+_users = 0
+_lock = threading.Lock()
+"""Held where the two above change: exports of one process may overlap."""
 # The trace of the current block, for its log lines, also while this process records no spans.
 _within: ContextVar[str] = ContextVar("slipway_traceparent", default="")
 
 
 @contextlib.contextmanager
 def tracing(settings: Settings, *, service: str = "slipway") -> Iterator[None]:
-    """Record spans while the block runs, as configured; at the end send the rest within 3 s.
+    """Record spans while the block runs, as configured; at the end of the last such block send the rest within 3 s.
 
     Args:
         settings: ``tracing`` is ``otlp``, ``console`` or empty (off).
         service: Name the spans appear under.
     """
-    if not settings.tracing or _recorder is not None:
+    if not settings.tracing:
         yield
         return
     require("telemetry", what=f"SLIPWAY_TRACING={settings.tracing}", otherwise="unset it")
-    with recording(_exporter(settings), service=service):
+    with _using_recorder(lambda: _exporter(settings), service):
         yield
 
 
 @contextlib.contextmanager
 def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[None]:
     """Record spans into an exporter while the block runs."""
-    global _recorder  # noqa: PLW0603 - a process has one provider, as OpenTelemetry itself does
+    with _using_recorder(lambda: exporter, service):
+        yield
+
+
+@contextlib.contextmanager
+def _using_recorder(make_exporter: Callable[[], SpanExporter], service: str) -> Iterator[None]:
+    """Use the process's recorder in a block. The first of overlapping blocks starts it, and the last to end stops it."""
+    global _recorder, _users  # noqa: PLW0603 - a process has one provider, as OpenTelemetry itself does
+    with _lock:
+        if _recorder is None:
+            _recorder = _start(make_exporter(), service)
+        _users += 1
+    try:
+        yield
+    finally:
+        ended = None
+        with _lock:
+            _users -= 1
+            if not _users:
+                ended, _recorder = _recorder, None
+        if ended is not None:
+            ended.provider.force_flush(_FLUSH_MILLISECONDS)
+            ended.provider.shutdown()
+
+
+def _start(exporter: SpanExporter, service: str) -> _Recorder:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -87,13 +116,7 @@ def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[N
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     processor = BatchSpanProcessor(exporter, schedule_delay_millis=500)
     provider.add_span_processor(processor)
-    _recorder = _Recorder(provider, processor)
-    try:
-        yield
-    finally:
-        _recorder = None
-        provider.force_flush(_FLUSH_MILLISECONDS)
-        provider.shutdown()
+    return _Recorder(provider, processor)
 
 
 @contextlib.contextmanager
@@ -114,13 +137,14 @@ def span(
         links: ``traceparent`` texts of related spans, such as the attempt before a retry.
         kind: Which side of a call or of a queue it is, if any.
     """
-    if _recorder is None:
+    recorder = _recorder  # another thread may end it
+    if recorder is None:
         with within(parent or _within.get()):
             yield Span(None)
         return
     from opentelemetry import trace
 
-    tracer = _recorder.provider.get_tracer("slipway")
+    tracer = recorder.provider.get_tracer("slipway")
     linked = [trace.Link(context) for link in links if (context := _span_context(link)) is not None]
     with tracer.start_as_current_span(
         name,
@@ -200,7 +224,8 @@ def record(
         failure: Reason and message, if it failed.
         kind: As in :func:`span`.
     """
-    if _recorder is None:
+    recorder = _recorder
+    if recorder is None:
         return
     from opentelemetry import trace
     from opentelemetry.sdk.trace import ReadableSpan
@@ -213,13 +238,13 @@ def record(
     status = trace.Status(trace.StatusCode.UNSET)
     if failure is not None:
         facts["slipway.reason"], status = failure[0], trace.Status(trace.StatusCode.ERROR, redact(failure[1]))
-    _recorder.processor.on_end(
+    recorder.processor.on_end(
         ReadableSpan(
             name,
             context=context,
             kind=trace.SpanKind[kind.upper()],
             parent=above if above is not None and above.is_valid else None,
-            resource=_recorder.provider.resource,
+            resource=recorder.provider.resource,
             attributes=facts,
             links=[trace.Link(linked) for link in links if (linked := _span_context(link)) is not None],
             status=status,

@@ -70,6 +70,21 @@ def test_stages_join_the_export_s_trace_from_anywhere(collector: tuple[Collector
     assert current_trace_id() == ""
 
 
+def test_spans_are_recorded_until_the_last_of_overlapping_blocks_ends(collector: tuple[Collector, str]) -> None:
+    kept, endpoint = collector
+    first, second = tracing(settings("otlp", endpoint)), tracing(settings("otlp", endpoint))
+    first.__enter__()
+    with span("first"):
+        second.__enter__()
+        first.__exit__(None, None, None)
+        with span("second"):
+            record("third", identity=new_trace().replace("0" * 16, "ab" * 8), parent="", start=1, end=2)
+    second.__exit__(None, None, None)
+    assert {found.name for found in kept.spans} == {"first", "second", "third"}
+    with span("later") as later:
+        assert later.traceparent == ""
+
+
 def _stage(name: str, parent: str) -> str:
     with span(name, parent=parent) as it:
         it.set(bytes=3)
