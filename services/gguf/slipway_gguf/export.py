@@ -77,7 +77,7 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     fields = (
         *general_fields(architecture.name, params, level, tensors, experts=parameters.experts, lineage=lineage),
         *parameters.fields,
-        *vocabulary.read(model, rows=rows, reads=reads, scores=scores),
+        *vocabulary.read(model, rows=rows, reads=reads, scores=scores, warn=ctx.warn),
     )
     folder = ctx.workdir / "gguf"
     folder.mkdir()

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from slipway_gguf.vocabulary.around import around_decoded
 from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of
 from slipway_gguf.vocabulary.rendering import render
-from slipway_gguf.vocabulary.tokens import adds_begin_and_end, end_token_ids, special_token_ids
+from slipway_gguf.vocabulary.tokens import end_token_ids, special_token_ids
 
 NAME = "Modelfile"
 BASE = "base.gguf"
@@ -186,8 +187,8 @@ def ollama_template(template: str, files: TokenizerFiles) -> str:
     if not candidates:
         return ""
     special = {name: text for name in _TOKENS if (text := _text_of(files, name)) is not None}
-    begins, _ = adds_begin_and_end(files, special_token_ids(files, rows=_MANY, template=template))
-    begin = special.get("bos_token", "") if begins else ""
+    around, _ = around_decoded(files, special_token_ids(files, rows=_MANY, template=template))
+    begin = special.get("bos_token", "") if around.begin is not None else ""
     # A template that switches thinking writes more than messages, which Ollama does by the file's own template.
     thinking = ({}, *({"enable_thinking": on} for on in (True, False))) if "enable_thinking" in template else ({},)
     asked = [

@@ -96,6 +96,52 @@ def test_a_decoders_tokens_around_a_text_are_read_as_an_embedders_are(steps: str
     assert around.single == ((MARKS[0], "", MARKS[1]) if steps != "none" else ("",))
 
 
+@pytest.mark.parametrize("steps", ["template", "bert"])
+def test_a_decoders_tokens_around_a_text_get_the_meaning_that_none_has(steps: str, tmp_path: Path) -> None:
+    """BERT's way names neither a token that begins a text nor one that ends it; a class's default in ``config.json`` is no name."""
+    tokenizer = byte_level(_QWEN2)
+    marks = [(mark, tokenizer.token_to_id(mark)) for mark in MARKS[:2]]
+    single = f"{MARKS[0]} $A {MARKS[1]}"
+    ends = processors.TemplateProcessing(single=single, special_tokens=marks)
+    tokenizer.post_processor = ends if steps == "template" else processors.BertProcessing(marks[1], marks[0])
+    model = save(tokenizer, tmp_path / "model", config={"bos_token_id": 1}, settings={"sep_token": MARKS[2]})
+    found = values(model)
+    assert (found["bos_token_id"], found["eos_token_id"]) == (marks[0][1], marks[1][1])
+    assert found["seperator_token_id"] == tokenizer.token_to_id(MARKS[2])
+    theirs = Vocabulary(write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800))
+    assert theirs.tokens("some text") == tokenizer.encode("some text").ids
+
+
+_AROUND = {
+    "two before": (f"{MARKS[0]} {MARKS[2]} $A", "at most one token at either end", (False, False)),
+    "two behind": (f"{MARKS[0]} $A {MARKS[2]} {MARKS[1]}", "at most one token at either end", (True, False)),
+    "another begin": (f"{MARKS[2]} $A {MARKS[1]}", "only its tokens that begin and end one", (False, True)),
+    "another end": (f"{MARKS[0]} $A {MARKS[2]}", "only its tokens that begin and end one", (True, False)),
+}
+
+
+@pytest.mark.parametrize("fault", _AROUND)
+def test_tokens_that_llama_cpp_cannot_put_around_a_decoders_text_are_not_lost_unsaid(
+    fault: str, tmp_path: Path
+) -> None:
+    """Prompts of a chat template have the tokens that it writes, as in transformers (GLM-4 puts two before other texts)."""
+    single, said, ends = _AROUND[fault]
+    tokenizer = byte_level(_QWEN2)
+    marks = [(mark, tokenizer.token_to_id(mark)) for mark in MARKS]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=marks)
+    settings = {"bos_token": MARKS[0], "eos_token": MARKS[1]}
+    with pytest.raises(GGUFExportError, match=said) as caught:
+        values(save(tokenizer, tmp_path / "plain", settings=settings))
+    assert caught.value.reason == "GGUF_TOKENIZER_UNSUPPORTED"
+    assert "bos_token" in caught.value.remedy
+    model = save(tokenizer, tmp_path / "chat", settings={**settings, "chat_template": "{{ messages }}"})
+    warnings: list[str] = []
+    found = {field.key: field.value for field in read(model, rows=800, warn=warnings.append)}
+    assert [said in each for each in warnings] == [True]
+    assert (found["tokenizer.ggml.add_bos_token"], found["tokenizer.ggml.add_eos_token"]) == ends
+    assert (found["tokenizer.ggml.bos_token_id"], found["tokenizer.ggml.eos_token_id"]) == (marks[0][1], marks[1][1])
+
+
 @pytest.mark.slow
 def test_steps_behind_the_one_that_writes_bytes_split_as_expressions_do(tmp_path: Path) -> None:
     """As Falcon's tokenizer lists them."""

@@ -10,7 +10,7 @@ from gguf import GGUFValueType as Kind
 from slipway.texts import quoted
 from slipway.validation.texts import TextKind
 from slipway_gguf.metadata import BETWEEN, DIFFERS, Field
-from slipway_gguf.vocabulary.around import around_of
+from slipway_gguf.vocabulary.around import around_decoded, around_of
 from slipway_gguf.vocabulary.documents import (
     BYTES_OR_SPACES,
     DEFAULT,
@@ -25,7 +25,6 @@ from slipway_gguf.vocabulary.rendering import pair_template
 from slipway_gguf.vocabulary.splitting import splitting_of
 from slipway_gguf.vocabulary.tokens import (
     TokenList,
-    adds_begin_and_end,
     list_tokens,
     merge_texts,
     pairs_of,
@@ -39,9 +38,16 @@ from slipway_gguf.vocabulary.word_pieces import list_pieces, word_fields
 _PREFIX = "tokenizer.ggml"
 _PAIR = "rerank"
 """Name of the template of a pair in llama.cpp's server."""
+_OWN_ENDS = "use another format for this model, or give its tokenizer one token at either end, which bos_token and eos_token name"
 
 
-def read(model: Path, *, rows: int, reads: bool = False, scores: bool = False) -> tuple[Field, ...]:
+def _ignore(_: str) -> None:
+    pass
+
+
+def read(
+    model: Path, *, rows: int, reads: bool = False, scores: bool = False, warn: Callable[[str], None] = _ignore
+) -> tuple[Field, ...]:
     """Return the keys of a model's tokenizer and chat templates.
 
     Args:
@@ -49,18 +55,23 @@ def read(model: Path, *, rows: int, reads: bool = False, scores: bool = False) -
         rows: Rows of its embedding.
         reads: Whether the model reads whole texts: then the tokens around a text are those of the tokenizer, whatever they mean to others.
         scores: Whether the model makes a score of two texts, whose prompt is a template too.
+        warn: Called with a sentence about tokens around a text that llama.cpp does not put there, if the model has a chat template.
+            transformers adds none of them to the template's prompts.
 
     Raises:
-        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: llama.cpp has no code for such a tokenizer, or its files cannot be used.
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: llama.cpp has no code for such a tokenizer, its files cannot be used, or llama.cpp
+            cannot put the tokens around a text that a model without a chat template has there.
     """
     files = read_files(model)
     templates = templates_of(files)
     pair = pair_template(templates.get(DEFAULT, "")) if scores else ""
     numbers = special_token_ids(files, rows=rows, template=templates.get(DEFAULT, ""))
-    begin, end = adds_begin_and_end(files, numbers)
-    around = around_of(files) if reads else None
-    if around:
-        numbers, begin, end = around.numbers(numbers), around.begin is not None, around.end is not None
+    around, lost = (around_of(files), "") if reads else around_decoded(files, numbers)
+    if lost and DEFAULT not in templates:
+        raise unsupported_error(lost, _OWN_ENDS)
+    if lost:
+        warn(f"llama.cpp reads text without the chat template otherwise than the tokenizer: {lost}")
+    numbers = around.numbers(numbers, pairs=reads)
     strips = [TextKind.SPECIAL_SPACES] if any(each.strips for each in files.added.values()) else []
     tokens, own, known = _KINDS[files.kind](files, rows)
     differs = BETWEEN.join(dict.fromkeys(each.value for each in (*strips, *known)))
@@ -69,9 +80,9 @@ def read(model: Path, *, rows: int, reads: bool = False, scores: bool = False) -
         _array("tokens", tokens.texts, Kind.STRING),
         _array("token_type", tuple(map(int, tokens.types)), Kind.INT32),
         *(Field(f"{_PREFIX}.{name}_token_id", number, Kind.UINT32) for name, number in numbers.items()),
-        Field(f"{_PREFIX}.add_bos_token", begin, Kind.BOOL),
-        Field(f"{_PREFIX}.add_eos_token", end, Kind.BOOL),
-        *((Field(f"{_PREFIX}.add_sep_token", around.doubled, Kind.BOOL),) if around else ()),
+        Field(f"{_PREFIX}.add_bos_token", around.begin is not None, Kind.BOOL),
+        Field(f"{_PREFIX}.add_eos_token", around.end is not None, Kind.BOOL),
+        *((Field(f"{_PREFIX}.add_sep_token", around.doubled, Kind.BOOL),) if reads else ()),
         *_templates({**templates, **({_PAIR: pair} if pair else {})}),
         *((Field(DIFFERS, differs, Kind.STRING),) if differs else ()),
     )

@@ -15,7 +15,6 @@ from gguf import TokenType
 
 from slipway.texts import quoted
 from slipway.validation.texts import TextKind
-from slipway_gguf.vocabulary.around import read_processor
 from slipway_gguf.vocabulary.documents import MOST_TOKENS, TokenizerFiles, unsupported_error
 
 SPACE = "▁"
@@ -266,19 +265,6 @@ def special_token_ids(files: TokenizerFiles, *, rows: int, template: str) -> dic
     for name, texts in _CODE_GAPS.items():
         numbers[name] = next((number for text in texts if (number := files.number_of(text)) is not None), None)
     return {name: number for name, number in numbers.items() if number is not None}
-
-
-def adds_begin_and_end(files: TokenizerFiles, numbers: Mapping[str, int]) -> tuple[bool, bool]:
-    """Return whether the tokenizer adds the begin-of-text token before each text, and the end-of-text token behind it."""
-    processed = read_processor(files.tokenizer.get("post_processor"))
-    if processed is None:
-        begin, end = (bool(files.settings.get(f"add_{name}_token")) for name in ("bos", "eos"))
-    else:
-        begin, end = (
-            len(processed.single) > 1 and files.number_of(processed.single[place]) == numbers.get(name, -1)
-            for place, name in ((0, "bos"), (-1, "eos"))
-        )
-    return begin and "bos" in numbers, end and "eos" in numbers
 
 
 def end_token_ids(files: TokenizerFiles, *, rows: int) -> list[int]:
