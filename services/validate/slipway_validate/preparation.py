@@ -19,9 +19,11 @@ from slipway.model.model_files import CONFIG, copy_companions
 from slipway.model.sentences import UnknownPoolingError, read_pooling
 from slipway.model.trained import trained_model
 from slipway.proof.runtime import OWN_FILE, Samples
+from slipway.proof.sounds import is_known_type
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS
+from slipway.validation.pictures import Sense
 from slipway_validate.answers.own_text import write_own_text
 from slipway_validate.answers.records import choose_records, write_records
 from slipway_validate.cases import DEFAULT_VOCABULARY, MIN_LENGTH, longest_text, shape_cases, size_of, values_per_token
@@ -271,27 +273,30 @@ def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tu
     longest = min(longest_text(config, family), params.longest_text or 1 << 30)
     values = values_per_token(config.text, family)
     tokens = params.logit_bytes // (LOGIT_FILES * values * 4)
-    beside = PICTURE_TOKENS * _count_senses(config) * count_pictures(config, family, params)
+    beside = PICTURE_TOKENS * len(expected_senses(config, family)) * count_pictures(config, family, params)
     tokens = max(MIN_LENGTH, tokens - beside)
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
     return max(1, min(params.windows, tokens // length)), length
 
 
-def takes_pictures(config: ModelConfig, family: Family) -> bool:
-    """Return whether a model is a decoder that takes images or sound, and is loaded with the part for them."""
+def expected_senses(config: ModelConfig, family: Family) -> tuple[Sense, ...]:
+    """Return what the reference is asked to compute beside text: of a decoder that takes images or sound and is loaded with the part for them.
+
+    A model that takes sound in a way that is not known here is asked for pictures, and says why there are none.
+    """
+    sees, hears = (config.get(name) is not None for name in ("vision_config", "audio_config"))
     whole = config.class_name.endswith("ForConditionalGeneration")
-    return family is DECODER and whole and _count_senses(config) > 0
-
-
-def _count_senses(config: ModelConfig) -> int:
-    return sum(config.get(name) is not None for name in ("vision_config", "audio_config"))
+    if family is not DECODER or not whole or not (sees or hears):
+        return ()
+    hears = hears and is_known_type(config.get("model_type"))
+    return (*((Sense.PICTURES,) if sees or not hears else ()), *((Sense.SOUND,) if hears else ()))
 
 
 def count_pictures(config: ModelConfig, family: Family, params: SampleParams) -> int:
-    """Return the number of prompts with a picture, and of those with sound, whose results stay within an eighth of ``max_logit_bytes``; 0 for a model of text."""
-    if not takes_pictures(config, family):
+    """Return the number of prompts with a picture, and of those with sound, each of whose results stay within an eighth of ``max_logit_bytes``; 0 for a model of text."""
+    if not expected_senses(config, family):
         return 0
-    each = LOGIT_FILES * values_per_token(config.text, family) * 4 * PICTURE_TOKENS * _count_senses(config)
+    each = LOGIT_FILES * values_per_token(config.text, family) * 4 * PICTURE_TOKENS
     return min(params.evidence.pictures, params.logit_bytes // (8 * each))
 
 

@@ -41,11 +41,11 @@ from slipway_validate.preparation import (
     Prepared,
     benchmark_of,
     decoder,
+    expected_senses,
     long_spec,
     open_models,
     prepare,
     require_success,
-    takes_pictures,
     tokenizer_folder,
     unknown_family,
 )
@@ -161,7 +161,7 @@ def _run_validation(
             scorer=_scorer(inputs, trained.config, prepared, params, ctx),
             threads=ctx.threads,
             base=base,
-            takes_pictures=takes_pictures(trained.config, family),
+            expected_senses=expected_senses(trained.config, family),
         )
         if family is DECODER and trained.config.takes_more_than_text:
             for said in pictures.list_warnings(trained.config, evaluator.beside):

@@ -22,8 +22,13 @@ _FRAMES = 60
 
 def takes_known_sound(config: Any) -> bool:
     """Return whether a model with this configuration in transformers takes sound, in a way that is known here."""
-    known = config.model_type in _KINDS and getattr(config, "audio_token_id", None) is not None
+    known = is_known_type(config.model_type) and getattr(config, "audio_token_id", None) is not None
     return known and getattr(config, "audio_config", None) is not None
+
+
+def is_known_type(model_type: object) -> bool:
+    """Return whether a sound can be made for models of this type, as ``config.json`` names it."""
+    return isinstance(model_type, str) and model_type in _KINDS
 
 
 def make_sound(config: Any, *, seed: int) -> Picture | None:

@@ -160,8 +160,8 @@ def test_the_stages_themselves_compare_pictures(tmp_path: Path) -> None:
         read_it(reference, inputs, tmp_path / "other")
     shutil.rmtree(reference / "samples" / Sense.PICTURES)
     run = read_it(reference, inputs, tmp_path / "earlier")
-    assert pictures.describe_effect(Looked.read(run.folder), None, expected=True) == PictureEffect(
-        not_run=pictures.EARLIER
+    assert pictures.describe_effect(Looked.read(run.folder), None, expected=Sense.PICTURES) == PictureEffect(
+        not_run=pictures.EARLIER[Sense.PICTURES]
     )
 
 

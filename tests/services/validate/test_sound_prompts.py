@@ -14,11 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, SPEECH
 from slipway.proof.runtime import LanguageModel, NotRunnable
 from slipway.proof.sights import read_sights
 from slipway.proof.sounds import make_sound
 from slipway.stage import Context
-from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.comparisons import Check
+from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
 from slipway.validation.pictures import PictureComparison, PictureEffect, Sense
 from slipway.validation.speed import Engine
 from slipway.validation.verdicts import Answer
@@ -27,10 +29,13 @@ from slipway_merge.stage import STAGE as MERGE
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_validate.judging import pictures
+from slipway_validate.judging.explain import explain_checks
 from slipway_validate.params import SampleParams, ValidateParams
-from slipway_validate.protocol.pictures import Looked
+from slipway_validate.preparation import count_pictures, expected_senses
+from slipway_validate.protocol.pictures import PICTURE_TOKENS, Looked
 from slipway_validate.reference.stage import STAGE as REFERENCE
 from slipway_validate.runner.pictures.looking import look
+from slipway_validate.runner.pictures.making import senses_of
 from slipway_validate.stage import STAGE as VALIDATE
 from support.models.current_kinds import Kind, make_kind
 from support.models.validated_here import PARAMS, Validated
@@ -198,6 +203,78 @@ def test_the_same_sound_is_made_each_time_and_none_for_other_models() -> None:
     assert np.array_equal(one.arguments["input_features"], again.arguments["input_features"])
     assert not np.array_equal(one.arguments["input_features"], other.arguments["input_features"])
     assert make_sound(SimpleNamespace(model_type="qwen3", audio_token_id=7), seed=0) is None
+
+
+def test_a_reference_without_results_is_told_what_it_lacks(tmp_path: Path) -> None:
+    """A model of sound alone has no pictures to miss."""
+    found = pictures.describe_effects(tmp_path, {}, expected=(Sense.SOUND,))
+    assert found == {Sense.SOUND: PictureEffect(sense=Sense.SOUND, not_run=pictures.EARLIER[Sense.SOUND])}
+    assert found[Sense.SOUND].not_run.startswith("the reference has no sound: an earlier version made it")
+    assert list(pictures.describe_effects(tmp_path, {}, expected=tuple(Sense))) == list(Sense)
+    assert pictures.describe_effects(tmp_path, {}, expected=()) == {}
+    assert pictures.describe_effects(None, {}, expected=(Sense.SOUND,)) == {}
+
+
+def test_results_of_another_sense_are_refused(tmp_path: Path) -> None:
+    (tmp_path / Sense.SOUND).mkdir()
+    Looked(sense=Sense.SOUND, pictures=4, tokens=24).write(tmp_path)
+    assert Looked.read(tmp_path, Sense.SOUND) is not None
+    (tmp_path / Sense.SOUND).rename(tmp_path / Sense.PICTURES)
+    with pytest.raises(ValueError, match=r"^pictures/pictures\.json is of sound$"):
+        Looked.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "senses"),
+    [
+        ({"model_type": "gemma4", "vision_config": {}, "audio_config": {}}, tuple(Sense)),
+        ({"model_type": "gemma4", "vision_config": {}, "audio_config": None}, (Sense.PICTURES,)),
+        ({"model_type": "voxtral", "audio_config": {}}, (Sense.SOUND,)),
+        ({"model_type": "gemma3n", "vision_config": {}, "audio_config": {}}, (Sense.PICTURES,)),
+        ({"model_type": "qwen2_audio", "audio_config": {}}, (Sense.PICTURES,)),
+        ({"model_type": ["voxtral"], "audio_config": {}}, (Sense.PICTURES,)),
+        ({"model_type": "gemma4"}, ()),
+    ],
+)
+def test_senses_are_those_that_the_reference_computes(config: dict[str, object], senses: tuple[Sense, ...]) -> None:
+    """As the reference's process finds them in the configuration's class; sound takes no prompt from pictures."""
+    told = ModelConfig(config | {"architectures": ["XForConditionalGeneration"], "vocab_size": 1000})
+    assert expected_senses(told, DECODER) == senses
+    assert expected_senses(told, SPEECH) == ()
+    whole = SimpleNamespace(**{"vision_config": None, "audio_config": None} | config, audio_token_id=7)
+    if senses and isinstance(config["model_type"], str):
+        assert senses_of(whole) == senses
+    room = 8 * 3 * 4 * 1000 * 4 * PICTURE_TOKENS  # of three prompts
+    asked = SampleParams(max_logit_bytes=max(room, 1 << 20))
+    assert count_pictures(told, DECODER, asked) == (3 if senses else 0)
+
+
+def test_a_fault_behind_both_senses_is_explained_for_both() -> None:
+    def failed(sense: Sense) -> Check:
+        return Check(
+            name=f"{sense}.mean_kl",
+            value=1.0,
+            limit=0.1,
+            comparison="<=",
+            passed=False,
+            against="stored",
+            unit="nats/token",
+        )
+
+    output = OutputValidation(
+        name="pytorch",
+        format="pytorch",
+        status=OutputStatus.FAILED,
+        checks=tuple(map(failed, Sense)),
+        pictures=PictureComparison(blamed="a.weight"),
+        sound=PictureComparison(sense=Sense.SOUND, blamed="b.weight"),
+    )
+    said, remedy = explain_checks(output)
+    for sense, blamed in ((Sense.PICTURES, "a.weight"), (Sense.SOUND, "b.weight")):
+        assert f"{pictures.CAUSES[sense]}: {blamed}" in said
+    assert remedy == pictures.REMEDY
+    (one,) = [explain_checks(output.model_copy(update={"checks": (failed(Sense.SOUND),)}))[0]]
+    assert pictures.CAUSES["pictures"] not in one
 
 
 @pytest.mark.parametrize(

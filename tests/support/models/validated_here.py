@@ -25,9 +25,9 @@ from slipway_validate.preparation import (
     _affordable,
     _embeds,
     count_pictures,
+    expected_senses,
     open_models,
     padding_token,
-    takes_pictures,
 )
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.reference.running import RUNTIME
@@ -72,7 +72,7 @@ class Validated:
             embeds=_embeds({"base": base}, family, Context(workdir=work)),
         )  # fmt: skip
         pictures = count_pictures(trained.config, family, self.params)
-        self.takes_pictures = takes_pictures(trained.config, family)
+        self.expected_senses = expected_senses(trained.config, family)
         spec = self.spec(RUNTIME, base).model_copy(update={"adapter": adapter, "pictures": pictures})
         result = self._run(Spec(run=spec), work / "reference")
         self.reference = ReferenceRun(
@@ -83,7 +83,7 @@ class Validated:
         cases = [compare_case(case, where) for case in spec.cases]
         self.reference = self.reference.with_figures(cases)
         self.evaluator = Evaluator(
-            self.reference, family, LIMITS, decode=lambda _: "", takes_pictures=self.takes_pictures
+            self.reference, family, LIMITS, decode=lambda _: "", expected_senses=self.expected_senses
         )
 
     def spec(self, runtime: str, folder: Path) -> RunSpec:
@@ -108,7 +108,7 @@ class Validated:
             survival=lambda: held,
             measured=lambda: measured,
             base=ModelFolder.open(self._base),
-            takes_pictures=self.takes_pictures,
+            expected_senses=self.expected_senses,
         )
         return measured
 

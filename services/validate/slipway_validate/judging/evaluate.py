@@ -74,7 +74,7 @@ class Evaluator:
         scorer: Scores the answers to the user's test inputs; None if there are none.
         threads: Threads that compare results.
         base: The base, whose parts beside the text an output in transformers' form must have; None to compare no names.
-        takes_pictures: Whether the model takes pictures or sound.
+        expected_senses: What the reference was asked to compute beside text.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class Evaluator:
         scorer: Scorer | None = None,
         threads: int = 1,
         base: ModelFolder | None = None,
-        takes_pictures: bool = False,
+        expected_senses: Sequence[Sense] = (),
     ) -> None:
         self._reference = reference
         runs = {each: reference.behind(each) for each in Sense} if reference else {}
         self._behind = {each: run for each, run in runs.items() if run}
         adapted = {each: distance_of(run.adapter_effect) for each, run in self._behind.items()}
         self.beside = pictures.describe_effects(
-            reference.folder if reference else None, adapted, expected=takes_pictures
+            reference.folder if reference else None, adapted, expected=expected_senses
         )
         self._survival = survival
         self._yardsticks = measured

@@ -149,11 +149,16 @@ def _explain_results(output: OutputValidation, failed: list[Check], base_limit: 
             "it behaves like the base model: the adapter is missing from it",
             "export it from the merged model; check that base model and checkpoint are those of the training",
         )
-    shape = next((name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES), "")
-    if shape and all("." in check.name for check in failed):
-        behind = {"pictures": output.pictures, "sound": output.sound}.get(shape)
-        blamed = behind.blamed if behind else ""
-        return ": ".join(filter(None, (SHAPE_CAUSES[shape], blamed))), _remedy_shape(output, shape)
+    shapes = [name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES]
+    if shapes and all("." in check.name for check in failed):
+        # Each sense has a part of its own; of shapes of text, the first explains the others.
+        told = [
+            shape for shape in dict.fromkeys(shapes) if shape == shapes[0] or {shape, shapes[0]} <= {*pictures.CAUSES}
+        ]
+        behind = {"pictures": output.pictures, "sound": output.sound}
+        blamed = {shape: each.blamed for shape, each in behind.items() if each}
+        causes = [": ".join(filter(None, (SHAPE_CAUSES[shape], blamed.get(shape, "")))) for shape in told]
+        return "; ".join(causes), _remedy_shape(output, shapes[0])
     if any(check.against == "stored" for check in failed):
         return "it computes something else than its own weights", _REMEDY_GRAPH
     if output.format == "pytorch":

@@ -28,7 +28,9 @@ CAUSES = {
 }
 """What failed checks of results behind pictures or sound mean, by the beginning of their names."""
 REMEDY = "make this format from the merged model again, and merge again if its PyTorch output fails too; report.json has the checks"
-EARLIER = "the reference has no pictures: an earlier version made it, or max_logit_bytes leaves no room for them"
+_EARLIER = "the reference has no {sense}: an earlier version made it, or max_logit_bytes leaves no room for {sense}"
+EARLIER = {each: _EARLIER.format(sense=each) for each in Sense}
+"""Why a reference has no results of a sense that its model has."""
 _ON_TEXT_ALONE = (
     "the model takes images or sound too, and its outputs were compared on text alone{why}: of the parts for images and sound, only the stored "
     "weights that the adapter changes were"
@@ -42,16 +44,16 @@ _PARTS = {Sense.PICTURES: ("vision_config", "images"), Sense.SOUND: ("audio_conf
 _WORST_FIRST = (Answer.FAILED, Answer.WARNING, Answer.PASSED, Answer.NOT_JUDGED)
 
 
-def describe_effect(looked: Looked | None, effect: float | None, *, expected: bool) -> PictureEffect | None:
-    """Describe what the reference computes of prompts with a picture; None for a model that takes none.
+def describe_effect(looked: Looked | None, effect: float | None, *, expected: Sense | None) -> PictureEffect | None:
+    """Describe what the reference computes of prompts with a picture or sound; None for a model that takes none.
 
     Args:
-        looked: What its runner wrote; None if it was not asked for pictures.
-        effect: Distance of the base behind pictures.
-        expected: Whether the model takes pictures.
+        looked: What its runner wrote; None if it was not asked for them.
+        effect: Distance of the base behind them.
+        expected: What it should have been asked for; None for nothing.
     """
     if looked is None:
-        return PictureEffect(not_run=EARLIER) if expected else None
+        return PictureEffect(sense=expected, not_run=EARLIER[expected]) if expected else None
     why = looked.not_run or looked.failed
     return PictureEffect(
         sense=looked.sense,
@@ -63,19 +65,19 @@ def describe_effect(looked: Looked | None, effect: float | None, *, expected: bo
 
 
 def describe_effects(
-    reference: Path | None, effects: Mapping[Sense, float | None], *, expected: bool
+    reference: Path | None, effects: Mapping[Sense, float | None], *, expected: Sequence[Sense]
 ) -> dict[Sense, PictureEffect]:
     """Describe what the reference computes of prompts with pictures and with sound; empty for a model that takes neither.
 
     Args:
         reference: Folder of its results; None without a reference.
         effects: Distance of the base behind each.
-        expected: Whether the model takes pictures or sound.
+        expected: What it should have been asked for.
     """
     looked = {each: Looked.read(reference, each) for each in Sense} if reference else {}
-    expected = expected and reference is not None and not any(looked.values())
+    missing = expected if reference is not None and not any(looked.values()) else ()
     described = {
-        each: describe_effect(said, effects.get(each), expected=expected and each is Sense.PICTURES)
+        each: describe_effect(said, effects.get(each), expected=each if each in missing else None)
         for each, said in looked.items()
     }
     return {each: effect for each, effect in described.items() if effect}

@@ -46,7 +46,7 @@ class Looked(BaseModel):
         """Read it from the folder of a run's results; None if the run was not asked for what this sense takes.
 
         Raises:
-            ValueError: The file holds something else.
+            ValueError: The file holds something else, or results of another sense.
             OSError: It cannot be read.
         """
         if not (run / sense).is_dir():
@@ -54,4 +54,7 @@ class Looked(BaseModel):
         file = run / sense / PICTURES_FILE
         if not file.is_file():
             return cls(sense=sense, not_run=ENDED)
-        return cls.model_validate_json(read_regular(file, largest=LARGEST_LIST))
+        said = cls.model_validate_json(read_regular(file, largest=LARGEST_LIST))
+        if said.sense is not sense:
+            raise ValueError(f"{sense}/{PICTURES_FILE} is of {said.sense}")
+        return said

@@ -1,8 +1,8 @@
 """Write and read the folder of a reference: samples, results and figures, which every validation of the adapter uses.
 
 ``reference.json`` holds a :class:`ReferenceFile`, ``samples/`` the inputs of all models, and ``.npy`` files the reference's results. Only for a
-model that takes images, ``pictures/`` holds its results behind pictures, and ``samples/pictures/`` the prompts. Reading checks everything,
-because a folder may come from anywhere; results are mapped into memory.
+model that takes images, ``pictures/`` holds its results behind pictures, and ``samples/pictures/`` the prompts; likewise ``sound/``. Reading
+checks everything, because a folder may come from anywhere; results are mapped into memory.
 """
 
 from __future__ import annotations
