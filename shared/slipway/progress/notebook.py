@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Self
 
@@ -20,12 +22,23 @@ _INTERVAL_SECONDS = 0.25
 """Least time between two drawings, but for those after a change of state."""
 
 
-def display_here() -> Display:
-    """Return the display for this process; logs stay as the program has set them up."""
-    update = _open_output()
-    if update is not None:
-        return NotebookDisplay(update)
-    return LiveDisplay(errors, resuming=True) if on_terminal() else LineDisplay(PlainLines(sys.stderr), resuming=True)
+_bars = threading.Lock()
+"""Held by the display that has its bars on the terminal, which has room for one at a time."""
+
+
+@contextlib.contextmanager
+def display_here() -> Iterator[Display]:
+    """Enter the display for this process; logs stay as the program has set them up."""
+    update, shown = _open_output(), Display()
+    with contextlib.ExitStack() as stack:
+        if update is not None:
+            shown = NotebookDisplay(update)
+        elif on_terminal() and _bars.acquire(blocking=False):
+            stack.callback(_bars.release)
+            shown = LiveDisplay(errors, resuming=True)
+        else:
+            shown = LineDisplay(PlainLines(sys.stderr), resuming=True)
+        yield stack.enter_context(shown)
 
 
 def _open_output() -> Callable[[str], None] | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from slipway.progress.observer import Observer, Silent
 from slipway.rpc.messages import log_line
 from slipway.rpc.values import status_of
 from slipway_protos.v1 import export_pb2 as pb
+from support.commands.terminal import script_on_terminal
 
 HOSTILE = "<script>alert(1)</script>\n\u202e"
 
@@ -104,6 +106,35 @@ def test_bars_are_lines_where_there_is_no_terminal_and_no_notebook(capfd: pytest
         "merge: started",
         "merge: done in 7.0 s",
     ]
+
+
+SIDE_BY_SIDE = """
+from slipway.exporting.interruption import Interruption
+from slipway.exporting.observing import observing
+from slipway_protos.v1 import export_pb2 as pb
+
+def run(observer, name):
+    observer.title(f"title of {name}")
+    for number in (pb.TASK_STATE_RUNNING, pb.TASK_STATE_SUCCEEDED):
+        task = pb.Task(id=name, stage="merge", state=number, attempts=[pb.Attempt(number=1, state=number)])
+        observer.event(pb.ExportEvent(export=pb.Export(state=pb.EXPORT_STATE_RUNNING, tasks=[task])))
+
+with observing(True, Interruption()) as first:
+    with observing(True, Interruption()) as second:
+        run(second, "second")
+    run(first, "first")
+with observing(True, Interruption()) as third:
+    run(third, "third")
+"""
+
+
+def test_on_a_terminal_only_one_export_at_a_time_has_bars(tmp_path: Path) -> None:
+    screen = script_on_terminal(SIDE_BY_SIDE, home=tmp_path, width=80)
+    assert screen.code == 0, screen.text
+    lines = [line.partition(" ")[2] for line in screen.lines if line[2:3] == ":"]
+    assert lines == ["title of second", "second: started", "second: done"]
+    shown = {name for name in ("first", "second", "third") if any(line.startswith(name) for line in screen.lines)}
+    assert {line.split()[1] for line in screen.lines if "━" in line} == {"first", "third"}
 
 
 def test_a_notebook_has_a_bar_per_task_drawn_in_place() -> None:
