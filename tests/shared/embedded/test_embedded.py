@@ -68,6 +68,50 @@ def test_one_export_runs_once_at_a_time(tmp_path: Path) -> None:
     assert caught.value.reason == "COORDINATOR_LOCKED"
 
 
+OWN = """
+import logging, sys
+from pathlib import Path
+from dbos import DBOS, DBOSConfig
+from slipway.embedded.coordinator import Embedded
+from slipway.errors import ServiceError
+from slipway.settings import Settings
+
+home = Path(sys.argv[1])
+config = DBOSConfig(name="own", system_database_url=f"sqlite:///{home / 'own.db'}", log_level="ERROR", enable_otlp=False)
+settings, log = Settings(home=home, scratch=home / "scratch"), logging.getLogger("dbos")
+
+@DBOS.workflow()
+def double(number: int) -> int:
+    return 2 * number
+
+own = DBOS(config=config)
+DBOS.launch()
+before = log.level, list(log.handlers)
+try:
+    with Embedded(settings, "x"):
+        pass
+except ServiceError as error:
+    print(error.reason, error.remedy)
+assert (log.level, log.handlers) == before
+print(double(21))
+DBOS.destroy()
+with Embedded(settings, "x") as embedded:
+    print(list(embedded.client.list_exports()))
+assert (log.level, log.handlers) == before
+DBOS(config=config)
+DBOS.launch()
+print(double(4))
+DBOS.destroy()
+"""
+
+
+def test_a_programs_own_workflow_engine_is_left_alone(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", OWN, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    expected = ["COORDINATOR_LOCKED export in another process, or name a coordinator", "42", "[]", "8"]
+    assert done.stdout.splitlines() == expected
+
+
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     with Embedded(settings(tmp_path), "x"):
         pass

@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
+from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID, _dbos
 from dbos import error as engine_errors
 
 from slipway.errors import ServiceError
@@ -23,6 +23,9 @@ _LAST_WITHOUT_POSITION = "slipway-2"
 # Interval at which DBOS polls for messages between workflows. There are none, but its shutdown waits for the next poll.
 _LOOK_SECONDS = 0.05
 
+_log_before: list[tuple[int, list[logging.Handler]]] = []
+"""Level and handlers of the engine's log before :func:`launch`, for :func:`end`; empty while no engine of ours runs."""
+
 
 def launch(state: State, executor: str) -> None:
     """Launch the engine. The caller holds the state's lock, and resumes the unended workflows with :func:`resume`.
@@ -33,9 +36,17 @@ def launch(state: State, executor: str) -> None:
             answers a call.
 
     Raises:
-        ServiceError: reason ``STATE_SCHEMA`` if the engine's tables have another version or cannot be read.
+        ServiceError: reason ``STATE_SCHEMA`` if the engine's tables have another version or cannot be read; ``COORDINATOR_LOCKED``
+            if the program that calls Slipway runs an engine itself.
     """
+    if _dbos._dbos_global_instance is not None:  # DBOS() would return it as it is, and tells nobody
+        raise ServiceError(
+            "this program uses DBOS itself, and a process has one workflow engine",
+            reason="COORDINATOR_LOCKED",
+            remedy="export in another process, or name a coordinator",
+        )
     engine_log = logging.getLogger("dbos")
+    _log_before.append((engine_log.level, list(engine_log.handlers)))
     engine_log.setLevel(logging.CRITICAL)
     if not engine_log.handlers:
         # Otherwise it keeps the standard error of its first start, which a program may replace and close.
@@ -64,8 +75,13 @@ def launch(state: State, executor: str) -> None:
 
 
 def end() -> None:
-    """Wait for the engine's threads and end the engine."""
+    """Wait for the engine's threads and end the engine; do nothing if :func:`launch` started none."""
+    if not _log_before:
+        return
     DBOS.destroy()
+    engine_log = logging.getLogger("dbos")
+    level, engine_log.handlers[:] = _log_before.pop()
+    engine_log.setLevel(level)
 
 
 async def start(record: ExportRecord) -> None:
