@@ -44,8 +44,9 @@ CASE_TIMES = 2.0
 """A shape case has few positions, and both sides of it are rounded."""
 EXACT_DIFFERENCE = 1e-4
 """Largest difference of a logit of float32 outputs, as a share of the reference's logit scale."""
-NOISE_FACTOR = 8.0
-"""Times the reference's own arithmetic noise to which that limit is raised, because deep models round more."""
+NOISE_FACTOR = 32.0
+"""Times the reference's own arithmetic noise to which that limit is raised, because deep models round more. The noise is the largest of a few
+positions, and the difference the largest of all: a right merge of Gemma 3n with 25 layers is 13 times as far."""
 MAX_NOISE_SHARE = 1e-3
 """Share of the logit scale above which a difference of the reference from itself is no noise: the shape changes its results, and is left out."""
 # fmt: off
