@@ -9,7 +9,6 @@ import contextlib
 import re
 from dataclasses import dataclass
 
-from slipway.errors import ConfigurationError
 from slipway.levels import LEVELS
 from slipway.texts import MalformedText, quoted
 
@@ -40,18 +39,6 @@ def parse_size(text: str) -> int:
     if match is None:
         raise MalformedText(f"{quoted(text)} is not a size", remedy="write it like 8GiB or 8589934592")
     return int(float(match[1]) * _UNITS[match[2] or ""])
-
-
-def size_of(name: str, text: str) -> int:
-    """Return the bytes of an option or argument such as ``8GiB``.
-
-    Raises:
-        ConfigurationError: The text is not a size.
-    """
-    try:
-        return parse_size(text)
-    except MalformedText as error:
-        raise ConfigurationError(f"{name}: {error.message}", remedy=error.remedy, about={"key": name}) from error
 
 
 def format_size(count: float) -> str:

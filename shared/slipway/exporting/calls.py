@@ -25,8 +25,8 @@ from slipway.observability.telemetry import tracing
 from slipway.progress.observer import Observer
 from slipway.results.result import ExportResult
 from slipway.settings import Settings
+from slipway.settings.problems import size_of
 from slipway.settings.security import Security
-from slipway.sizes import size_of
 
 Place = str | os.PathLike[str]
 

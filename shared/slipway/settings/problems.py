@@ -1,4 +1,4 @@
-"""A problem in a configuration, and the error that reports all problems."""
+"""A problem in a configuration or an option, and the error that reports all problems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 
 from slipway.errors import MOST_TEXT, ConfigurationError
-from slipway.texts import shortened
+from slipway.sizes import parse_size
+from slipway.texts import MalformedText, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +97,15 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known here: {', '.join(sorted(known))}"
+
+
+def size_of(name: str, text: str) -> int:
+    """Return the bytes of an option or argument such as ``8GiB``.
+
+    Raises:
+        ConfigurationError: The text is not a size.
+    """
+    try:
+        return parse_size(text)
+    except MalformedText as error:
+        raise ConfigurationError(f"{name}: {error.message}", remedy=error.remedy, about={"key": name}) from error

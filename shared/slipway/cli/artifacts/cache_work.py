@@ -23,7 +23,7 @@ from slipway.files.paths import check_local
 from slipway.files.work_folders import UNUSED_SECONDS, remove_unused
 from slipway.formats.registry import runtimes_to_try
 from slipway.settings import Settings
-from slipway.sizes import size_of
+from slipway.settings.problems import size_of
 from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
 

@@ -189,7 +189,7 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
     """
     from slipway.advice.recommendation import recommend_outputs
     from slipway.cli.inspection.recommendation import advice_view
-    from slipway.sizes import size_of
+    from slipway.settings.problems import size_of
     from slipway.terminal.console import print_json, show
 
     limit = size_of("--memory", memory) if memory else None
