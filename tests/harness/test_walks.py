@@ -11,7 +11,7 @@ from harness.walks import STARTS, Place, Tree, walk
 MOST_RETURNS = {
     "the configuration": 8,
     "merge: base": 3,
-    "validate: inputs": 29,
+    "validate: inputs": 32,
     "onnx_export: inputs": 8,
     "executorch: folder": 7,
 }
