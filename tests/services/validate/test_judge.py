@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 from pydantic import ValidationError as PydanticError
 
-from slipway.model.families import Comparison
+from slipway.model.families import DECODER, Comparison
+from slipway.proof.runtime import Samples
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
@@ -24,6 +29,8 @@ from slipway_validate.judging.distances import (
 )
 from slipway_validate.judging.fit import fit_verdict, name_alternatives
 from slipway_validate.judging.judge import Judge, Rule
+from slipway_validate.judging.yardsticks import ReferenceRun
+from slipway_validate.protocol.messages import RunResult
 
 NEXT_TOKEN = choose_measure(Comparison.NEXT_TOKEN, width=100)
 EFFECT = 1.66
@@ -213,3 +220,18 @@ def test_the_base_model_is_named() -> None:
     found = judged(rule(yardstick="reference"), "pytorch", to_reference=comparison(EFFECT), to_base=comparison(0.0))
     assert "it behaves like the base model: the adapter is missing from it" in found.explanation
     assert judged(rule(), to_reference=comparison(0.0)).explanation == ""
+
+
+def test_a_single_logit_is_judged_only_where_the_noise_of_arithmetic_may_be_known() -> None:
+    run = ReferenceRun(
+        folder=Path(),
+        result=RunResult(),
+        family=DECODER,
+        samples=Samples(np.zeros((1, 2), np.int64)),
+        with_adapter=False,
+        merged_level="float32",
+    )
+    assert run.knows_noise, "no shape was tried, and none was unsteady"
+    unsteady = replace(run, unsteady_cases={"decode_left_padded": "the reference itself gives other results"})
+    assert not unsteady.knows_noise
+    assert replace(unsteady, noise=1e-5).knows_noise

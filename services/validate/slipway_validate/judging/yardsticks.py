@@ -130,6 +130,11 @@ class ReferenceRun:
         return replace(run, logit_scale=logit_scale(run.logits), adapter_effect=effect)
 
     @property
+    def knows_noise(self) -> bool:
+        """Whether a single logit can be judged: a model that is unsteady in every shape that was tried has a noise that nobody knows."""
+        return self.noise is not None or not self.unsteady_cases
+
+    @property
     def measure(self) -> Measure:
         """Return how results are compared with those of the reference."""
         return choose_measure(self.family.comparison, width=self.result.vocabulary)
