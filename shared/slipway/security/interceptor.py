@@ -81,7 +81,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         async def call(stream: AsyncIterator[bytes], context: Context) -> Any:
             with self._audit(details, handler, context) as attempt:
                 try:
-                    rule, principal = self._identify(details, context)
+                    rule, principal = await self._identify(details, context)
                     room = self._choose_room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
@@ -107,7 +107,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         async def call(stream: AsyncIterator[bytes], context: Context) -> None:
             with self._audit(details, handler, context) as attempt:
                 try:
-                    rule, principal = self._identify(details, context)
+                    rule, principal = await self._identify(details, context)
                     room = self._choose_room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
@@ -179,7 +179,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         finally:
             await responses.aclose()
 
-    def _identify(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
+    async def _identify(self, details: grpc.HandlerCallDetails, context: Context) -> tuple[Rule, Principal]:
         """Return the rule of a call, and its caller.
 
         Raises:
@@ -191,8 +191,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         if rule is None:
             raise denied_error(f"{method} has no access rule", remedy="report it: this is a fault of the server")
         if not rule.roles:
-            return rule, self._callers.identify_if_shown(context)
-        principal = self._callers.identify(context)
+            return rule, await self._callers.identify_if_shown(context)
+        principal = await self._callers.identify(context)
         current_principal.set(principal)
         return rule, principal
 

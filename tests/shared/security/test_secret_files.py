@@ -90,24 +90,24 @@ def test_an_access_file_that_is_no_yaml_names_the_line_and_repeats_no_secret(tmp
     assert TOKEN not in str(caught.value)
 
 
-def test_a_token_finds_its_principal_and_no_other(tmp_path: Path) -> None:
+async def test_a_token_finds_its_principal_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "access.yaml"
     path.write_text(entry(name="one") + "\n" + entry(name="two", token_sha256=token_hash("x" * 20)).split("\n")[1])
     file = AccessFile(path)
-    assert file.identify(token=TOKEN, certificate_names=()).name == "one"
-    assert file.identify(token="x" * 20, certificate_names=["two"]).name == "two"
+    assert (await file.identify(token=TOKEN, certificate_names=())).name == "one"
+    assert (await file.identify(token="x" * 20, certificate_names=["two"])).name == "two"
     for token, names in ((token_hash(TOKEN), ()), (TOKEN[:-1], ()), ("", ()), ("", ["one"])):
         with pytest.raises(ModelExportError) as caught:
-            file.identify(token=token, certificate_names=names)
+            await file.identify(token=token, certificate_names=names)
         assert caught.value.reason == "UNAUTHENTICATED"
 
 
-def test_a_wrong_token_is_not_made_right_by_a_certificate(tmp_path: Path) -> None:
+async def test_a_wrong_token_is_not_made_right_by_a_certificate(tmp_path: Path) -> None:
     path = tmp_path / "access.yaml"
     path.write_text(entry(token_sha256=None, certificate="a.slipway"))
-    assert AccessFile(path).identify(token="", certificate_names=["a.slipway"]).name == "a"
+    assert (await AccessFile(path).identify(token="", certificate_names=["a.slipway"])).name == "a"
     with pytest.raises(ModelExportError):
-        AccessFile(path).identify(token=TOKEN, certificate_names=["a.slipway"])
+        await AccessFile(path).identify(token=TOKEN, certificate_names=["a.slipway"])
 
 
 def test_tokens_are_long_and_all_compared() -> None:
@@ -117,7 +117,7 @@ def test_tokens_are_long_and_all_compared() -> None:
     assert match_hashes(TOKEN, [token_hash(TOKEN), token_hash("b"), token_hash(TOKEN)]) == [True, False, True]
 
 
-def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     token_file, access = tmp_path / "token", tmp_path / "access.yaml"
     words = ["token", "--name", "ci", "--role", "submitter", "--project", "red", "--project", "blue"]
     assert run_here(*words, "--token-file", token_file) == 0
@@ -128,7 +128,7 @@ def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: py
     assert run_here(*words, "--token-file", token_file) == 3  # never overwritten
     assert token_file.read_text().strip() == token
     access.write_text("principals:\n" + out)
-    principal = AccessFile(access).identify(token=token, certificate_names=())
+    principal = await AccessFile(access).identify(token=token, certificate_names=())
     assert (principal.name, principal.projects) == ("ci", frozenset({"red", "blue"}))
 
 
@@ -143,7 +143,7 @@ def test_the_command_writes_what_an_access_file_takes(tmp_path: Path, capsys: py
         (["--name", "v", "--role", "root"], 2),
     ],
 )
-def test_the_command_makes_no_entry_that_is_refused_later(
+async def test_the_command_makes_no_entry_that_is_refused_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int
 ) -> None:
     token_file, access = tmp_path / "token", tmp_path / "access.yaml"
@@ -154,7 +154,7 @@ def test_the_command_makes_no_entry_that_is_refused_later(
     if out:
         access.write_text("principals:\n" + out)
         token = token_file.read_text().strip()
-        assert AccessFile(access).identify(token=token, certificate_names=()).name == words[1]
+        assert (await AccessFile(access).identify(token=token, certificate_names=())).name == words[1]
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ class AccessFile:
     def __init__(self, path: Path) -> None:
         self._list = Reloaded([path], lambda: load_access(path))
 
-    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
+    async def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
         """Identify the caller by its token or, without one, by its certificate.
 
         Raises:
@@ -146,7 +146,7 @@ class AccessFile:
 class Everyone:
     """Identifies every caller as the owner, for a server only the owner can reach: a private socket, or loopback on an own machine."""
 
-    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
+    async def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
         """Return the owner."""
         return OWNER
 
@@ -154,7 +154,7 @@ class Everyone:
 class Nobody:
     """Refuses every caller, for a server on a network without an access file."""
 
-    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
+    async def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
         """Raise ``UNAUTHENTICATED``."""
         raise unauthenticated_error("this server was started without an access file")
 

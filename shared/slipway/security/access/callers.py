@@ -22,8 +22,8 @@ Metadata = Sequence[tuple[str, str | bytes]]
 class Authenticator(Protocol):
     """Identifies callers by credentials."""
 
-    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
-        """Return the principal; raise ServiceError ``UNAUTHENTICATED`` without one."""
+    async def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
+        """Return the principal; raise ServiceError ``UNAUTHENTICATED`` without one. It may wait, but never blocks the event loop."""
         ...
 
 
@@ -39,7 +39,7 @@ class Callers:
         self._authenticator = authenticator
         self._encrypted_only = encrypted_only
 
-    def identify(self, context: Context) -> Principal:
+    async def identify(self, context: Context) -> Principal:
         """Return the caller.
 
         Raises:
@@ -50,14 +50,14 @@ class Callers:
         if self._encrypted_only and not encrypted:
             raise unauthenticated_error("this port answers only health checks without TLS")
         token = bearer_token(_metadata(context))
-        return self._authenticator.identify(token=token, certificate_names=certificate_names(context))
+        return await self._authenticator.identify(token=token, certificate_names=certificate_names(context))
 
-    def identify_if_shown(self, context: Context) -> Principal:
+    async def identify_if_shown(self, context: Context) -> Principal:
         """Return the caller of a call that is open to everybody; anonymous without a valid token or certificate."""
         if not certificate_names(context) and all(key != "authorization" for key, _ in _metadata(context)):
             return ANONYMOUS
         try:
-            return self.identify(context)
+            return await self.identify(context)
         except ServiceError:
             return ANONYMOUS
 
