@@ -35,6 +35,7 @@ from slipway.results.result import ExportResult
 from slipway.rpc.values import ENDED_STATES
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
+from slipway.sources.folders import StoredFiles
 from slipway.validation.findings import ValidationReport
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -43,6 +44,14 @@ if TYPE_CHECKING:
 
 
 _LOST = ("ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """An export that a coordinator has, and what was prepared for it."""
+
+    prepared: Prepared
+    export: pb.Export
 
 
 @dataclass
@@ -56,6 +65,7 @@ class ExportJob:
         bring_sources: Send sources from buckets and the hub too, instead of letting a worker import them.
         request_id: Name of the request to the coordinator.
         interruption: Ends the export from another thread. What has finished is kept, and the same export continues with it.
+        stored: Sources that this process has stored before.
     """
 
     loaded: LoadedConfiguration
@@ -64,6 +74,7 @@ class ExportJob:
     bring_sources: bool = False
     request_id: str = ""
     interruption: Interruption = field(default_factory=Interruption)
+    stored: StoredFiles = field(default_factory=StoredFiles)
 
     def run(self) -> ExportResult:
         """Run the export and return its result, even if the export failed.
@@ -71,32 +82,49 @@ class ExportJob:
         Raises:
             ModelExportError: There is no result, for example because a source is missing.
         """
-        configuration = self.configuration
-        attributes = {"slipway.checkpoint": configuration.checkpoint.path}
         with ExitStack() as stack:
-            stack.enter_context(span("export", attributes=attributes, kind="client"))
+            stack.enter_context(self._span())
             store = stack.enter_context(artifacts_at(self.settings.coordinator, self.settings))
-            folders = stack.enter_context(SourceFolders(self.settings, store))
+            folders = stack.enter_context(SourceFolders(self.settings, store, stored=self.stored))
             prepared = self._prepare(folders, store)
-            warnings = tuple(dict.fromkeys((*self.loaded.warnings, *prepared.warnings)))
             if not self.settings.coordinator:
                 stack.enter_context(self.interruption.turn(self.observer.note))
-            delivered = self._deliver_again(prepared, store, warnings)
+            delivered = self._deliver_again(prepared, store)
             if delivered is not None:
                 return delivered
             self.observer.note("starting")
             client = stack.enter_context(self._client(prepared.identity))
-            export = self._carry_out(client, prepared)
-            try:
-                return self._deliver(export, store, warnings)
-            except ModelExportError as error:
-                if error.reason not in _LOST:
-                    raise
-                self.observer.log(logging.WARNING, f"{error.message}: making it again")
-            client.delete_export(export.name)
-            return self._deliver(self._carry_out(client, prepared), store, warnings)
+            return self.finish(client, store, self._create(client, prepared))
 
-    def _deliver_again(self, prepared: Prepared, store: Artifacts, warnings: tuple[str, ...]) -> ExportResult | None:
+    def submit(self, client: Client, store: Artifacts) -> Submitted:
+        """Store the sources and create the export at a coordinator, or find the one that exists.
+
+        Raises:
+            ModelExportError: It cannot be created.
+        """
+        with self._span(), SourceFolders(self.settings, store, stored=self.stored) as folders:
+            return self._create(client, self._prepare(folders, store))
+
+    def finish(self, client: Client, store: Artifacts, submitted: Submitted) -> ExportResult:
+        """Watch an export to its end, and deliver it; make it again if its artifacts are lost.
+
+        Raises:
+            ModelExportError: There is no result.
+        """
+        prepared = submitted.prepared
+        try:
+            return self._deliver(self._watch(client, submitted), store, prepared)
+        except ModelExportError as error:
+            if error.reason not in _LOST:
+                raise
+            self.observer.log(logging.WARNING, f"{error.message}: making it again")
+        client.delete_export(submitted.export.name)
+        return self._deliver(self._watch(client, self._create(client, prepared)), store, prepared)
+
+    def _span(self) -> contextlib.AbstractContextManager[object]:
+        return span("export", attributes={"slipway.checkpoint": self.configuration.checkpoint.path}, kind="client")
+
+    def _deliver_again(self, prepared: Prepared, store: Artifacts) -> ExportResult | None:
         """Deliver an export that has succeeded on this machine before; None if none has, or if its artifacts are lost.
 
         Its record is read from its file, because starting a coordinator and a worker would take most of the time.
@@ -111,7 +139,7 @@ class ExportJob:
             self._check_target(export)
             self.observer.event(pb.ExportEvent(export=export))
             try:
-                return self._deliver(export, store, warnings)
+                return self._deliver(export, store, prepared)
             except ModelExportError as error:
                 if error.reason not in _LOST:
                     raise
@@ -168,32 +196,42 @@ class ExportJob:
         with Embedded(self.settings, identity) as embedded:
             yield embedded.client
 
-    def _carry_out(self, client: Client, prepared: Prepared) -> pb.Export:
-        """Create the export, or continue the existing one, and watch it to its end."""
-        name = prepared.identity
+    def _create(self, client: Client, prepared: Prepared) -> Submitted:
+        """Create the export, or continue the existing one."""
+        with self._cancelling(client, prepared.identity) as cancelled:
+            export = client.create_export(
+                self.configuration,
+                sources=prepared.digests,
+                labels=prepared.labels,
+                export_id=prepared.identity,
+                source_formats=prepared.formats,
+                request_id=prepared.request_id,
+            )
+            cancelled.append(export.name)
+            self._check_target(export)
+            if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
+                export = client.retry_export(export.name)
+            self.observer.note("")
+            self.observer.event(pb.ExportEvent(export=export))
+            return Submitted(prepared, export)
+
+    @contextlib.contextmanager
+    def _cancelling(self, client: Client, name: str) -> Iterator[list[str]]:
+        """Cancel the export at the coordinator if the block is interrupted; its name is the last in the list that is yielded."""
+        names = [name]
         try:
             with self.interruption.ending(client.close):
-                export = client.create_export(
-                    self.configuration,
-                    sources=prepared.digests,
-                    labels=prepared.labels,
-                    export_id=prepared.identity,
-                    source_formats=prepared.formats,
-                    request_id=prepared.request_id,
-                )
-                name = export.name
-                self._check_target(export)
-                if export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED):
-                    export = client.retry_export(name)
-                self.observer.note("")
-                self.observer.event(pb.ExportEvent(export=export))
-                return self._watch(client, export)
+                yield names
         except BaseException as error:
-            interrupted = self.interruption.requested or isinstance(error, KeyboardInterrupt)
-            if self.settings.coordinator and name and interrupted:
-                with contextlib.suppress(ModelExportError), self._remote() as another:  # the first may be closed
-                    another.cancel_export(name)
+            if self.interruption.requested or isinstance(error, KeyboardInterrupt):
+                self.cancel(names[-1])
             raise
+
+    def cancel(self, name: str) -> None:
+        """Cancel an export at the named coordinator, if there is one; the export may have ended."""
+        if self.settings.coordinator and name:
+            with contextlib.suppress(ModelExportError), self._remote() as another:  # the first client may be closed
+                another.cancel_export(name)
 
     def _remote(self) -> Client:
         """Return a client of the named coordinator."""
@@ -201,20 +239,24 @@ class ExportJob:
 
         return Client(self.settings.coordinator, security=self.settings.security, project=self.settings.project)
 
-    def _watch(self, client: Client, export: pb.Export) -> pb.Export:
+    def _watch(self, client: Client, submitted: Submitted) -> pb.Export:
+        """Watch an export to its end."""
+        export = submitted.export
         if export.state in ENDED_STATES:
             return export
-        for event in client.watch_export(export.name):
-            self.observer.event(event)
-            if event.WhichOneof("event") == "export":
-                named, export = bool(export.labels.get("model_name")), event.export
-                if not named:
-                    self._check_target(export)
-                if export.state in ENDED_STATES:
-                    break
-        return export if export.state in ENDED_STATES else client.get_export(export.name)
+        with self._cancelling(client, export.name):
+            for event in client.watch_export(export.name):
+                self.observer.event(event)
+                if event.WhichOneof("event") == "export":
+                    named, export = bool(export.labels.get("model_name")), event.export
+                    if not named:
+                        self._check_target(export)
+                    if export.state in ENDED_STATES:
+                        break
+            return export if export.state in ENDED_STATES else client.get_export(export.name)
 
-    def _deliver(self, export: pb.Export, store: Artifacts, warnings: tuple[str, ...]) -> ExportResult:
+    def _deliver(self, export: pb.Export, store: Artifacts, prepared: Prepared) -> ExportResult:
+        warnings = tuple(dict.fromkeys((*self.loaded.warnings, *prepared.warnings)))
         validation = _validation(export, store)
         if not delivered_formats(export):
             return export_result(export, store=store, validation=validation, warnings=warnings)
@@ -271,19 +313,11 @@ def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:
             ) from error
 
 
-def run_export(
-    loaded: LoadedConfiguration,
-    settings: Settings,
-    observer: Observer,
-    *,
-    bring_sources: bool = False,
-    request_id: str = "",
-    interruption: Interruption | None = None,
-) -> ExportResult:
-    """Run an export to its end and return its result, even if the export failed. Arguments are those of :class:`ExportJob`.
+def require_installed(settings: Settings) -> None:
+    """Refuse an export without a coordinator where the libraries for one are missing.
 
     Raises:
-        ModelExportError: There is no result: a source is missing, the machine cannot make the outputs, or it was interrupted.
+        ConfigurationError: A library is missing; the remedy says how to install it.
     """
     if not settings.coordinator:
         require(
@@ -292,6 +326,24 @@ def run_export(
             install="all",
             otherwise="name a coordinator: --coordinator HOST:PORT",
         )
+
+
+def run_export(
+    loaded: LoadedConfiguration,
+    settings: Settings,
+    observer: Observer,
+    *,
+    bring_sources: bool = False,
+    request_id: str = "",
+    interruption: Interruption | None = None,
+    stored: StoredFiles | None = None,
+) -> ExportResult:
+    """Run an export to its end and return its result, even if the export failed. Arguments are those of :class:`ExportJob`.
+
+    Raises:
+        ModelExportError: There is no result: a source is missing, the machine cannot make the outputs, or it was interrupted.
+    """
+    require_installed(settings)
     interruption = interruption or Interruption()
     job = ExportJob(
         loaded,
@@ -300,6 +352,7 @@ def run_export(
         bring_sources=bring_sources,
         request_id=request_id,
         interruption=interruption,
+        stored=stored or StoredFiles(),
     )
     try:
         return job.run()

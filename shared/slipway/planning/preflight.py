@@ -74,6 +74,8 @@ class Preflight:
     Attributes:
         findings: The checks.
         disk_needed_bytes: Size of everything that the plan makes.
+        stored_bytes: The same, with the base if the store cannot link its files.
+        delivered_bytes: Size of the delivered copies.
         task_bytes: The same by task.
         memory_needed_bytes: Memory of the stage that needs most.
         task_seconds: Expected time of each task on two cores, without those in reserve and those that are not run.
@@ -81,6 +83,8 @@ class Preflight:
 
     findings: tuple[Finding, ...]
     disk_needed_bytes: int = 0
+    stored_bytes: int = 0
+    delivered_bytes: int = 0
     task_bytes: dict[str, int] | None = None
     memory_needed_bytes: int = 0
     task_seconds: dict[str, float] | None = None
@@ -134,6 +138,7 @@ def preflight(
     memory = memory_bytes(tasks, size)
     calls, refused = _read_parameters(tasks)
     model = _read_configuration(base, config)
+    stored, delivered = _stored_bytes(made, base=base, home=home), sum(made[task.id] for task in tasks if task.format)
     findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
     seconds = _expected_seconds(calls, made, size=size, config=model)
     findings += [
@@ -142,13 +147,15 @@ def preflight(
         *_descriptions(calls, model),
         *_refusals(calls, model),
         *_examine_adapter(calls, adapter),
-        *_check_disk(tasks, made, base=base, home=home, output=output),
+        *check_disk(stored, delivered, home=home, output=output),
     ]
     if here:
         findings += [_check_memory(memory), _describe_time(sum(seconds.values())), *_stages(tasks)]
     return Preflight(
         findings=tuple(findings),
         disk_needed_bytes=sum(made.values()),
+        stored_bytes=stored,
+        delivered_bytes=delivered,
         task_bytes=made,
         memory_needed_bytes=memory,
         task_seconds=seconds,
@@ -304,19 +311,17 @@ def _examine_adapter(calls: Sequence[_Call], adapter: Path | None) -> list[Findi
     return list(findings)
 
 
-def _check_disk(
-    tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path
-) -> list[Finding]:
+def _stored_bytes(made: Mapping[str, int], *, base: Path, home: Path) -> int:
+    apart = base.stat().st_dev != _existing_folder(home).stat().st_dev  # otherwise the store links or clones the files
+    return sum(made.values()) + (sum(path.stat().st_size for path in base.iterdir() if path.is_file()) if apart else 0)
+
+
+def check_disk(stored: int, delivered: int, *, home: Path, output: Path) -> list[Finding]:
+    """Check the room for stored results and delivered copies, in bytes; the copies may be clones, which need none."""
     home, output = _existing_folder(home), _existing_folder(output)
-    stored = sum(made.values())
-    if base.stat().st_dev != home.stat().st_dev:  # otherwise the store links or clones the files
-        stored += sum(path.stat().st_size for path in base.iterdir() if path.is_file())
-    delivered = [task for task in tasks if task.format]
     if home.stat().st_dev != output.stat().st_dev:
-        apart = sum(made[task.id] for task in delivered)
-        return [_check_space("disk: SLIPWAY_HOME", stored, home), _check_space("disk: output", apart, output)]
-    stored += sum(made[task.id] for task in delivered)  # a copy, unless the file system clones
-    return [_check_space("disk: SLIPWAY_HOME", stored, home)]
+        return [_check_space("disk: SLIPWAY_HOME", stored, home), _check_space("disk: output", delivered, output)]
+    return [_check_space("disk: SLIPWAY_HOME", stored + delivered, home)]
 
 
 def _find_unwritable(name: str, folder: Path) -> list[Finding]:

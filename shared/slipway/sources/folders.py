@@ -31,6 +31,30 @@ if TYPE_CHECKING:
 
 
 _Origin = TypeVar("_Origin", bound=Origin)
+_State = tuple[tuple[str, int, int, int, int], ...]
+
+
+class StoredFiles:
+    """The files that this process has put into one store, so that exports with the same base read it once."""
+
+    def __init__(self) -> None:
+        self._digests: dict[_State, str] = {}
+
+    def put(self, files: Mapping[str, Path], store: Artifacts, *, on_bytes: OnBytes) -> str:
+        """Store files, given by their real paths, and return the digest; do not read them again while they are the same."""
+        state = _state(files)
+        digest = self._digests.get(state)
+        if digest is None or not store.exists(digest):
+            digest = store.put_files(files, on_bytes=on_bytes)
+            if _state(files) == state:  # none was changed while it was read
+                self._digests[state] = digest
+        return digest
+
+
+def _state(files: Mapping[str, Path]) -> _State:
+    """Return what changes with the content of files. The time of a change is not in it, because a link to a file in the store sets it."""
+    stats = [(name, files[name].stat()) for name in sorted(files)]
+    return tuple((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 class SourceFolders:
@@ -39,10 +63,13 @@ class SourceFolders:
     Args:
         settings: Scratch space, S3 service and store.
         store: Store of digests; by default that of the settings.
+        stored: Files that this process has stored before; they are not read again while they stay as they are.
     """
 
-    def __init__(self, settings: Settings, store: Artifacts | None = None) -> None:
-        self._settings, self._store = settings, store
+    def __init__(
+        self, settings: Settings, store: Artifacts | None = None, *, stored: StoredFiles | None = None
+    ) -> None:
+        self._settings, self._store, self._stored = settings, store, stored or StoredFiles()
         self._scratch = Path(os.path.realpath(settings.scratch)) / f"sources-{uuid.uuid4().hex}"
         self._stack = ExitStack()
         self._mirrors: dict[str, Mirror] = {}
@@ -79,7 +106,7 @@ class SourceFolders:
         for mirror in self._mirrors.values():
             if some.is_relative_to(mirror.folder):
                 return self._put(mirror, files, store, on_bytes)
-        return store.put_files(files, on_bytes=on_bytes)
+        return self._stored.put(files, store, on_bytes=on_bytes)
 
     def snapshot(self, folder: Path) -> tuple[str, tuple[str, ...]]:  # noqa: ARG002
         """Return the hub repository that a folder was just read from, and names of its revision; empty for any other folder."""
