@@ -8,16 +8,17 @@ export UV_TORCH_BACKEND ?= cpu
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -P -m pip install --quiet --disable-pip-version-check) -c constraints.txt
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
+RELEASE_INSTALLED := $(VENV)/.release-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format lock docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format lock docs release protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Make the environment .venv with everything in it
 
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard services/*/slipway_*/*/kernel*.[ch] shared/slipway/machine/compiled/*.h)
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard services/*/slipway_*/*/kernel*.[ch] shared/slipway/machine/compiled/*.h)
 	$(PYTHON) -P -m venv $(VENV)
 	@# An environment from before the distribution was renamed would have every stage twice.
 	$(BIN)/python -P -m pip uninstall --quiet --yes --disable-pip-version-check slipway 2>/dev/null
@@ -87,6 +88,13 @@ docs: $(DOCS_INSTALLED) ## Build the documentation site into .site/html, with ev
 
 $(DOCS_INSTALLED): $(INSTALLED)
 	$(INSTALL) -e '.[docs]'
+	@touch $@
+
+release: $(RELEASE_INSTALLED) ## Build wheels, source, bill of materials, manifests and chart of the tagged commit into dist/ (KEY=… signs, TRIAL=1 takes any commit)
+	$(BIN)/python -P deploy/release/build.py $(if $(PARTS),--only $(PARTS)) $(if $(KEY),--key $(KEY)) $(if $(TRIAL),--trial)
+
+$(RELEASE_INSTALLED): $(INSTALLED)
+	$(INSTALL) -e '.[release]'
 	@touch $@
 
 protos: $(INSTALLED) ## Generate the Python code of the protos

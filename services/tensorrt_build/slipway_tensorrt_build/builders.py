@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # The targets of TensorRT-RTX 1.7; it has no names for the data-centre architectures sm90, sm100 and sm103.
 RTX_TARGETS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 
-_INSTALL_RTX = f"{install_command('tensorrt_build')} brings tensorrt-rtx, which builds without a GPU"
+_INSTALL_RTX = f"{install_command('tensorrt_build')} brings tensorrt-rtx on Linux x86-64, which builds without a GPU"
 _INSTALL_TENSORRT = f"{install_command('tensorrt')} on a machine with an NVIDIA GPU and its driver"
 
 

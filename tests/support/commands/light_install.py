@@ -23,7 +23,7 @@ from support.commands.cli import SLIPWAY, Done
 
 ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "protos", "shared", "services")
+SOURCES = ("pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE", "protos", "shared", "services")
 
 # Python imports this module by itself, before everything else in each process.
 _HIDING = """

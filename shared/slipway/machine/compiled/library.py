@@ -6,14 +6,13 @@ import ctypes
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-_NAME = "_kernel"
+_NAME = f"_kernel{EXTENSION_SUFFIXES[-1]}"  # the suffix that names no version of Python: setup.py
 
 
 def load_library(folder: Path) -> ctypes.CDLL | None:
-    """Load the library that was compiled into a folder; None if there was no C compiler at installation."""
-    paths = (folder / f"{_NAME}{suffix}" for suffix in EXTENSION_SUFFIXES)
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
+    """Load the library that was compiled into a folder; None if there was no C compiler, or the wheel is the one for any platform."""
+    path = folder / _NAME
+    if not path.exists():
         return None
     library = ctypes.CDLL(str(path))
     library.slipway_kernel.restype = ctypes.c_char_p
