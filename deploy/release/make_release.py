@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Build what a release consists of, and sign it: ``deploy/release/build.py [--out dist] [--only NAME …] [--key KEY.pem] [--trial]``.
+"""Build what a release consists of, and sign it: ``deploy/release/make_release.py [--out dist] [--only NAME …] [--key KEY.pem] [--trial]``.
 
 Everything is made of the commit that has the tag ``vVERSION``, in a copy of it; ``--trial`` takes any commit. Parts:
 
@@ -31,12 +31,13 @@ from pathlib import Path
 
 # Python leaves the script's own folder out with -P.
 sys.path.insert(0, str(Path(__file__).parent))
-from version import CHANGELOG, ROOT, ReleaseError, changes, current_version, find_others
+from set_version import CHANGELOG, ROOT, ReleaseError, changes, current_version, find_others
 
 SUMS, SIGNATURE = "SHA256SUMS", "SIGNATURE"
 FOREIGN: Mapping[str, str] = {"linux-aarch64": "aarch64-linux-gnu.2.17", "macosx-11.0-arm64": "aarch64-macos.11.0"}
 """Platforms as wheels call them, and as Zig does; the numbers are the oldest C library and macOS that will do."""
 PASSWORD = "SLIPWAY_RELEASE_PASSWORD"  # noqa: S105 -- the variable's name
+_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 _CHART = Path("k8s/helm/slipway")
 _SITE = Path(".site/html")
 
@@ -70,7 +71,7 @@ class Release:
         done = subprocess.run(
             list(map(str, words)),
             cwd=self.source,
-            env={**os.environ, "SOURCE_DATE_EPOCH": self.epoch, **environment},
+            env={**os.environ, "PATH": _PATH, "SOURCE_DATE_EPOCH": self.epoch, **environment},
             capture_output=True,
             text=True,
             check=False,
@@ -205,11 +206,11 @@ UNASKED = tuple(name for name in PARTS if name != "images")
 def find_obstacle(version: str, *, trial: bool) -> str:
     """Return what stands in the way of a release of this commit, and what to do; empty if nothing does."""
     if others := find_others(ROOT):
-        return f"{'; '.join(others)}: deploy/release/version.py writes them"
+        return f"{'; '.join(others)}: deploy/release/set_version.py writes them"
     if trial:
         return ""
     if not changes((ROOT / CHANGELOG).read_text(encoding="utf-8"), version):
-        return f"{CHANGELOG} has no section of {version}: deploy/release/version.py {version} makes it"
+        return f"{CHANGELOG} has no section of {version}: deploy/release/set_version.py {version} makes it"
     if _git("status", "--porcelain"):
         return "the working copy has changes: commit them"
     if f"v{version}" not in _git("tag", "--points-at", "HEAD").split():

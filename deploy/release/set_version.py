@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Set the version everywhere, and cut the changelog: ``deploy/release/version.py [--check] [VERSION] [--date YYYY-MM-DD]``.
+"""Set the version everywhere, and cut the changelog: ``deploy/release/set_version.py [--check] [VERSION] [--date YYYY-MM-DD]``.
 
 The version stands in ``pyproject.toml``, in the names of images (compose, Kubernetes, the chart), and as a section of ``CHANGELOG.md``.
 ``--check`` writes nothing, and ends with 1 if one of them is another.
@@ -63,11 +63,8 @@ def set_version(folder: Path, version: str, day: dt.date) -> list[Path]:
     before = current_version(folder)
     text = (folder / CHANGELOG).read_text(encoding="utf-8")
     released = bool(changes(text, before))
-    try:
-        later = Version(version) > Version(before) or (not released and Version(version) == Version(before))
-    except InvalidVersion:
-        raise ReleaseError(f"{version!r} is not a version: write 0.2.0, or 0.2.0rc1") from None
-    if not later:
+    named = _parse(version)
+    if not (named > Version(before) or (not released and named == Version(before))):
         raise ReleaseError(f"{version} is not later than {before}, which is the last one: name a later one")
     if not changes(text, "Unreleased"):
         raise ReleaseError(f"{CHANGELOG} has nothing below {_UNRELEASED.strip()!r}: say there what changed")
@@ -78,6 +75,17 @@ def set_version(folder: Path, version: str, day: dt.date) -> list[Path]:
     for path in _naming_images(folder):
         made[path] = _IMAGES.sub(lambda each: each["before"] + version, path.read_text(encoding="utf-8"))
     return _write(made)
+
+
+def _parse(version: str) -> Version:
+    wrong = ReleaseError(f"{version!r} is not a version: write 0.2.0, or 0.2.0rc1")
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        raise wrong from None
+    if str(parsed) != version:
+        raise wrong
+    return parsed
 
 
 def find_others(folder: Path) -> list[str]:
