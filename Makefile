@@ -91,7 +91,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	@touch $@
 
 release: $(RELEASE_INSTALLED) ## Build wheels, source, bill of materials, manifests and chart of the tagged commit into dist/ (KEY=… signs, TRIAL=1 takes any commit)
-	$(BIN)/python -P deploy/release/make_release.py $(if $(PARTS),--only $(PARTS)) $(if $(KEY),--key $(KEY)) $(if $(TRIAL),--trial)
+	$(BIN)/python -P deploy/release/make_release.py $(if $(PARTS),--only $(PARTS)) $(if $(KEY),--key $(KEY)) $(if $(WHEELS),--wheels $(WHEELS)) $(if $(TRIAL),--trial)
 
 $(RELEASE_INSTALLED): $(INSTALLED)
 	$(INSTALL) -e '.[release]'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build the images: deploy/build.sh [NAME…], by default all that need no GPU; --list shows all. Uses docker, podman or buildah,
-# whichever works.
+# Build the images: deploy/build.sh [--push REGISTRY] [NAME…], by default all that need no GPU; --list shows all. Uses docker, podman or
+# buildah, whichever works. With --push each goes to the registry, and its name with the digest there is printed.
 #
 #   BUILDER      one of them, in place of the first that works
 #   VERSION      tag; by default the project's version
@@ -40,6 +40,13 @@ if [[ ${1:-} == --list ]]; then # what there is, for scripts: name, Dockerfile, 
     exit
 fi
 
+REGISTRY=
+if [[ ${1:-} == --push ]]; then
+    REGISTRY=${2:-}
+    [[ -n $REGISTRY ]] || { echo "--push needs a registry: deploy/build.sh --push registry.example.org/team" >&2; exit 2; }
+    shift 2
+fi
+
 builder() {
     if command -v docker >/dev/null && docker info >/dev/null 2>&1; then echo docker
     elif command -v podman >/dev/null; then echo podman
@@ -60,6 +67,19 @@ case $BUILDER in
     *) COMMAND=("$BUILDER" build) ;;
 esac
 
+# push IMAGE:TAG: print its name in the registry, with the digest
+push() {
+    local there=$REGISTRY/$1 digest
+    digest=$(mktemp)
+    case $BUILDER in
+        docker) docker tag "$1" "$there" && docker push --quiet "$there" && docker inspect --format '{{index .RepoDigests 0}}' "$there" | sed 's/.*@//' >"$digest" ;;
+        podman) podman push --quiet --digestfile "$digest" "$1" "$there" ;;
+        buildah) buildah --storage-driver "${STORAGE_DRIVER:-vfs}" push --quiet --digestfile "$digest" "$1" "docker://$there" ;;
+    esac >&2
+    echo "$there@$(cat "$digest")"
+    rm "$digest"
+}
+
 for name in "${@:-${ON_CPU[@]}}"; do
     if [[ -z ${IMAGES[$name]+known} ]]; then
         echo "there is no image $name; known are $(printf '%s\n' "${!IMAGES[@]}" | sort | paste -sd' ')" >&2
@@ -73,5 +93,6 @@ for name in "${@:-${ON_CPU[@]}}"; do
     [[ -e $own ]] || own=
     echo "building $image:$tag with $BUILDER" >&2
     "${COMMAND[@]}" --file "deploy/Dockerfile.$dockerfile" --tag "$image:$tag" \
-        --build-arg "EXTRAS=$extras" --build-arg "NAME=$image" --build-arg "VERSION=$VERSION" ${own:+--build-arg "CONSTRAINTS=$own"} "${FLAGS[@]}" .
+        --build-arg "EXTRAS=$extras" --build-arg "NAME=$image" --build-arg "VERSION=$VERSION" ${own:+--build-arg "CONSTRAINTS=$own"} "${FLAGS[@]}" . >&2
+    [[ -z $REGISTRY ]] || push "$image:$tag"
 done

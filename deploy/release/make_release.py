@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Build what a release consists of, and sign it: ``deploy/release/make_release.py [--out dist] [--only NAME …] [--key KEY.pem] [--trial]``.
+"""Build what a release consists of, and sign it: ``deploy/release/make_release.py [--out dist] [--only NAME …] [--key KEY.pem] [--wheels DIR] [--trial]``.
 
 Everything is made of the commit that has the tag ``vVERSION``, in a copy of it; ``--trial`` takes any commit. Parts:
 
@@ -55,12 +55,14 @@ class Release:
         source: A copy of the commit's files.
         out: Where its files go.
         epoch: Time of the commit, in seconds: what is made twice is the same.
+        wheels: A folder of wheels with kernels that were made elsewhere, in place of those that can be made here.
     """
 
     version: str
     source: Path
     out: Path
     epoch: str
+    wheels: Path | None = None
 
     def run(self, *words: str | Path, **environment: str) -> str:
         """Run a program in the copy; return what it prints.
@@ -99,14 +101,28 @@ def make_sdist(release: Release) -> None:
 
 def make_wheels(release: Release) -> None:
     """Make the wheel of this machine's platform, those of the platforms that Zig compiles for, and the one for any."""
-    _make_wheel(release)
     _make_wheel(release, SLIPWAY_KERNELS="none")
+    if release.wheels:
+        _take_wheels(release, release.wheels)
+        return
+    _make_wheel(release)
     if importlib.util.find_spec("ziglang") is None:
         raise Missing(f"no wheels for {', '.join(FOREIGN)}: ziglang is not installed")
     for name, target in FOREIGN.items():
         if name != f"{sys.platform}-{platform.machine()}":
             compiler = f"{sys.executable} -P -m ziglang cc -target {target}"
             _make_wheel(release, CC=compiler, LDSHARED=f"{compiler} -shared", _PYTHON_HOST_PLATFORM=name)
+
+
+def _take_wheels(release: Release, folder: Path) -> None:
+    wheels = sorted(folder.glob("*.whl"))
+    others = [wheel.name for wheel in wheels if not wheel.name.startswith(f"slipway_ml-{release.version}-py3-none-")]
+    if others or not wheels:
+        raise ReleaseError(
+            f"{folder.name} has {', '.join(others) or 'no wheels'}: give the wheels of {release.version}"
+        )
+    for wheel in wheels:
+        shutil.copy(wheel, release.out)
 
 
 def _make_wheel(release: Release, **environment: str) -> None:
@@ -261,7 +277,7 @@ def build(release: Release, parts: list[str], key: Path | None) -> list[str]:
     return missing
 
 
-def release_into(out: Path, parts: list[str], key: Path | None, *, trial: bool) -> list[str]:
+def release_into(out: Path, parts: list[str], *, key: Path | None, wheels: Path | None, trial: bool) -> list[str]:
     """Make a release in a folder, which is there only if all went well; return what could not be made, and why.
 
     Raises:
@@ -279,7 +295,7 @@ def release_into(out: Path, parts: list[str], key: Path | None, *, trial: bool) 
         archive = source.with_suffix(".tar")
         _git("archive", "--output", str(archive), "HEAD")
         shutil.unpack_archive(archive, source, filter="data")
-        missing = build(Release(version, source, made, _git("log", "-1", "--format=%ct")), parts, key)
+        missing = build(Release(version, source, made, _git("log", "-1", "--format=%ct"), wheels), parts, key)
         made.rename(out)
     return missing
 
@@ -292,11 +308,14 @@ def main(words: list[str]) -> int:
         "--only", nargs="+", choices=PARTS, default=list(UNASKED), help="parts; all but images if not given"
     )
     parser.add_argument("--key", type=Path, help=f"EC private key in PEM form that signs; {PASSWORD} has its password")
+    parser.add_argument(
+        "--wheels", type=Path, help="folder of wheels with kernels that were made on their own platforms"
+    )
     parser.add_argument("--trial", action="store_true", help="take this commit, tagged or not")
     arguments = parser.parse_args(words)
     try:
-        out = arguments.out.absolute()
-        missing = release_into(out, arguments.only, arguments.key and arguments.key.absolute(), trial=arguments.trial)
+        out, key, wheels = (path and path.absolute() for path in (arguments.out, arguments.key, arguments.wheels))
+        missing = release_into(out, arguments.only, key=key, wheels=wheels, trial=arguments.trial)
     except ReleaseError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Set the version everywhere, and cut the changelog: ``deploy/release/set_version.py [--check] [VERSION] [--date YYYY-MM-DD]``.
+"""Set the version everywhere, and cut the changelog: ``deploy/release/set_version.py VERSION [--date YYYY-MM-DD]``.
 
 The version stands in ``pyproject.toml``, in the names of images (compose, Kubernetes, the chart), and as a section of ``CHANGELOG.md``.
-``--check`` writes nothing, and ends with 1 if one of them is another.
+``--check`` writes nothing, and ends with 1 if one of them is another; ``--changes VERSION`` prints that section.
 """
 
 from __future__ import annotations
@@ -119,10 +119,14 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--check", action="store_true", help="write nothing; end with 1 if files name different versions"
     )
+    parser.add_argument("--changes", metavar="VERSION", help="print what the changelog says of a version")
     arguments = parser.parse_args(words)
-    if arguments.check == bool(arguments.version):
-        parser.error("name a version, or --check")
+    if sum(map(bool, (arguments.version, arguments.check, arguments.changes))) != 1:
+        parser.error("name a version, --check, or --changes VERSION")
     try:
+        if arguments.changes:
+            print(changes((ROOT / CHANGELOG).read_text(encoding="utf-8"), arguments.changes))
+            return 0
         if arguments.check:
             others = find_others(ROOT)
             print("\n".join(others), file=sys.stderr)
