@@ -39,7 +39,7 @@ def test_nothing_unsafe_is_found_in_them() -> None:
     ("safe", "unsafe", "found"),
     [
         (r"actions/checkout@[0-9a-f]{40}", "actions/checkout@v7", "unpinned-uses"),
-        (r"permissions:\n  contents: read", "permissions: write-all", "excessive-permissions"),
+        ("pull_request:", "pull_request_target:", "dangerous-triggers"),
         (r"run: \.ci/run", "run: echo ${{ github.event.pull_request.title }}", "template-injection"),
     ],
 )
