@@ -58,7 +58,7 @@ test-orders: $(INSTALLED) ## Run the tests of what keeps state in a process in a
 test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are killed; CLUSTER_FAULT_RUNS=50 for more kills
 	$(PYTEST) -m cluster
 
-test-k8s: $(INSTALLED) ## Install the checkers of manifests that npm and checkov have, and run all tests of k8s/ with them
+test-k8s: $(INSTALLED) ## Install Helm and the checkers of manifests that npm and checkov have, and run all tests of k8s/ with them
 	PYTHON=$(PYTHON) tests/k8s/tools/tools.sh
 	$(SHUFFLED) tests/k8s tests/deploy/test_alerts.py
 

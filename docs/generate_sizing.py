@@ -1,7 +1,8 @@
-"""Print the page about sizes for docs/sizing.md, or a component of k8s/ with the sizes for one model.
+"""Print the page about sizes for docs/sizing.md, a component of k8s/ with the sizes for one model, or those of the Helm chart.
 
 ``python docs/generate_sizing.py > docs/sizing.md``
 ``python docs/generate_sizing.py 70b > k8s/components/sizes/70b/kustomization.yaml``
+``python docs/generate_sizing.py chart > k8s/helm/slipway/files/sizes.yaml``
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ MODELS = {
 }
 
 
+SMALL = Model("Qwen3-0.6B", 1024, 28, 16, 8, 128, 3072, 151936)
+"""The model whose needs are reserved for workers before a component of a size is chosen."""
+
+
 @dataclass(frozen=True)
 class Need:
     """What a worker of a stage needs, in bytes."""
@@ -123,8 +128,16 @@ def base_gib(stage: str, path: str) -> int:
     return int(changed[path].removesuffix("Gi"))
 
 
+def given_gib(model: Model) -> dict[str, tuple[int, int]]:
+    """Return memory and volume of each worker for a model, in GiB: what it needs, and never less than it has without."""
+    return {
+        stage: (max(need.memory_gib, base_gib(stage, MEMORY)), max(need.volume_gib, base_gib(stage, VOLUME)))
+        for stage, need in needs(model.size()).items()
+    }
+
+
 def component(name: str) -> str:
-    """Write the component of one model: what its workers need, and never less than they have without it."""
+    """Write the component of one model."""
     model = MODELS[name]
     lines = [
         f"# Workers for models of the size of {model.name}; by docs/generate_sizing.py {name}, see docs/sizing.md.",
@@ -133,9 +146,7 @@ def component(name: str) -> str:
         "kind: Component",
         "patches:",
     ]
-    for stage, need in needs(model.size()).items():
-        memory = max(need.memory_gib, base_gib(stage, MEMORY))
-        volume = max(need.volume_gib, base_gib(stage, VOLUME))
+    for stage, (memory, volume) in given_gib(model).items():
         values = {
             MEMORY.replace("limits", "requests"): f"{memory}Gi",
             MEMORY: f"{memory}Gi",
@@ -145,6 +156,18 @@ def component(name: str) -> str:
         # A second pool of a stage has the stage's name with a suffix.
         lines += [f"  - target: {{kind: Deployment, name: 'slipway-{stage}(-.*)?'}}", "    patch: |"]
         lines += [f"      - {{op: replace, path: {path}, value: {value}}}" for path, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def chart() -> str:
+    """Write what the Helm chart gives workers for each size."""
+    lines = ["# Workers for models of a size; by docs/generate_sizing.py chart, see docs/sizing.md."]
+    for name, model in MODELS.items():
+        lines.append(f"{name}: # {model.name}")
+        lines += [
+            f"  {stage}: {{memory: {memory}Gi, volume: {volume}Gi}}"
+            for stage, (memory, volume) in given_gib(model).items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -172,8 +195,11 @@ attempt is in `slipway get`, on the dashboard, and in `slipway_stage_peak_memory
 - `onnx_export` compares with PyTorch only where {overhead} times the float32 weights fit: {parity} of memory. Otherwise it says so, and `validate`
   compares the outputs.
 - An engine in 16 bits takes {engines} of GPU memory before any cache of keys and values: a 70B model needs int8 or int4 on one GPU of 80 GB.
+- Without a component of `sizes`, {reserved} of memory are reserved for a worker: what the estimate above says for Qwen3-0.6B, so that the first workers fit on
+  small nodes. A larger model may take more, up to the limit. If its node has no more, the pod is evicted, and its task begins again. The components of `sizes` reserve
+  the whole limit.
 - `base/` has {base} of memory for `validate` and {build} for `tensorrt_build`, for models of up to 3 and 2 billion weights. For larger ones, take the component of the next
-  size:
+  size; with the [Helm chart](kubernetes.md#helm), `--set size=70b`:
 
 ```yaml
 # kustomization.yaml
@@ -210,6 +236,9 @@ def page() -> str:
             overhead=PARITY_OVERHEAD,
             parity=_each(f"{PARITY_OVERHEAD * FLOAT32_BYTES * count / 1e9:.0f}" for count in weights),
             engines=_each(f"{2 * count / 1e9:.0f}" for count in weights),
+            reserved=" or ".join(
+                f"{gib} GiB" for gib in sorted({need.memory_gib for need in needs(SMALL.size()).values()})
+            ),
             base=f"{base_gib('validate', MEMORY)} GiB",
             build=f"{base_gib('tensorrt-build', MEMORY)} GiB",
         )
@@ -222,5 +251,17 @@ def _each(values: object) -> str:
     return f"{first}, {second} and {third} GB"
 
 
+def _printed(words: list[str]) -> str:
+    match words:
+        case []:
+            return page()
+        case ["chart"]:
+            return chart()
+        case [name]:
+            return component(name)
+        case _:
+            raise SystemExit(__doc__)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(component(sys.argv[1]) if len(sys.argv) > 1 else page())
+    sys.stdout.write(_printed(sys.argv[1:]))

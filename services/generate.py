@@ -17,123 +17,21 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+# Python leaves the script's own folder out with -P.
+sys.path.insert(0, str(Path(__file__).parent))
+from table import TABLE, Service, read_table
 
-TABLE = "services/services.toml"
 _MADE = f"made by services/generate.py from {TABLE}"
 _TITLE = f"# {_MADE[0].upper()}{_MADE[1:]}."
 _WIDTH = 128
+_VERSION = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "version"
+]
 _REST = ("s3",)
 """Extras that every image has."""
-
-
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-Text = Annotated[str, StringConstraints(pattern=r"^[^\n]*$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
-Place = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_.]*:[A-Z_]+$")]
-"""An object of a service's package: ``module:NAME``."""
-
-
-class Worker(_Row):
-    """How a service's workers run on Kubernetes.
-
-    Attributes:
-        about: What they do, and why they need what they need; the column ``for``.
-        cpu: Processors.
-        memory: Memory, as Kubernetes writes it.
-        volume: Size of the volume for the scratch folder.
-        scratch: What tasks may use of it; empty for the default.
-        unserved: Stages of the service that no worker serves.
-    """
-
-    about: Text = Field(alias="for")
-    cpu: int
-    memory: Text
-    volume: Text
-    scratch: Text = ""
-    unserved: list[Name] = []
-
-
-class Service(_Row):
-    """A row of the table; its comment says what each column is."""
-
-    name: Name
-    does: Text
-    runs_on: Text
-    requires: list[Text]
-    stages: dict[Name, Place] = {}
-    formats: dict[Name, Place] = {}
-    note: Text = ""
-    brings: Text = ""
-    cuda: list[Text] = []
-    worker: Worker | None = None
-
-    @property
-    def package(self) -> str:
-        """Return the name of its package."""
-        return f"slipway_{self.name}"
-
-    @property
-    def kebab(self) -> str:
-        """Return its name with hyphens, as images and objects of Kubernetes are called."""
-        return self.name.replace("_", "-")
-
-    @property
-    def served(self) -> str:
-        """Return the stages that its workers serve."""
-        unserved = self.worker.unserved if self.worker else ()
-        return ",".join(stage for stage in self.stages if stage not in unserved)
-
-
-def read_table(folder: Path) -> list[Service]:
-    """Read the table below a folder.
-
-    Raises:
-        ValueError: A row is wrong; the message says which, and how.
-    """
-    try:
-        rows = tomllib.loads((folder / TABLE).read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{TABLE} is not TOML: {error}") from error
-    services = []
-    for name, row in rows.items():
-        try:
-            service = Service.model_validate({**row, "name": name} if isinstance(row, dict) else row)
-        except ValidationError as error:
-            first = error.errors()[0]
-            column = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{TABLE}: [{name}] {column}: {first['msg']}") from error
-        if fault := _find_fault(service, folder, services):
-            raise ValueError(f"{TABLE}: [{name}] {fault}")
-        services.append(service)
-    return services
-
-
-def _find_fault(service: Service, folder: Path, before: list[Service]) -> str:
-    """Return what of a row does not fit the tree or the rows before it; empty if all does."""
-    home = folder / "services" / service.name
-    if not (home / service.package).is_dir():
-        return f"has no package: make services/{service.name}/{service.package}/"
-    if not (home / "README.md").is_file():
-        return f"has no page: write services/{service.name}/README.md"
-    for place in (*service.stages.values(), *service.formats.values()):
-        module, _, name = place.partition(":")
-        path = home / service.package / f"{module.replace('.', '/')}.py"
-        if not path.is_file():
-            return f"names {place}, and {service.package} has no module {module}"
-        if not re.search(rf"^{name}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
-            return f"names {place}, and its module has no {name}"
-    for kind in ("stages", "formats"):
-        taken = {name: other.name for other in before for name in getattr(other, kind)}
-        if twice := next((name for name in getattr(service, kind) if name in taken), ""):
-            return f"{kind}: [{taken[twice]}] has {twice} too"
-    unknown = set(service.worker.unserved) - set(service.stages) if service.worker else ()
-    return f"worker.unserved: {min(unknown)} is none of its stages" if unknown else ""
+_CACHE = "32GiB"
+"""Cache of the bucket that ``k8s/base/worker`` has."""
 
 
 def _quoted(values: Iterable[str]) -> str:
@@ -181,7 +79,7 @@ def _compose(services: list[Service]) -> str:
     return "\n".join(
         f"  worker-{each.kebab}:\n"
         "    <<: *worker\n"
-        f"    image: slipway-{each.kebab}:${{SLIPWAY_VERSION:-0.1.0}}\n"
+        f"    image: slipway-{each.kebab}:${{SLIPWAY_VERSION:-{_VERSION}}}\n"
         f"    command: [slipway, worker, {_flag(each)}, --metrics=0.0.0.0:9464, --drain-seconds=100]"
         for each in _workers(services)
     )
@@ -207,7 +105,7 @@ def _kustomization(service: Service) -> str:
     values = {
         f"{container}/args/0": f'"--stage={service.served}"',
         f"{container}/resources/requests/cpu": f'"{worker.cpu}"',
-        f"{container}/resources/requests/memory": worker.memory,
+        f"{container}/resources/requests/memory": worker.reserved or worker.memory,
         f"{container}/resources/limits/memory": worker.memory,
         f"{volume}/resources/requests/storage": worker.volume,
         **({f"{container}/env/3/value": worker.scratch} if worker.scratch else {}),
@@ -272,6 +170,46 @@ spec:
     )
 
 
+def _chart_workers(services: list[Service]) -> str:
+    """Return what the templates of the Helm chart know of each worker."""
+    texts = [f"{_TITLE}\n# The templates range over it; what of it may be changed is in values.yaml."]
+    for each in _workers(services):
+        worker = each.worker
+        assert worker
+        texts.append(
+            f"{each.kebab}:\n"
+            f"  stages: {each.served}\n"
+            f"  cuda: {json.dumps(bool(each.cuda))}\n"
+            f"  replicas: {worker.replicas}\n"
+            f"  cpu: {json.dumps(str(worker.cpu))}\n"
+            f"  reserved: {worker.reserved or worker.memory}\n"
+            f"  memory: {worker.memory}\n"
+            f"  volume: {worker.volume}\n"
+            f"  cache: {worker.scratch or _CACHE}"
+        )
+    return "\n".join(texts) + "\n"
+
+
+def _chart_readme(services: list[Service]) -> str:
+    """Return the workers of the Helm chart as a table, and what those that run without KEDA ask for together."""
+    rows = ["| worker | stages | replicas without KEDA | processors | memory reserved | at most | volume |"]
+    rows.append("|---|---|---|---|---|---|---|")
+    cpu = reserved = memory = volume = 0
+    for each in _workers(services):
+        worker = each.worker
+        assert worker
+        stages = each.served.replace(",", ", ")
+        sizes = (worker.reserved or worker.memory, worker.memory, worker.volume)
+        rows.append(f"| `{each.kebab}` | {stages} | {worker.replicas} | {worker.cpu} | {' | '.join(sizes)} |")
+        cpu += worker.replicas * worker.cpu
+        reserved, memory, volume = (
+            total + worker.replicas * int(size.removesuffix("Gi"))
+            for total, size in zip((reserved, memory, volume), sizes, strict=True)
+        )
+    rows.append(f"| **together, without KEDA** | | | {cpu} | {reserved}Gi | {memory}Gi | {volume}Gi |")
+    return "\n".join(rows)
+
+
 def _readme_extras(services: list[Service]) -> str:
     everywhere = [each.name for each in services if not each.brings and each.worker]
     first, *others = everywhere
@@ -333,6 +271,7 @@ BLOCKS = (
     Block("deploy/prometheus/prometheus.yaml", "workers", _scrape),
     Block("k8s/base/kustomization.yaml", "workers", lambda all_: "\n".join(f"  - {each.kebab}" for each in _workers(all_))),
     Block("k8s/components/keda/scaled-objects.yaml", "workers", _scaled_objects),
+    Block("k8s/helm/slipway/README.md", "workers", _chart_readme),
     Block("README.md", "extras", _readme_extras),
     Block("README.md", "services", _readme_services),
     Block("docs/site/mkdocs.yml", "services", lambda all_: "\n".join(f"      - services/{each.name}/README.md" for each in all_)),
@@ -350,6 +289,7 @@ def made(folder: Path) -> dict[Path, str]:
     texts = {path: "" for path in base.glob("*/kustomization.yaml") if _TITLE in path.read_text(encoding="utf-8")}
     for service in _workers(services):
         texts[base / service.kebab / "kustomization.yaml"] = _kustomization(service)
+    texts[folder / "k8s" / "helm" / "slipway" / "files" / "workers.yaml"] = _chart_workers(services)
     for block in BLOCKS:
         path = folder / block.file
         texts[path] = block.put_into(texts.get(path) or path.read_text(encoding="utf-8"), services)

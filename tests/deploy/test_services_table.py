@@ -45,7 +45,7 @@ def tree(tmp_path: Path) -> Path:
         shutil.copytree(package, root / package.relative_to(ROOT), ignore=kept)
     for page in (ROOT / "services").glob("*/README.md"):
         shutil.copy(page, root / page.relative_to(ROOT))
-    for name in ("generate.py", "services.toml"):
+    for name in ("generate.py", "table.py", "services.toml"):
         shutil.copy(ROOT / "services" / name, root / "services" / name)
     return root
 
@@ -90,6 +90,10 @@ def test_a_format_is_one_folder_and_one_row(tree: Path) -> None:
     assert worker["images"] == [{"name": "slipway-worker", "newName": "slipway-npz"}]
     changes = yaml.safe_load(worker["patches"][0]["patch"])
     assert [change["value"] for change in changes] == ["--stage=npz_pack", "2", "8Gi", "8Gi", "64Gi"]
+    chart = yaml.safe_load((tree / "k8s" / "helm" / "slipway" / "files" / "workers.yaml").read_text())
+    sizes = {"cpu": "2", "reserved": "8Gi", "memory": "8Gi", "volume": "64Gi", "cache": "32GiB"}
+    assert chart["npz"] == {"stages": "npz_pack", "cuda": False, "replicas": 0, **sizes}
+    assert "| `npz` | npz_pack | 0 |" in (tree / "k8s" / "helm" / "slipway" / "README.md").read_text()
     scaled = yaml.safe_load_all((tree / "k8s" / "components" / "keda" / "scaled-objects.yaml").read_text())
     assert "slipway-npz" in {each["metadata"]["name"] for each in scaled}
     page = (tree / "README.md").read_text()
@@ -148,7 +152,10 @@ def test_what_is_no_longer_in_the_table_goes(tree: Path) -> None:
         ('does = "PyTorch → GGUF', 'dose = "PyTorch → GGUF', "[gguf] does: Field required"),
         ('does = "PyTorch → GGUF', 'brings = "a\\nb"\ndoes = "PyTorch → GGUF', "[gguf] brings: String should match pattern"),
         ('unserved = ["convert"]', 'unserved = ["converts"]', "[prepare] worker.unserved: converts is none of its stages"),
-        ('cpu = 2, memory = "8Gi", volume = "64Gi", unserved', 'cpu = "2", memory = "8Gi", volume = "64Gi", unserved', "[prepare] worker.cpu: Input should be a valid integer"),
+        ('cpu = 2, memory = "8Gi", reserved', 'cpu = "2", memory = "8Gi", reserved', "[prepare] worker.cpu: Input should be a valid integer"),
+        ('memory = "8Gi", reserved = "4Gi"', 'memory = "8Gi", reserved = "4G"', "[prepare] worker.reserved: String should match pattern"),
+        ('memory = "8Gi", reserved = "4Gi"', 'memory = "8Gi", reserved = "9Gi"', "[prepare] worker: Value error, reserved is 9Gi, more than memory: 8Gi"),
+        ("replicas = 1", "replicas = -1", "[merge] worker.replicas: Input should be greater than or equal to 0"),
         ("[gguf]", "[gguf", "services/services.toml is not TOML"),
     ],
 )  # fmt: skip

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Install what the tests of k8s/ use and Slipway's environment does not have: npm's schemas of KEDA and cert-manager, and
-# checkov, whose pinned libraries do not go with ours. They lie in .k8s-tools/, which git ignores; tests that miss one are skipped.
+# Install what the tests of k8s/ use and Slipway's environment does not have: npm's schemas of KEDA, cert-manager and the Gateway
+# API; checkov, whose pinned libraries do not go with ours; Helm, as a library of 250 MB. They lie in .k8s-tools/, which git ignores;
+# tests that miss one are skipped.
 # Says what could not be had, and ends with 0: it is for tests alone.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 CHECKOV=3.3.30
+HELM=0.2.2
 tools=.k8s-tools
 
 missing() { echo "not installed: $1" >&2; }
@@ -28,5 +30,14 @@ if [[ $("$tools/checkov/bin/checkov" --version 2>/dev/null || true) != "$CHECKOV
         ! "$tools/checkov/bin/python" -P -m pip install --quiet --disable-pip-version-check "checkov==$CHECKOV"; then
         missing "checkov, as Python's packages cannot be had"
         rm -rf "$tools/checkov"
+    fi
+fi
+
+if [[ $("$tools/helm/bin/python" -P -m pip show helm-python-sdk 2>/dev/null || true) != *"Version: $HELM"* ]]; then
+    rm -rf "$tools/helm"
+    if ! "${PYTHON:-python3}" -P -m venv "$tools/helm" ||
+        ! "$tools/helm/bin/python" -P -m pip install --quiet --disable-pip-version-check "helm-python-sdk==$HELM"; then
+        missing "Helm, as Python's packages cannot be had"
+        rm -rf "$tools/helm"
     fi
 fi

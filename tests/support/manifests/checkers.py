@@ -18,7 +18,7 @@ EXCEPTIONS = ROOT / "tests" / "k8s" / "checkov.yaml"
 _CHECKOV = TOOLS / "checkov" / "bin" / "checkov"
 _MODULES = TOOLS / "npm" / "node_modules"
 _COMPILER = _MODULES / "typescript" / "bin" / "tsc"
-_PACKAGES = {"keda.sh": "keda", "cert-manager.io": "cert-manager"}
+_PACKAGES = {"keda.sh": "keda", "cert-manager.io": "cert-manager", "gateway.networking.k8s.io": "gateway-api"}
 
 needs_checkov = pytest.mark.skipif(not _CHECKOV.exists(), reason="checkov is not installed: make test-k8s does")
 needs_schemas = pytest.mark.skipif(
