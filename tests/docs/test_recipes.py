@@ -1,4 +1,4 @@
-"""Every recipe of docs/recipes.md: planned, and for real where that is cheap or where services are started."""
+"""Every recipe of docs/recipes.md, planned, and for real where that is cheap or where services are started; likewise the guide's exports."""
 
 from __future__ import annotations
 
@@ -19,22 +19,35 @@ from slipway.errors import ModelExportError
 from support.commands.cli import SLIPWAY, Done, environment, run_here, slipway
 from support.coordinators.harness import wait_for
 from support.models import tiny_models
+from support.models.family_models import make_family_adapter, make_family_model
 from support.servers.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:7070"
 
 
+def commands(text: str) -> list[list[str]]:
+    """The words of each command; what stands for something of the reader's own is left out."""
+    lines = re.findall(r"^ *\$ slipway (.*)$", text, re.MULTILINE)
+    return [shlex.split(line.rstrip(" &")) for line in lines if "…" not in line]
+
+
 def recipes() -> dict[str, list[list[str]]]:
-    """The words of each command by the recipe's heading; what stands for something of the reader's own is left out."""
-    found = {}
-    for part in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split("\n## ")[1:]:
-        lines = re.findall(r"^\$ slipway (.*)$", part, re.MULTILINE)
-        found[part.partition("\n")[0]] = [shlex.split(line.rstrip(" &")) for line in lines if "…" not in line]
-    return found
+    """The commands of each recipe by its heading."""
+    parts = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    return {part.partition("\n")[0]: commands(part) for part in parts}
 
 
 RECIPES = recipes()
+GUIDE = [ROOT / "README.md", ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+OF_THE_GUIDE = [
+    (page.name, words)
+    for page in GUIDE
+    for words in commands(page.read_text(encoding="utf-8"))
+    if words[0] == "export"
+    and ADDRESS not in words
+    and not any("demo-real" in word or "Qwen/" in word for word in words)
+]
 PLANNED = [words for commands in RECIPES.values() for words in commands if words[0] == "export"]
 WITHOUT_SERVICES = [words for words in PLANNED if ADDRESS not in words]
 
@@ -45,6 +58,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     tiny_models.make_base(folder / "base")
     checkpoint = tiny_models.make_checkpoint(folder / "base", folder / "qwen3-finetuned", step=5)
+    make_family_model("bert-classes", folder / "bert-base")
+    make_family_adapter("bert-classes", folder / "bert-base", folder / "bert-finetuned" / "checkpoint-5")
     (folder / "texts").mkdir()
     (folder / "texts" / "one.txt").write_text("text that the training has not seen")
     said = {"messages": [{"role": "user", "content": "a question that the training has not seen"}]}
@@ -66,6 +81,23 @@ def test_there_is_a_recipe_for_each_common_wish() -> None:
     assert all(RECIPES[wish] for wish in wishes)
     assert len(WITHOUT_SERVICES) >= 12
     assert "docs/recipes.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), OF_THE_GUIDE, ids=lambda given: given if isinstance(given, str) else " ".join(given)
+)
+def test_every_export_of_the_guide_can_be_planned(
+    page: str,
+    words: list[str],
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    code = run_here(*[word for word in words if word != "--plan"], "--plan", "--json")
+    assert code == 0, f"{page}: {capfd.readouterr().err}"
 
 
 @pytest.mark.parametrize("words", WITHOUT_SERVICES, ids=" ".join)
