@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / ".site"
 PAGES = SITE / "pages"
+SEARCH = Path("third_party", "iframe-worker", "shim.js")
+"""With it the search runs from a folder, where browsers start no worker; the menu's configuration names it."""
 SETTINGS = Path("shared", "slipway", "README.md")
 """The page whose tables of settings get a page of their own, beside it: its links stay the same."""
 
@@ -23,6 +25,7 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
     "Exports": (
         *("export", "plan", "recommend", "verify"),
         *("export_async", "plan_async", "recommend_async", "verify_async"),
+        *("BatchResult", "BatchEntry", "BatchPlan"),
         *("ExportPlan", "ExportProgress", "TaskProgress", "Recommendation", "Candidate", "Verification"),
     ),
     "Stages": (
@@ -70,6 +73,7 @@ def main() -> None:
     for title, names in REFERENCE.items():
         write(Path("reference", f"{title.lower()}.md"), reference(title, names))
     write(SETTINGS.with_name("all-settings.md"), settings((ROOT / SETTINGS).read_text(encoding="utf-8")))
+    write(SEARCH, (ROOT / SEARCH).read_text(encoding="utf-8"))
 
 
 def pages() -> list[Path]:

@@ -80,4 +80,6 @@ def test_the_site_is_built_without_a_warning(site: dict[str, Any], tmp_path: Pat
         for address in re.findall(r'<(?:script|link|img)\b[^>]*?(?:src|href)="((?:https?:)?//[^"]+)"', page.read_text())
     }
     assert loaded == set()
+    assert (tmp_path / "html" / "search" / "search_index.js").read_text().startswith("var __index = {")
+    assert 'src="../third_party/iframe-worker/shim.js"' in (tmp_path / "html" / "docs" / "recipes.html").read_text()
     assert 'id="slipway.Stage.providers"' in (tmp_path / "html" / "reference" / "stages.html").read_text()
