@@ -36,7 +36,9 @@ _TELEMETRY = ("opentelemetry.exporter", "opentelemetry.sdk")
 EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     WORKER_EXTRA: (*_SERVER, *_TELEMETRY, "psutil"),
     "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy"),
+    "oidc": ("joserfc",),
     "report": ("jinja2",),
+    "publish": ("OpenSSL", "model_signing", "urllib3"),
     "s3": ("minio",),
     "telemetry": _TELEMETRY,
     "sample": ("accelerate", "gguf", "peft", "psutil", "torch", "transformers"),

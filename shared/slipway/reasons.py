@@ -247,6 +247,9 @@ REASONS: Mapping[str, Reason] = {
     "EXPORT_STATE": Reason(_C.PRECONDITION, "the export's state does not allow this call"),
     "REQUEST_INVALID": Reason(_C.INVALID_INPUT, "a field of the request is missing or malformed"),
     "UNAUTHENTICATED": Reason(_C.UNAUTHENTICATED, "the call has no valid token or certificate"),
+    "ISSUER_UNAVAILABLE": Reason(
+        _C.UNAVAILABLE, "the keys that check the tokens of an issuer cannot be fetched now", retryable=True
+    ),
     "PERMISSION_DENIED": Reason(_C.FORBIDDEN, "the caller's role or projects do not allow this call"),
     "LIMIT_EXCEEDED": Reason(_C.RESOURCE, "a request, list or number of streams exceeds the server's limit"),
     "CALL_TIMEOUT": Reason(_C.TIMEOUT, "the server did not finish a call in time", retryable=True),

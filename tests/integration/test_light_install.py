@@ -112,10 +112,11 @@ def test_all_holds_every_extra_but_those_for_gpus_and_development_and_what_pins_
         "docs",
         "executorch",
         "litert",
+        "oidc",
         "onnxruntime-gpu",
         "telemetry",
         "tensorrt",
-    }  # telemetry comes with the worker
+    }  # oidc and telemetry come with the worker
     assert {normal(name) for name in held} == {normal(name) for name in held & extras}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from slipway.errors import ConfigurationError, ServiceError
-from slipway.security.access.principals import is_token
+from slipway.security.access.principals import MOST_TOKEN_BYTES, is_token
 from slipway.security.reloading import Reloaded, describe_path
 from slipway.security.tls import channel_credentials, is_private_address, load
 from slipway.settings.security import Security
@@ -241,6 +241,6 @@ def _token_error(where: str, what: str = "holds no token") -> ConfigurationError
     return ConfigurationError(
         f"{where} {what}",
         reason="ACCESS_INVALID",
-        remedy="a token is one line of 16 to 512 printable characters; slipway token makes one",
+        remedy=f"a token is one line of 16 to {MOST_TOKEN_BYTES} printable characters; slipway token makes one",
         about={"file": where},
     )

@@ -11,7 +11,7 @@ import pytest
 
 from slipway.observability import metrics
 from slipway.rpc.call_ends import failure_of_call
-from slipway.security.access.access_file import unauthenticated_error
+from slipway.security.access.refusals import unauthenticated_error
 from slipway.security.access.principals import OWNER, Principal
 from slipway.security.access.rules import Rule
 from slipway.security.interceptor import AccessInterceptor

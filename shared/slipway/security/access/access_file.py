@@ -1,4 +1,7 @@
-"""The access file (the principals, how each proves its identity, and what each may do), and new tokens with their entries.
+"""The access file (who may call, how each proves its identity, and what each may do), and new tokens with their entries.
+
+Besides ``principals:`` it has :mod:`issuers <slipway.security.access.issuers.settings>`, whose tokens are accepted too, and
+:mod:`projects <slipway.security.access.projects>`, with their limits.
 
 ::
 
@@ -18,35 +21,35 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from slipway.errors import ConfigurationError, ServiceError
+from slipway.distribution import require
+from slipway.errors import ConfigurationError
 from slipway.files.yaml_files import LISTS, YamlError, YamlLimitError, load_document
+from slipway.security.access.grants import Grant
+from slipway.security.access.issuers.settings import Issuer
+from slipway.security.access.issuers.tokens import Issuers, is_signed_token, names_taken
 from slipway.security.access.principals import OWNER, Principal, Role, is_hash, match_hashes, new_token, token_hash
+from slipway.security.access.projects import ALIKE, ProjectLimits, Projects, check_names
+from slipway.security.access.refusals import unauthenticated_error
 from slipway.security.reloading import Reloaded, describe_path
 from slipway.texts import hidden_character
 
-_PROJECT = re.compile(r"\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+_MOST_ISSUERS = 16
 
 
-class Entry(BaseModel):
+class Entry(Grant):
     """One principal of the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
     name: str = Field(min_length=1, max_length=100)
-    role: Literal["viewer", "submitter", "operator", "worker"]
-    projects: frozenset[str] = frozenset()
     token_sha256: str = ""
     certificate: str = ""
     expires: date | None = None
-    holds_store: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -56,15 +59,9 @@ class Entry(BaseModel):
             raise ValueError(f"{self.name}: give token_sha256 or certificate")
         if self.token_sha256 and not is_hash(self.token_sha256):
             raise ValueError(f"{self.name}: token_sha256 takes 64 hex digits, never the token itself")
-        if self.role == "worker" and self.projects:
-            raise ValueError(f"{self.name}: a worker works for all projects; leave out projects")
-        if self.role != "worker" and not self.projects:
-            raise ValueError(f'{self.name}: name its projects, or ["*"]')
+        self.check(self.name)
         if self.expires is not None and not self.token_sha256:
             raise ValueError(f"{self.name}: expires is of a token; a certificate has its own last day")
-        for project in sorted(self.projects):
-            if not _PROJECT.fullmatch(project):
-                raise ValueError(f"{self.name}: {project!r} is not the name of a project")
         return self
 
     def principal(self) -> Principal:
@@ -73,14 +70,24 @@ class Entry(BaseModel):
 
 
 class AccessList(BaseModel):
-    """All principals of the file."""
+    """All principals of the file, the issuers of other callers' tokens, and the limits of projects."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    principals: tuple[Entry, ...]
+    principals: tuple[Entry, ...] = ()
+    issuers: tuple[Issuer, ...] = Field(default=(), max_length=_MOST_ISSUERS)
+    projects: dict[str, ProjectLimits] = {}
 
     @model_validator(mode="after")
     def _check_unique(self) -> Self:
+        if not self.principals and not self.issuers:
+            raise ValueError("name at least one principal or issuer")
+        for kind in ("name", "issuer"):
+            if len({getattr(issuer, kind) for issuer in self.issuers}) != len(self.issuers):
+                raise ValueError(f"two issuers have the same {kind}")
+        for name in names_taken([entry.name for entry in self.principals], self.issuers):
+            raise ValueError(f"{name!r} could be the name of an issuer's caller, too: choose another name")
+        check_names(self.projects)
         for kind in ("name", "token_sha256", "certificate"):
             values = [value for entry in self.principals if (value := getattr(entry, kind))]
             if len(values) != len(set(values)):
@@ -93,9 +100,10 @@ def load_access(path: Path) -> AccessList:
 
     Raises:
         ConfigurationError: reason ``ACCESS_INVALID``; the message quotes nothing from the file that could be a secret.
+        ServiceError: reason ``UNSUPPORTED`` if it has issuers and the library for their tokens is not installed.
     """
     try:
-        return AccessList.model_validate(load_document(path, limits=LISTS))
+        loaded = AccessList.model_validate(load_document(path, limits=LISTS))
     except OSError as error:
         raise _invalid_error(path, error.strerror or "it cannot be read") from None
     except ValidationError as error:
@@ -109,6 +117,9 @@ def load_access(path: Path) -> AccessList:
     except YamlError as error:
         where = f"line {error.line}: " if error.line else ""
         raise _invalid_error(path, f"{where}not a YAML document") from None
+    if loaded.issuers:
+        require("oidc", what="issuers: in the access file")
+    return loaded
 
 
 class AccessFile:
@@ -120,20 +131,26 @@ class AccessFile:
 
     def __init__(self, path: Path) -> None:
         self._list = Reloaded([path], lambda: load_access(path))
+        self._issuers = Issuers()
+        self._projects: tuple[AccessList | None, Projects] = (None, Projects())
 
     async def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
         """Identify the caller by its token or, without one, by its certificate.
 
         Raises:
-            ServiceError: reason ``UNAUTHENTICATED``.
+            ServiceError: reason ``UNAUTHENTICATED``, or another one of :meth:`Issuers.identify`.
         """
-        entries = self._list.current().principals
+        current = self._list.current()
+        entries = current.principals
         if token:
             with_token = [entry for entry in entries if entry.token_sha256]
             matches = match_hashes(token, [entry.token_sha256 for entry in with_token])
             for entry, matched in zip(with_token, matches, strict=True):
                 if matched:
                     return _check_expiry(entry).principal()
+            if current.issuers and is_signed_token(token):
+                self._issuers.use(current.issuers)
+                return await self._issuers.identify(token)
             raise unauthenticated_error("the token is not known")
         for entry in entries:
             if entry.certificate and entry.certificate in certificate_names:
@@ -141,6 +158,15 @@ class AccessFile:
         if certificate_names:
             raise unauthenticated_error(f"no principal has the certificate of {', '.join(certificate_names)}")
         raise unauthenticated_error("the call carries neither a token nor a certificate")
+
+    def projects(self) -> Projects:
+        """Return the limits of projects that the file has now. Safe from any thread."""
+        current = self._list.current()
+        known, projects = self._projects
+        if known is not current:
+            projects = Projects(current.projects)
+            self._projects = (current, projects)
+        return projects
 
 
 class Everyone:
@@ -150,6 +176,10 @@ class Everyone:
         """Return the owner."""
         return OWNER
 
+    def projects(self) -> Projects:
+        """Return no limits."""
+        return ALIKE
+
 
 class Nobody:
     """Refuses every caller, for a server on a network without an access file."""
@@ -158,12 +188,9 @@ class Nobody:
         """Raise ``UNAUTHENTICATED``."""
         raise unauthenticated_error("this server was started without an access file")
 
-
-def unauthenticated_error(
-    what: str, *, remedy: str = "give --token-file, or the certificate of a principal"
-) -> ServiceError:
-    """Return the refusal of a caller that cannot be identified."""
-    return ServiceError(what, reason="UNAUTHENTICATED", remedy=remedy)
+    def projects(self) -> Projects:
+        """Return no limits."""
+        return ALIKE
 
 
 def _check_expiry(entry: Entry) -> Entry:

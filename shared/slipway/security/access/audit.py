@@ -93,6 +93,8 @@ class Attempt:
             principal=caller.name if known else "",
             resource=self._resource() if known else "",  # requests of unknown callers are never parsed
             peer=unquote(str(self.context.peer())),
+            issuer=caller.issuer,
+            subject=caller.subject,
         )
 
     def _resource(self) -> str:
@@ -128,7 +130,9 @@ def audit_attempt(attempt: Attempt) -> Iterator[Attempt]:
     attempt.write_end(None)
 
 
-def write(action: str, *, outcome: str, principal: str, resource: str, peer: str = "") -> None:
+def write(
+    action: str, *, outcome: str, principal: str, resource: str, peer: str = "", issuer: str = "", subject: str = ""
+) -> None:
     """Write one line.
 
     Args:
@@ -137,6 +141,8 @@ def write(action: str, *, outcome: str, principal: str, resource: str, peer: str
         principal: Name of the caller; empty if unknown.
         resource: Name of the affected resource; empty if unknown.
         peer: Address of the caller; empty for an action of the server itself.
+        issuer: Issuer of the caller's token; without one, the line has neither ``issuer`` nor ``subject``.
+        subject: The caller's subject there.
     """
     parts = resource.split("/")
     facts = {
@@ -147,6 +153,8 @@ def write(action: str, *, outcome: str, principal: str, resource: str, peer: str
         "resource": _shorten(resource),
         "peer": _shorten(peer),
     }
+    if issuer:
+        facts |= {"issuer": _shorten(issuer), "subject": _shorten(subject)}
     message = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
     log.info(message, extra={"audit": facts})
 

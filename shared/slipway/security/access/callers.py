@@ -7,8 +7,9 @@ from typing import Protocol
 
 from slipway.errors import ServiceError
 from slipway.rpc.serving import Context
-from slipway.security.access.access_file import unauthenticated_error
 from slipway.security.access.principals import Principal
+from slipway.security.access.projects import Projects
+from slipway.security.access.refusals import unauthenticated_error
 
 _BEARER = "bearer "
 _SCHEME = "transport_security_type"
@@ -24,6 +25,10 @@ class Authenticator(Protocol):
 
     async def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
         """Return the principal; raise ServiceError ``UNAUTHENTICATED`` without one. It may wait, but never blocks the event loop."""
+        ...
+
+    def projects(self) -> Projects:
+        """Return the limits of projects."""
         ...
 
 

@@ -18,7 +18,10 @@ ALL_PROJECTS = "*"
 TOKEN_PREFIX = "slipway_"  # noqa: S105 - it is no secret
 """Lets secret scanners recognise a leaked token."""
 
-_TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
+MOST_TOKEN_BYTES = 8192
+"""Longest token: those of issuers hold groups and more."""
+
+_TOKEN = re.compile(rf"[\x21-\x7e]{{16,{MOST_TOKEN_BYTES}}}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -47,12 +50,16 @@ class Principal:
         roles: Its roles; several only for the owner of a private coordinator.
         projects: Projects it may see and change; ``*`` for all.
         holds_store: It has credentials of the artifact store, so it can read any artifact whose digest it knows.
+        issuer: The issuer of its token; empty for a principal of the access file.
+        subject: Its subject there.
     """
 
     name: str
     roles: frozenset[Role]
     projects: frozenset[str] = frozenset()
     holds_store: bool = False
+    issuer: str = ""
+    subject: str = ""
 
     @property
     def may_name_any(self) -> bool:

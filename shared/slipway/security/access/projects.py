@@ -1,0 +1,89 @@
+"""The section ``projects:`` of the access file: how much a project may have, and its share of the workers.
+
+::
+
+    projects:
+      "*": {unended_exports: 500, highest_priority: 50}    # of every project that is not named
+      research: {weight: 2, unended_exports: 2000}         # what is left out is as for "*"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipway.security.access.grants import PROJECT
+from slipway.security.access.principals import ALL_PROJECTS
+
+MOST_LABELS = 100
+"""Projects that metrics name; the others are counted together."""
+OTHER = "other"
+
+
+class ProjectLimits(BaseModel):
+    """What one project may have.
+
+    Attributes:
+        weight: Its share of the workers, compared with the weights of the other projects that wait for them.
+        unended_exports: Most exports that wait or run at a time; None for any number.
+        highest_priority: Highest priority of an export.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    unended_exports: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    highest_priority: Annotated[int, Field(ge=-100, le=100)] = 100
+
+
+class Projects:
+    """The limits of all projects at one moment.
+
+    Args:
+        named: Limits of the projects that the file names, with ``*`` for all others.
+    """
+
+    def __init__(self, named: Mapping[str, ProjectLimits] | None = None) -> None:
+        named = named or {}
+        self._others = named.get(ALL_PROJECTS, ProjectLimits())
+        self._named = {
+            name: limits.model_copy(update=_given(self._others, besides=limits.model_fields_set))
+            for name, limits in named.items()
+            if name != ALL_PROJECTS
+        }
+        self._labels = frozenset(list(self._named)[:MOST_LABELS])
+
+    def limits(self, project: str) -> ProjectLimits:
+        """Return the limits of a project."""
+        return self._named.get(project, self._others)
+
+    def weight(self, project: str) -> int:
+        """Return the weight of a project."""
+        return self.limits(project).weight
+
+    def label(self, project: str) -> str:
+        """Return the name of a project in metrics: its own if the file names it, otherwise ``other``."""
+        return project if project in self._labels else OTHER
+
+
+ALIKE = Projects()
+"""All projects have the same share, and no limits of their own."""
+
+CurrentProjects = Callable[[], Projects]
+
+
+def check_names(named: Mapping[str, ProjectLimits]) -> None:
+    """Refuse names that no project can have.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for name in named:
+        if name != ALL_PROJECTS and not PROJECT.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a project")
+
+
+def _given(limits: ProjectLimits, *, besides: set[str]) -> dict[str, object]:
+    return {name: getattr(limits, name) for name in limits.model_fields_set - besides}
