@@ -1,4 +1,4 @@
-"""Generate the Python code of every .proto file into ``slipway_protos``, and check the files with buf.
+"""Generate the Python code of every .proto file and the OpenAPI document into ``slipway_protos``, and check the files with buf.
 
 Usage: ``python protos/generate.py [--check | --release]``. With ``--check`` nothing is written: the committed code must be current,
 ``buf lint`` and ``buf build`` must pass, and no client of the last release may break. ``--release`` records the sources as released.
@@ -25,6 +25,7 @@ RELEASED = ROOT / "released.binpb"
 
 _BREAKING = '{"version": "v2", "breaking": {"use": ["WIRE_JSON"]}}'
 # Folder of sources and the package its code goes to; the first is ours, the other KEDA's.
+OPENAPI = "v1/openapi.json"
 FOLDERS = {"slipway/v1": "v1", "externalscaler": "externalscaler"}
 
 
@@ -54,6 +55,15 @@ def generate(target: Path) -> None:
                 pattern = rf"^from {re.escape(name)} import "
                 text = re.sub(pattern, "from . import ", path.read_text(), flags=re.MULTILINE)
                 (target / package / path.name).write_text(text)
+    describe(target / OPENAPI)
+
+
+def describe(document: Path) -> None:
+    """Write the OpenAPI document of the calls over HTTP."""
+    with tempfile.TemporaryDirectory() as scratch:
+        image = Path(scratch) / "image.binpb"
+        protoc(f"--descriptor_set_out={image}", "--include_imports", "--include_source_info")
+        subprocess.run([sys.executable, str(ROOT / "openapi.py"), str(image), str(document)], check=True)
 
 
 def lint() -> None:

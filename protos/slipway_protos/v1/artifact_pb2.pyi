@@ -1,3 +1,6 @@
+from google.api import annotations_pb2 as _annotations_pb2
+from google.api import field_behavior_pb2 as _field_behavior_pb2
+from google.api import resource_pb2 as _resource_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -79,10 +82,12 @@ class ReadBlobRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class ReadBlobResponse(_message.Message):
-    __slots__ = ("data",)
+    __slots__ = ("data", "size_bytes")
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+    size_bytes: int
+    def __init__(self, data: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class WriteBlobRequest(_message.Message):
     __slots__ = ("parent", "digest", "size_bytes", "data", "offset")

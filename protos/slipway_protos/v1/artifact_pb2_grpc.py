@@ -102,7 +102,7 @@ class ArtifactServiceServicer:
     def ReadBlob(self, request, context):
         """Streams the content of one file. NOT_FOUND: the project has no such artifact, or the artifact has no such file. DATA_LOSS: the
         stored content does not have its digest; clients should compare it, too. DEADLINE_EXCEEDED with TRANSFER_SLOW: the client reads too
-        slowly, and may resume at its offset.
+        slowly, and may resume at its offset. Over HTTP, the response is the content itself, and Range: bytes=N- stands for offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +113,7 @@ class ArtifactServiceServicer:
         INVALID_ARGUMENT: it does not, or a digest or size is malformed. RESOURCE_EXHAUSTED: the file is larger than the coordinator accepts
         (LIMIT_EXCEEDED), or the project has too many open uploads (UPLOADS_FULL, try again). DEADLINE_EXCEEDED: the client is too slow
         (TRANSFER_SLOW), or sends nothing (CALL_TIMEOUT). UNAVAILABLE: the coordinator has no upload that ended at the offset (UPLOAD_LOST):
-        ask GetUpload again. Safe to repeat.
+        ask GetUpload again. Safe to repeat. Over HTTP, the body is the content itself, and size_bytes may be left out if Content-Length says it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -22,13 +22,16 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
+from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
+from google.api import resource_pb2 as google_dot_api_dot_resource__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from . import configuration_pb2 as slipway_dot_v1_dot_configuration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slipway/v1/export.proto\x12\nslipway.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1eslipway/v1/configuration.proto\"\xab\x05\n\x06\x45xport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\rconfiguration\x18\x02 \x01(\x0b\x32\x1f.slipway.v1.ExportConfiguration\x12\x30\n\x07sources\x18\x03 \x03(\x0b\x32\x1f.slipway.v1.Export.SourcesEntry\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.slipway.v1.ExportState\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x1f\n\x05tasks\x18\x06 \x03(\x0b\x32\x10.slipway.v1.Task\x12\x30\n\x07outputs\x18\x07 \x03(\x0b\x32\x1f.slipway.v1.Export.OutputsEntry\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12\x18\n\x10recovery_profile\x18\t \x01(\t\x12\x10\n\x08trace_id\x18\n \x01(\t\x12\x0c\n\x04\x65tag\x18\x0b \x01(\t\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x06labels\x18\x0e \x03(\x0b\x32\x1e.slipway.v1.Export.LabelsEntry\x12\x10\n\x08priority\x18\x0f \x01(\x05\x12\x0f\n\x07\x63reator\x18\x10 \x01(\t\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa6\x03\n\x04Task\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12,\n\x06inputs\x18\x04 \x03(\x0b\x32\x1c.slipway.v1.Task.InputsEntry\x12\x0e\n\x06\x66ormat\x18\x05 \x01(\t\x12$\n\x05state\x18\x06 \x01(\x0e\x32\x15.slipway.v1.TaskState\x12%\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32\x13.slipway.v1.Attempt\x12.\n\x07outputs\x18\x08 \x03(\x0b\x32\x1d.slipway.v1.Task.OutputsEntry\x12&\n\x05\x66\x61\x63ts\x18\t \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x10requested_format\x18\n \x01(\t\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xec\x02\n\x07\x41ttempt\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.slipway.v1.TaskState\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0c\n\x04rule\x18\x06 \x01(\t\x12\x0e\n\x06reused\x18\x07 \x01(\x08\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11peak_memory_bytes\x18\n \x01(\x03\x12\x0c\n\x04note\x18\x0b \x01(\t\x12*\n\x06memory\x18\x0c \x01(\x0b\x32\x1a.slipway.v1.MemoryOverTime\"?\n\x0eMemoryOverTime\x12\x16\n\x0esample_seconds\x18\x01 \x01(\x01\x12\x15\n\rsamples_bytes\x18\x02 \x03(\x03\"\x8a\x04\n\x13\x43reateExportRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\texport_id\x18\x02 \x01(\t\x12\x36\n\rconfiguration\x18\x03 \x01(\x0b\x32\x1f.slipway.v1.ExportConfiguration\x12=\n\x07sources\x18\x04 \x03(\x0b\x32,.slipway.v1.CreateExportRequest.SourcesEntry\x12;\n\x06labels\x18\x05 \x03(\x0b\x32+.slipway.v1.CreateExportRequest.LabelsEntry\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12J\n\x0esource_formats\x18\t \x03(\x0b\x32\x32.slipway.v1.CreateExportRequest.SourceFormatsEntry\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SourceFormatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\" \n\x10GetExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x81\x01\n\x12ListExportsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12$\n\x04view\x18\x05 \x01(\x0e\x32\x16.slipway.v1.ExportView\"S\n\x13ListExportsResponse\x12#\n\x07\x65xports\x18\x01 \x03(\x0b\x32\x12.slipway.v1.Export\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"1\n\x13\x43\x61ncelExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"0\n\x12RetryExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"1\n\x13\x44\x65leteExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x16\n\x14\x44\x65leteExportResponse\":\n\x12WatchExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"\xca\x01\n\x0b\x45xportEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x06\x65xport\x18\x03 \x01(\x0b\x32\x12.slipway.v1.ExportH\x00\x12,\n\x08progress\x18\x04 \x01(\x0b\x32\x18.slipway.v1.TaskProgressH\x00\x12\"\n\x03log\x18\x05 \x01(\x0b\x32\x13.slipway.v1.LogLineH\x00\x42\x07\n\x05\x65vent\"}\n\x0cTaskProgress\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04\x64one\x18\x04 \x01(\x03\x12\r\n\x05total\x18\x05 \x01(\x03\x12\x0c\n\x04unit\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x03\"7\n\x07LogLine\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*X\n\nExportView\x12\x1b\n\x17\x45XPORT_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPORT_VIEW_SUMMARY\x10\x01\x12\x14\n\x10\x45XPORT_VIEW_FULL\x10\x02*\xcc\x01\n\x0b\x45xportState\x12\x1c\n\x18\x45XPORT_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPORT_STATE_QUEUED\x10\x01\x12\x18\n\x14\x45XPORT_STATE_RUNNING\x10\x02\x12\x1b\n\x17\x45XPORT_STATE_CANCELLING\x10\x03\x12\x1a\n\x16\x45XPORT_STATE_SUCCEEDED\x10\x04\x12\x17\n\x13\x45XPORT_STATE_FAILED\x10\x05\x12\x1a\n\x16\x45XPORT_STATE_CANCELLED\x10\x06*\xd1\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_WAITING\x10\x01\x12\x15\n\x11TASK_STATE_QUEUED\x10\x02\x12\x16\n\x12TASK_STATE_RUNNING\x10\x03\x12\x18\n\x14TASK_STATE_SUCCEEDED\x10\x04\x12\x15\n\x11TASK_STATE_FAILED\x10\x05\x12\x18\n\x14TASK_STATE_CANCELLED\x10\x06\x12\x16\n\x12TASK_STATE_SKIPPED\x10\x07\x32\x88\x04\n\rExportService\x12\x43\n\x0c\x43reateExport\x12\x1f.slipway.v1.CreateExportRequest\x1a\x12.slipway.v1.Export\x12=\n\tGetExport\x12\x1c.slipway.v1.GetExportRequest\x1a\x12.slipway.v1.Export\x12N\n\x0bListExports\x12\x1e.slipway.v1.ListExportsRequest\x1a\x1f.slipway.v1.ListExportsResponse\x12\x43\n\x0c\x43\x61ncelExport\x12\x1f.slipway.v1.CancelExportRequest\x1a\x12.slipway.v1.Export\x12\x41\n\x0bRetryExport\x12\x1e.slipway.v1.RetryExportRequest\x1a\x12.slipway.v1.Export\x12Q\n\x0c\x44\x65leteExport\x12\x1f.slipway.v1.DeleteExportRequest\x1a .slipway.v1.DeleteExportResponse\x12H\n\x0bWatchExport\x12\x1e.slipway.v1.WatchExportRequest\x1a\x17.slipway.v1.ExportEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slipway/v1/export.proto\x12\nslipway.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1eslipway/v1/configuration.proto\"\xd6\x06\n\x06\x45xport\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12<\n\rconfiguration\x18\x02 \x01(\x0b\x32\x1f.slipway.v1.ExportConfigurationB\x04\xe2\x41\x01\x05\x12\x36\n\x07sources\x18\x03 \x03(\x0b\x32\x1f.slipway.v1.Export.SourcesEntryB\x04\xe2\x41\x01\x03\x12,\n\x05state\x18\x04 \x01(\x0e\x32\x17.slipway.v1.ExportStateB\x04\xe2\x41\x01\x03\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusB\x04\xe2\x41\x01\x03\x12%\n\x05tasks\x18\x06 \x03(\x0b\x32\x10.slipway.v1.TaskB\x04\xe2\x41\x01\x03\x12\x36\n\x07outputs\x18\x07 \x03(\x0b\x32\x1f.slipway.v1.Export.OutputsEntryB\x04\xe2\x41\x01\x03\x12\x16\n\x08warnings\x18\x08 \x03(\tB\x04\xe2\x41\x01\x03\x12\x1e\n\x10recovery_profile\x18\t \x01(\tB\x04\xe2\x41\x01\x03\x12\x16\n\x08trace_id\x18\n \x01(\tB\x04\xe2\x41\x01\x03\x12\x12\n\x04\x65tag\x18\x0b \x01(\tB\x04\xe2\x41\x01\x03\x12\x35\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x32\n\x08\x65nd_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x04\xe2\x41\x01\x03\x12\x34\n\x06labels\x18\x0e \x03(\x0b\x32\x1e.slipway.v1.Export.LabelsEntryB\x04\xe2\x41\x01\x05\x12\x16\n\x08priority\x18\x0f \x01(\x05\x42\x04\xe2\x41\x01\x05\x12\x15\n\x07\x63reator\x18\x10 \x01(\tB\x04\xe2\x41\x01\x03\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01:I\xea\x41\x46\n\x0eslipway/Export\x12#projects/{project}/exports/{export}*\x07\x65xports2\x06\x65xport\"\xa6\x03\n\x04Task\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12,\n\x06inputs\x18\x04 \x03(\x0b\x32\x1c.slipway.v1.Task.InputsEntry\x12\x0e\n\x06\x66ormat\x18\x05 \x01(\t\x12$\n\x05state\x18\x06 \x01(\x0e\x32\x15.slipway.v1.TaskState\x12%\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32\x13.slipway.v1.Attempt\x12.\n\x07outputs\x18\x08 \x03(\x0b\x32\x1d.slipway.v1.Task.OutputsEntry\x12&\n\x05\x66\x61\x63ts\x18\t \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x10requested_format\x18\n \x01(\t\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xec\x02\n\x07\x41ttempt\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.slipway.v1.TaskState\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0c\n\x04rule\x18\x06 \x01(\t\x12\x0e\n\x06reused\x18\x07 \x01(\x08\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11peak_memory_bytes\x18\n \x01(\x03\x12\x0c\n\x04note\x18\x0b \x01(\t\x12*\n\x06memory\x18\x0c \x01(\x0b\x32\x1a.slipway.v1.MemoryOverTime\"?\n\x0eMemoryOverTime\x12\x16\n\x0esample_seconds\x18\x01 \x01(\x01\x12\x15\n\rsamples_bytes\x18\x02 \x03(\x03\"\xd3\x04\n\x13\x43reateExportRequest\x12\'\n\x06parent\x18\x01 \x01(\tB\x17\xe2\x41\x01\x02\xfa\x41\x10\x12\x0eslipway/Export\x12\x17\n\texport_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\x12<\n\rconfiguration\x18\x03 \x01(\x0b\x32\x1f.slipway.v1.ExportConfigurationB\x04\xe2\x41\x01\x01\x12\x43\n\x07sources\x18\x04 \x03(\x0b\x32,.slipway.v1.CreateExportRequest.SourcesEntryB\x04\xe2\x41\x01\x01\x12\x41\n\x06labels\x18\x05 \x03(\x0b\x32+.slipway.v1.CreateExportRequest.LabelsEntryB\x04\xe2\x41\x01\x01\x12\x1b\n\rvalidate_only\x18\x06 \x01(\x08\x42\x04\xe2\x41\x01\x01\x12\x18\n\nrequest_id\x18\x07 \x01(\tB\x04\xe2\x41\x01\x01\x12\x16\n\x08priority\x18\x08 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12P\n\x0esource_formats\x18\t \x03(\x0b\x32\x32.slipway.v1.CreateExportRequest.SourceFormatsEntryB\x04\xe2\x41\x01\x01\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SourceFormatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"9\n\x10GetExportRequest\x12%\n\x04name\x18\x01 \x01(\tB\x17\xe2\x41\x01\x02\xfa\x41\x10\n\x0eslipway/Export\"\xca\x01\n\x12ListExportsRequest\x12\'\n\x06parent\x18\x01 \x01(\tB\x17\xe2\x41\x01\x02\xfa\x41\x10\x12\x0eslipway/Export\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\x12\x14\n\x06\x66ilter\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\x12*\n\x04view\x18\x05 \x01(\x0e\x32\x16.slipway.v1.ExportViewB\x04\xe2\x41\x01\x01\x12\x16\n\x08order_by\x18\x06 \x01(\tB\x04\xe2\x41\x01\x01\"S\n\x13ListExportsResponse\x12#\n\x07\x65xports\x18\x01 \x03(\x0b\x32\x12.slipway.v1.Export\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"P\n\x13\x43\x61ncelExportRequest\x12%\n\x04name\x18\x01 \x01(\tB\x17\xe2\x41\x01\x02\xfa\x41\x10\n\x0eslipway/Export\x12\x12\n\x04\x65tag\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\"O\n\x12RetryExportRequest\x12%\n\x04name\x18\x01 \x01(\tB\x17\xe2\x41\x01\x02\xfa\x41\x10\n\x0eslipway/Export\x12\x12\n\x04\x65tag\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\"P\n\x13\x44\x65leteExportRequest\x12%\n\x04name\x18\x01 \x01(\tB\x17\xe2\x41\x01\x02\xfa\x41\x10\n\x0eslipway/Export\x12\x12\n\x04\x65tag\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01\"\x16\n\x14\x44\x65leteExportResponse\"Y\n\x12WatchExportRequest\x12%\n\x04name\x18\x01 \x01(\tB\x17\xe2\x41\x01\x02\xfa\x41\x10\n\x0eslipway/Export\x12\x1c\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\"\xca\x01\n\x0b\x45xportEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x06\x65xport\x18\x03 \x01(\x0b\x32\x12.slipway.v1.ExportH\x00\x12,\n\x08progress\x18\x04 \x01(\x0b\x32\x18.slipway.v1.TaskProgressH\x00\x12\"\n\x03log\x18\x05 \x01(\x0b\x32\x13.slipway.v1.LogLineH\x00\x42\x07\n\x05\x65vent\"}\n\x0cTaskProgress\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04\x64one\x18\x04 \x01(\x03\x12\r\n\x05total\x18\x05 \x01(\x03\x12\x0c\n\x04unit\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x03\"7\n\x07LogLine\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*X\n\nExportView\x12\x1b\n\x17\x45XPORT_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPORT_VIEW_SUMMARY\x10\x01\x12\x14\n\x10\x45XPORT_VIEW_FULL\x10\x02*\xcc\x01\n\x0b\x45xportState\x12\x1c\n\x18\x45XPORT_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPORT_STATE_QUEUED\x10\x01\x12\x18\n\x14\x45XPORT_STATE_RUNNING\x10\x02\x12\x1b\n\x17\x45XPORT_STATE_CANCELLING\x10\x03\x12\x1a\n\x16\x45XPORT_STATE_SUCCEEDED\x10\x04\x12\x17\n\x13\x45XPORT_STATE_FAILED\x10\x05\x12\x1a\n\x16\x45XPORT_STATE_CANCELLED\x10\x06*\xd1\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_WAITING\x10\x01\x12\x15\n\x11TASK_STATE_QUEUED\x10\x02\x12\x16\n\x12TASK_STATE_RUNNING\x10\x03\x12\x18\n\x14TASK_STATE_SUCCEEDED\x10\x04\x12\x15\n\x11TASK_STATE_FAILED\x10\x05\x12\x18\n\x14TASK_STATE_CANCELLED\x10\x06\x12\x16\n\x12TASK_STATE_SKIPPED\x10\x07\x32\xc3\x06\n\rExportService\x12o\n\x0c\x43reateExport\x12\x1f.slipway.v1.CreateExportRequest\x1a\x12.slipway.v1.Export\"*\x82\xd3\xe4\x93\x02$\"\x1f/v1/{parent=projects/*}/exports:\x01*\x12\x66\n\tGetExport\x12\x1c.slipway.v1.GetExportRequest\x1a\x12.slipway.v1.Export\"\'\x82\xd3\xe4\x93\x02!\x12\x1f/v1/{name=projects/*/exports/*}\x12w\n\x0bListExports\x12\x1e.slipway.v1.ListExportsRequest\x1a\x1f.slipway.v1.ListExportsResponse\"\'\x82\xd3\xe4\x93\x02!\x12\x1f/v1/{parent=projects/*}/exports\x12v\n\x0c\x43\x61ncelExport\x12\x1f.slipway.v1.CancelExportRequest\x1a\x12.slipway.v1.Export\"1\x82\xd3\xe4\x93\x02+\"&/v1/{name=projects/*/exports/*}:cancel:\x01*\x12s\n\x0bRetryExport\x12\x1e.slipway.v1.RetryExportRequest\x1a\x12.slipway.v1.Export\"0\x82\xd3\xe4\x93\x02*\"%/v1/{name=projects/*/exports/*}:retry:\x01*\x12z\n\x0c\x44\x65leteExport\x12\x1f.slipway.v1.DeleteExportRequest\x1a .slipway.v1.DeleteExportResponse\"\'\x82\xd3\xe4\x93\x02!*\x1f/v1/{name=projects/*/exports/*}\x12w\n\x0bWatchExport\x12\x1e.slipway.v1.WatchExportRequest\x1a\x17.slipway.v1.ExportEvent\"-\x82\xd3\xe4\x93\x02\'\x12%/v1/{name=projects/*/exports/*}:watch0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,6 +44,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPORT_OUTPUTSENTRY']._serialized_options = b'8\001'
   _globals['_EXPORT_LABELSENTRY']._loaded_options = None
   _globals['_EXPORT_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_EXPORT'].fields_by_name['name']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['name']._serialized_options = b'\342A\001\010'
+  _globals['_EXPORT'].fields_by_name['configuration']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['configuration']._serialized_options = b'\342A\001\005'
+  _globals['_EXPORT'].fields_by_name['sources']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['sources']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['state']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['state']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['error']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['error']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['tasks']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['tasks']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['outputs']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['outputs']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['warnings']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['warnings']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['recovery_profile']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['recovery_profile']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['trace_id']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['trace_id']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['etag']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['etag']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['create_time']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['create_time']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['end_time']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['end_time']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT'].fields_by_name['labels']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['labels']._serialized_options = b'\342A\001\005'
+  _globals['_EXPORT'].fields_by_name['priority']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['priority']._serialized_options = b'\342A\001\005'
+  _globals['_EXPORT'].fields_by_name['creator']._loaded_options = None
+  _globals['_EXPORT'].fields_by_name['creator']._serialized_options = b'\342A\001\003'
+  _globals['_EXPORT']._loaded_options = None
+  _globals['_EXPORT']._serialized_options = b'\352AF\n\016slipway/Export\022#projects/{project}/exports/{export}*\007exports2\006export'
   _globals['_TASK_INPUTSENTRY']._loaded_options = None
   _globals['_TASK_INPUTSENTRY']._serialized_options = b'8\001'
   _globals['_TASK_OUTPUTSENTRY']._loaded_options = None
@@ -51,60 +88,122 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEEXPORTREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._loaded_options = None
   _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_options = b'8\001'
-  _globals['_EXPORTVIEW']._serialized_start=3103
-  _globals['_EXPORTVIEW']._serialized_end=3191
-  _globals['_EXPORTSTATE']._serialized_start=3194
-  _globals['_EXPORTSTATE']._serialized_end=3398
-  _globals['_TASKSTATE']._serialized_start=3401
-  _globals['_TASKSTATE']._serialized_end=3610
-  _globals['_EXPORT']._serialized_start=160
-  _globals['_EXPORT']._serialized_end=843
-  _globals['_EXPORT_SOURCESENTRY']._serialized_start=702
-  _globals['_EXPORT_SOURCESENTRY']._serialized_end=748
-  _globals['_EXPORT_OUTPUTSENTRY']._serialized_start=750
-  _globals['_EXPORT_OUTPUTSENTRY']._serialized_end=796
-  _globals['_EXPORT_LABELSENTRY']._serialized_start=798
-  _globals['_EXPORT_LABELSENTRY']._serialized_end=843
-  _globals['_TASK']._serialized_start=846
-  _globals['_TASK']._serialized_end=1268
-  _globals['_TASK_INPUTSENTRY']._serialized_start=1175
-  _globals['_TASK_INPUTSENTRY']._serialized_end=1220
-  _globals['_TASK_OUTPUTSENTRY']._serialized_start=750
-  _globals['_TASK_OUTPUTSENTRY']._serialized_end=796
-  _globals['_ATTEMPT']._serialized_start=1271
-  _globals['_ATTEMPT']._serialized_end=1635
-  _globals['_MEMORYOVERTIME']._serialized_start=1637
-  _globals['_MEMORYOVERTIME']._serialized_end=1700
-  _globals['_CREATEEXPORTREQUEST']._serialized_start=1703
-  _globals['_CREATEEXPORTREQUEST']._serialized_end=2225
-  _globals['_CREATEEXPORTREQUEST_SOURCESENTRY']._serialized_start=702
-  _globals['_CREATEEXPORTREQUEST_SOURCESENTRY']._serialized_end=748
-  _globals['_CREATEEXPORTREQUEST_LABELSENTRY']._serialized_start=798
-  _globals['_CREATEEXPORTREQUEST_LABELSENTRY']._serialized_end=843
-  _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_start=2173
-  _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_end=2225
-  _globals['_GETEXPORTREQUEST']._serialized_start=2227
-  _globals['_GETEXPORTREQUEST']._serialized_end=2259
-  _globals['_LISTEXPORTSREQUEST']._serialized_start=2262
-  _globals['_LISTEXPORTSREQUEST']._serialized_end=2391
-  _globals['_LISTEXPORTSRESPONSE']._serialized_start=2393
-  _globals['_LISTEXPORTSRESPONSE']._serialized_end=2476
-  _globals['_CANCELEXPORTREQUEST']._serialized_start=2478
-  _globals['_CANCELEXPORTREQUEST']._serialized_end=2527
-  _globals['_RETRYEXPORTREQUEST']._serialized_start=2529
-  _globals['_RETRYEXPORTREQUEST']._serialized_end=2577
-  _globals['_DELETEEXPORTREQUEST']._serialized_start=2579
-  _globals['_DELETEEXPORTREQUEST']._serialized_end=2628
-  _globals['_DELETEEXPORTRESPONSE']._serialized_start=2630
-  _globals['_DELETEEXPORTRESPONSE']._serialized_end=2652
-  _globals['_WATCHEXPORTREQUEST']._serialized_start=2654
-  _globals['_WATCHEXPORTREQUEST']._serialized_end=2712
-  _globals['_EXPORTEVENT']._serialized_start=2715
-  _globals['_EXPORTEVENT']._serialized_end=2917
-  _globals['_TASKPROGRESS']._serialized_start=2919
-  _globals['_TASKPROGRESS']._serialized_end=3044
-  _globals['_LOGLINE']._serialized_start=3046
-  _globals['_LOGLINE']._serialized_end=3101
-  _globals['_EXPORTSERVICE']._serialized_start=3613
-  _globals['_EXPORTSERVICE']._serialized_end=4133
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['parent']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002\372A\020\022\016slipway/Export'
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['export_id']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['export_id']._serialized_options = b'\342A\001\001'
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['configuration']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['configuration']._serialized_options = b'\342A\001\001'
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['sources']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['sources']._serialized_options = b'\342A\001\001'
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['labels']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['labels']._serialized_options = b'\342A\001\001'
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['validate_only']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['validate_only']._serialized_options = b'\342A\001\001'
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['request_id']._serialized_options = b'\342A\001\001'
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['priority']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['priority']._serialized_options = b'\342A\001\001'
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['source_formats']._loaded_options = None
+  _globals['_CREATEEXPORTREQUEST'].fields_by_name['source_formats']._serialized_options = b'\342A\001\001'
+  _globals['_GETEXPORTREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_GETEXPORTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\020\n\016slipway/Export'
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['parent']._loaded_options = None
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002\372A\020\022\016slipway/Export'
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['page_size']._serialized_options = b'\342A\001\001'
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['page_token']._serialized_options = b'\342A\001\001'
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['filter']._loaded_options = None
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['filter']._serialized_options = b'\342A\001\001'
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['view']._loaded_options = None
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['view']._serialized_options = b'\342A\001\001'
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['order_by']._loaded_options = None
+  _globals['_LISTEXPORTSREQUEST'].fields_by_name['order_by']._serialized_options = b'\342A\001\001'
+  _globals['_CANCELEXPORTREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_CANCELEXPORTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\020\n\016slipway/Export'
+  _globals['_CANCELEXPORTREQUEST'].fields_by_name['etag']._loaded_options = None
+  _globals['_CANCELEXPORTREQUEST'].fields_by_name['etag']._serialized_options = b'\342A\001\001'
+  _globals['_RETRYEXPORTREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_RETRYEXPORTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\020\n\016slipway/Export'
+  _globals['_RETRYEXPORTREQUEST'].fields_by_name['etag']._loaded_options = None
+  _globals['_RETRYEXPORTREQUEST'].fields_by_name['etag']._serialized_options = b'\342A\001\001'
+  _globals['_DELETEEXPORTREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_DELETEEXPORTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\020\n\016slipway/Export'
+  _globals['_DELETEEXPORTREQUEST'].fields_by_name['etag']._loaded_options = None
+  _globals['_DELETEEXPORTREQUEST'].fields_by_name['etag']._serialized_options = b'\342A\001\001'
+  _globals['_WATCHEXPORTREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_WATCHEXPORTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\020\n\016slipway/Export'
+  _globals['_WATCHEXPORTREQUEST'].fields_by_name['after_sequence']._loaded_options = None
+  _globals['_WATCHEXPORTREQUEST'].fields_by_name['after_sequence']._serialized_options = b'\342A\001\001'
+  _globals['_EXPORTSERVICE'].methods_by_name['CreateExport']._loaded_options = None
+  _globals['_EXPORTSERVICE'].methods_by_name['CreateExport']._serialized_options = b'\202\323\344\223\002$\"\037/v1/{parent=projects/*}/exports:\001*'
+  _globals['_EXPORTSERVICE'].methods_by_name['GetExport']._loaded_options = None
+  _globals['_EXPORTSERVICE'].methods_by_name['GetExport']._serialized_options = b'\202\323\344\223\002!\022\037/v1/{name=projects/*/exports/*}'
+  _globals['_EXPORTSERVICE'].methods_by_name['ListExports']._loaded_options = None
+  _globals['_EXPORTSERVICE'].methods_by_name['ListExports']._serialized_options = b'\202\323\344\223\002!\022\037/v1/{parent=projects/*}/exports'
+  _globals['_EXPORTSERVICE'].methods_by_name['CancelExport']._loaded_options = None
+  _globals['_EXPORTSERVICE'].methods_by_name['CancelExport']._serialized_options = b'\202\323\344\223\002+\"&/v1/{name=projects/*/exports/*}:cancel:\001*'
+  _globals['_EXPORTSERVICE'].methods_by_name['RetryExport']._loaded_options = None
+  _globals['_EXPORTSERVICE'].methods_by_name['RetryExport']._serialized_options = b'\202\323\344\223\002*\"%/v1/{name=projects/*/exports/*}:retry:\001*'
+  _globals['_EXPORTSERVICE'].methods_by_name['DeleteExport']._loaded_options = None
+  _globals['_EXPORTSERVICE'].methods_by_name['DeleteExport']._serialized_options = b'\202\323\344\223\002!*\037/v1/{name=projects/*/exports/*}'
+  _globals['_EXPORTSERVICE'].methods_by_name['WatchExport']._loaded_options = None
+  _globals['_EXPORTSERVICE'].methods_by_name['WatchExport']._serialized_options = b'\202\323\344\223\002\'\022%/v1/{name=projects/*/exports/*}:watch'
+  _globals['_EXPORTVIEW']._serialized_start=3659
+  _globals['_EXPORTVIEW']._serialized_end=3747
+  _globals['_EXPORTSTATE']._serialized_start=3750
+  _globals['_EXPORTSTATE']._serialized_end=3954
+  _globals['_TASKSTATE']._serialized_start=3957
+  _globals['_TASKSTATE']._serialized_end=4166
+  _globals['_EXPORT']._serialized_start=250
+  _globals['_EXPORT']._serialized_end=1104
+  _globals['_EXPORT_SOURCESENTRY']._serialized_start=888
+  _globals['_EXPORT_SOURCESENTRY']._serialized_end=934
+  _globals['_EXPORT_OUTPUTSENTRY']._serialized_start=936
+  _globals['_EXPORT_OUTPUTSENTRY']._serialized_end=982
+  _globals['_EXPORT_LABELSENTRY']._serialized_start=984
+  _globals['_EXPORT_LABELSENTRY']._serialized_end=1029
+  _globals['_TASK']._serialized_start=1107
+  _globals['_TASK']._serialized_end=1529
+  _globals['_TASK_INPUTSENTRY']._serialized_start=1436
+  _globals['_TASK_INPUTSENTRY']._serialized_end=1481
+  _globals['_TASK_OUTPUTSENTRY']._serialized_start=936
+  _globals['_TASK_OUTPUTSENTRY']._serialized_end=982
+  _globals['_ATTEMPT']._serialized_start=1532
+  _globals['_ATTEMPT']._serialized_end=1896
+  _globals['_MEMORYOVERTIME']._serialized_start=1898
+  _globals['_MEMORYOVERTIME']._serialized_end=1961
+  _globals['_CREATEEXPORTREQUEST']._serialized_start=1964
+  _globals['_CREATEEXPORTREQUEST']._serialized_end=2559
+  _globals['_CREATEEXPORTREQUEST_SOURCESENTRY']._serialized_start=888
+  _globals['_CREATEEXPORTREQUEST_SOURCESENTRY']._serialized_end=934
+  _globals['_CREATEEXPORTREQUEST_LABELSENTRY']._serialized_start=984
+  _globals['_CREATEEXPORTREQUEST_LABELSENTRY']._serialized_end=1029
+  _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_start=2507
+  _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_end=2559
+  _globals['_GETEXPORTREQUEST']._serialized_start=2561
+  _globals['_GETEXPORTREQUEST']._serialized_end=2618
+  _globals['_LISTEXPORTSREQUEST']._serialized_start=2621
+  _globals['_LISTEXPORTSREQUEST']._serialized_end=2823
+  _globals['_LISTEXPORTSRESPONSE']._serialized_start=2825
+  _globals['_LISTEXPORTSRESPONSE']._serialized_end=2908
+  _globals['_CANCELEXPORTREQUEST']._serialized_start=2910
+  _globals['_CANCELEXPORTREQUEST']._serialized_end=2990
+  _globals['_RETRYEXPORTREQUEST']._serialized_start=2992
+  _globals['_RETRYEXPORTREQUEST']._serialized_end=3071
+  _globals['_DELETEEXPORTREQUEST']._serialized_start=3073
+  _globals['_DELETEEXPORTREQUEST']._serialized_end=3153
+  _globals['_DELETEEXPORTRESPONSE']._serialized_start=3155
+  _globals['_DELETEEXPORTRESPONSE']._serialized_end=3177
+  _globals['_WATCHEXPORTREQUEST']._serialized_start=3179
+  _globals['_WATCHEXPORTREQUEST']._serialized_end=3268
+  _globals['_EXPORTEVENT']._serialized_start=3271
+  _globals['_EXPORTEVENT']._serialized_end=3473
+  _globals['_TASKPROGRESS']._serialized_start=3475
+  _globals['_TASKPROGRESS']._serialized_end=3600
+  _globals['_LOGLINE']._serialized_start=3602
+  _globals['_LOGLINE']._serialized_end=3657
+  _globals['_EXPORTSERVICE']._serialized_start=4169
+  _globals['_EXPORTSERVICE']._serialized_end=5004
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class ExportServiceStub:
     """Exports, which clients create and workers carry out. Every error is a google.rpc.Status whose details have an
-    ErrorInfo with a stable reason in the domain "slipway".
+    ErrorInfo with a stable reason in the domain "slipway". Over HTTP, every call is as its google.api.http option says, and takes and
+    returns the messages as JSON.
     """
 
     def __init__(self, channel):
@@ -75,7 +76,8 @@ class ExportServiceStub:
 
 class ExportServiceServicer:
     """Exports, which clients create and workers carry out. Every error is a google.rpc.Status whose details have an
-    ErrorInfo with a stable reason in the domain "slipway".
+    ErrorInfo with a stable reason in the domain "slipway". Over HTTP, every call is as its google.api.http option says, and takes and
+    returns the messages as JSON.
     """
 
     def CreateExport(self, request, context):
@@ -95,7 +97,7 @@ class ExportServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListExports(self, request, context):
-        """Returns exports, newest first. INVALID_ARGUMENT: malformed page token, filter or parent.
+        """Returns exports, newest first by default. INVALID_ARGUMENT: malformed page token, filter, order or parent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,7 +128,8 @@ class ExportServiceServicer:
 
     def WatchExport(self, request, context):
         """Streams the export's events until it ends, beginning with its current state. NOT_FOUND.
-        After a disconnect, call again with the last sequence seen.
+        After a disconnect, call again with the last sequence seen. Over HTTP, these are server-sent events whose id is the sequence, and
+        Last-Event-ID stands for after_sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,7 +183,8 @@ def add_ExportServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ExportService:
     """Exports, which clients create and workers carry out. Every error is a google.rpc.Status whose details have an
-    ErrorInfo with a stable reason in the domain "slipway".
+    ErrorInfo with a stable reason in the domain "slipway". Over HTTP, every call is as its google.api.http option says, and takes and
+    returns the messages as JSON.
     """
 
     @staticmethod

@@ -13,9 +13,9 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from dbos import DBOS
@@ -28,6 +28,7 @@ from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.rpc.serving import Context, abort, add_health_and_reflection
 from slipway.security.server import ServerSecurity, coordinator_security
+from slipway.security.tls import is_private_address
 from slipway.service_flags import run_service, with_security_flags
 from slipway.settings import Settings
 from slipway.settings.security import Security
@@ -50,6 +51,9 @@ from slipway_coordinator.transfers import TransferLimits
 from slipway_coordinator.workflow.observation import Gauges
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import artifact_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
+
+if TYPE_CHECKING:
+    from slipway_coordinator.http.listener import HttpListener
 
 log = logging.getLogger("slipway.coordinator")
 
@@ -82,6 +86,7 @@ class CoordinatorServer:
         self._address = address
         self._gate = Gate()
         self._security = security or ServerSecurity()
+        self._http: HttpListener | None = None
         self._server = self._security.server(self._gate)
         self._health = add_health_and_reflection(self._server, *SERVICES)
         export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
@@ -122,7 +127,25 @@ class CoordinatorServer:
         self._address = address or self._address
         self.port = self._security.listen(self._server, self._address)
         self._health.set_serving(*SERVICES, serving=False)
+        if self._security.http_address:
+            self._http = self._listen_http(self._security.http_address)
         await self._server.start()
+        if self._http is not None:
+            await self._http.start()
+
+    @property
+    def http_port(self) -> int:
+        """The port for HTTP; 0 without one."""
+        return 0 if self._http is None else self._http.port
+
+    def _listen_http(self, address: str) -> HttpListener:
+        # Imported late, because most coordinators have no such port.
+        from slipway_coordinator.http.application import HttpApplication
+        from slipway_coordinator.http.listener import HttpListener
+
+        private = is_private_address(address)
+        application = HttpApplication(self._server.checked_handler, active=lambda: self.active, private=private)
+        return HttpListener(application, address, self._security.tls)
 
     async def activate(self) -> None:
         """Resume the stored exports, then accept calls. The caller holds the state's lock.
@@ -137,6 +160,8 @@ class CoordinatorServer:
     async def stop(self) -> None:
         """Refuse new calls, end waiting ones, and stop."""
         self._health.end()
+        if self._http is not None:
+            await self._http.stop()
         await self._server.stop(grace=0.2)
         await self._artifacts.transfers.close()
         if self._gate.is_open:
@@ -179,8 +204,9 @@ async def serve(
         await health.start()
         with reading(Gauges(server.coordinator.broker.board, active=lambda: server.active)):
             if not held:
+                others = [each for each in (security.token_address, security.http_address) if each]
                 held, address = await _stand_by(
-                    lock, health, options.state, address, ended=ended, own=advertise, tokens=security.token_address
+                    lock, health, options.state, address, ended=ended, own=advertise, others=others
                 )
             if held:
                 await _be_active(server, lock, health, options.state, address, advertise=advertise)
@@ -193,18 +219,23 @@ async def serve(
 
 
 async def _stand_by(
-    lock: StateLock, health: HealthPort, state: State, address: str, *, ended: asyncio.Event, own: str, tokens: str
+    lock: StateLock,
+    health: HealthPort,
+    state: State,
+    address: str,
+    *,
+    ended: asyncio.Event,
+    own: str,
+    others: Sequence[str],
 ) -> tuple[bool, str]:
     """Stand by; return whether this process now holds the lock, and the address it has listened on."""
-    forwarder = Forwarder(address)
-    second = Forwarder(tokens, same_port=True) if tokens else None
+    forwarder, more = Forwarder(address), [Forwarder(each, same_port=True) for each in others]
     async with contextlib.AsyncExitStack() as closing:
-        for one in (forwarder, second):
-            if one is not None:
-                closing.push_async_callback(one.close)
-                await one.listen()
+        for one in (forwarder, *more):
+            closing.push_async_callback(one.close)
+            await one.listen()
         log.info(f"coordinator on {forwarder.address}, state {state}, standing by")
-        held = await stand_by(lock, forwarder, health, ended=ended, own=own, tokens=second)
+        held = await stand_by(lock, forwarder, health, ended=ended, own=own, others=more)
     return held, forwarder.address
 
 
@@ -216,6 +247,8 @@ async def _be_active(
     if not address.startswith("unix:"):
         address = f"{address.rpartition(':')[0]}:{server.port}"
     log.info(f"coordinator on {address}, state {state}")
+    if server.http_port:
+        log.info(f"HTTP on port {server.http_port}")
     own = advertised_address(advertise, address=address, near_database=lock.near_database)
     if own:
         await asyncio.to_thread(lock.announce, own)
@@ -287,6 +320,7 @@ def _run(arguments: argparse.Namespace) -> None:
         address=arguments.listen,
         health_address=arguments.health_listen,
         token_address=arguments.token_listen,
+        http_address=arguments.http,
         allow_anonymous=arguments.allow_anonymous,
     )
     with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:

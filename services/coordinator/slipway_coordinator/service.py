@@ -73,6 +73,12 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         help="second TLS port, for clients with a token and no certificate; use the same port on all coordinators of a state",
     )
     parser.add_argument(
+        "--http",
+        default="",
+        metavar="HOST:PORT",
+        help="port for JSON over HTTP, off by default; use the same port on all coordinators of a state",
+    )
+    parser.add_argument(
         "--advertise",
         type=_address,
         metavar="HOST:PORT",

@@ -28,6 +28,10 @@ _ERROR_DOMAIN = "slipway"
 RETRY_AFTER = "retry_after_seconds"
 """Entry of a failure's ``about`` that is also sent as ``RetryInfo``, which every gRPC client understands."""
 
+_FIELD = "field"
+"""Entry of a failure's ``about`` that names a field of a request, which is sent as ``BadRequest`` too."""
+_MOST_DESCRIPTION = 300
+
 _LONGEST_RETRY_SECONDS = 86_400.0
 
 # Names of the failure's own fields within ErrorInfo.metadata; all other entries are ``about``.
@@ -113,7 +117,10 @@ def timestamp(seconds: float | None) -> Timestamp | None:
 
 
 def status_of(failure: Failure) -> status_pb2.Status:
-    """Convert a failure to a status: the code follows from the category; the reason and the rest are in an ``ErrorInfo``."""
+    """Convert a failure to a status: the code follows from the category; the reason and the rest are in an ``ErrorInfo``.
+
+    A refused field of a request is in a ``BadRequest`` too, and the time until a retry in a ``RetryInfo``.
+    """
     category = REASONS[failure.reason].category if failure.reason in REASONS else REASONS["INTERNAL"].category
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=_ERROR_DOMAIN)
     info.metadata.update({sendable(key): sendable(value) for key, value in failure.about.items()})
@@ -123,6 +130,11 @@ def status_of(failure: Failure) -> status_pb2.Status:
         info.metadata["remedy"] = sendable(failure.remedy)
     status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=sendable(failure.message))
     status.details.add().Pack(info)
+    if status.code == code_pb2.INVALID_ARGUMENT and failure.about.get(_FIELD):
+        refused = error_details_pb2.BadRequest()
+        what = shortened(sendable(failure.remedy or failure.message), _MOST_DESCRIPTION)
+        refused.field_violations.add(field=sendable(failure.about[_FIELD]), description=what, reason=failure.reason)
+        status.details.add().Pack(refused)
     seconds = retry_seconds(failure)
     if seconds is not None:
         retry = error_details_pb2.RetryInfo()

@@ -287,6 +287,8 @@ async def _read_only_message(
 def check_project(principal: Principal, field: str, resource: str) -> None:
     """Refuse a resource of another project with the same error as for one that does not exist.
 
+    ``projects/-`` is left to the call: to a list, it stands for all projects that the caller may see; no project has this name.
+
     Raises:
         ServiceError: reason ``EXPORT_NOT_FOUND``, ``PERMISSION_DENIED`` for a whole project, or ``REQUEST_INVALID``.
         ArtifactError: reason ``ARTIFACT_NOT_FOUND``.
@@ -299,7 +301,7 @@ def check_project(principal: Principal, field: str, resource: str) -> None:
             remedy="it begins with projects/{project}",
             about={"field": field},
         )
-    if principal.may_see(parts[1]):
+    if principal.may_see(parts[1]) or (field, parts[1:]) == ("parent", ["-"]):  # of all that it may see
         return
     if field == "parent":
         raise denied_error(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,6 +44,7 @@ class RenewingServer(grpc.aio.Server):
     def __init__(self, interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = ()) -> None:
         self._interceptors = tuple(interceptors)
         self._services: list[Callable[[grpc.aio.Server], None]] = []
+        self._methods: dict[str, Any] = {}
         self._plain = self._new_server(shared=False)
         self._listeners: list[_TlsListener] = []
         self._renewal: asyncio.Task[None] | None = None
@@ -56,6 +58,18 @@ class RenewingServer(grpc.aio.Server):
     def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Any]) -> None:
         """Add services to every port."""
         self._add(lambda server: server.add_registered_method_handlers(service_name, method_handlers))  # type: ignore[attr-defined]
+        self._methods.update({f"/{service_name}/{name}": handler for name, handler in method_handlers.items()})
+
+    async def checked_handler(self, details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a method behind the checks of every call, for calls that do not come over gRPC; None if there is none."""
+
+        async def find(details: grpc.HandlerCallDetails) -> Any:
+            return self._methods.get(str(details.method))
+
+        continuation: Any = find
+        for interceptor in reversed(self._interceptors):
+            continuation = functools.partial(interceptor.intercept_service, continuation)
+        return await continuation(details)
 
     def add_insecure_port(self, address: str) -> int:
         """Bind an address without TLS; return its port."""

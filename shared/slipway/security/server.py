@@ -34,6 +34,7 @@ class ServerSecurity:
             Empty for none.
         token_address: ``HOST:PORT`` of a second TLS port that requires no client certificate, for callers with a token.
             Empty for none.
+        http_address: ``HOST:PORT`` of the port for JSON over HTTP; with TLS where the main port has it. Empty for none.
         audits: Whether to write the audit log.
     """
 
@@ -42,6 +43,7 @@ class ServerSecurity:
     limits: Limits = field(default_factory=Limits)
     health_address: str = ""
     token_address: str = ""
+    http_address: str = ""
     audits: bool = False
 
     def __post_init__(self) -> None:
@@ -92,6 +94,7 @@ def coordinator_security(
     address: str,
     health_address: str = "",
     token_address: str = "",
+    http_address: str = "",
     allow_anonymous: bool = False,
 ) -> ServerSecurity:
     """Return the security of a coordinator.
@@ -101,24 +104,26 @@ def coordinator_security(
             ``ACCESS_INVALID`` or ``TLS_INVALID`` for files that cannot be used.
     """
     authenticator: Authenticator
+    public = next((each for each in (address, http_address) if each and not is_private_address(each)), "")
     if security.access_file is not None:
         authenticator = AccessFile(security.access_file)
-    elif allow_anonymous or is_private_address(address):
+    elif allow_anonymous or not public:
         authenticator = Everyone()
     else:
         raise ConfigurationError(
-            f"every caller that reaches {address} could control this coordinator",
+            f"every caller that reaches {public} could control this coordinator",
             reason="ACCESS_OPEN",
             remedy="give --access-file, listen on 127.0.0.1, or give --allow-anonymous on a private network",
-            about={"address": address},
+            about={"address": public},
         )
-    if security.tls is None and not is_private_address(address):
-        log.warning(f"calls to {address} are not encrypted: give --tls-cert-file and --tls-key-file")
+    if security.tls is None and public:
+        log.warning(f"calls to {public} are not encrypted: give --tls-cert-file and --tls-key-file")
     return ServerSecurity(
         tls=security.tls,
         authenticator=authenticator,
         health_address=health_address,
         token_address=token_address,
+        http_address=http_address,
         audits=True,
     )
 

@@ -75,6 +75,27 @@ def server_credentials(material: Material) -> grpc.ServerCredentials:
     )
 
 
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return the context of a server that takes clients with and without a certificate; one that is shown must be of the authority.
+
+    Raises:
+        ConfigurationError: reason ``TLS_INVALID``.
+    """
+    load(files)
+    if files.certificate is None or files.key is None:
+        raise _invalid_error("a server needs a certificate and a key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=lambda: b"")
+        if files.ca is not None:
+            context.load_verify_locations(files.ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except (ssl.SSLError, OSError) as error:  # replaced since they were checked
+        raise _invalid_error(f"{files.certificate}: {error.strerror or error}", files.certificate) from error
+    return context
+
+
 def channel_credentials(material: Material) -> grpc.ChannelCredentials:
     """Return credentials of a client."""
     import grpc

@@ -20,7 +20,7 @@ from slipway.rpc.serving import Context, stream, unary
 from slipway.rpc.values import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact_error
 from slipway.security.limits import limit_error
-from slipway_coordinator.api.requests import ID, field_error, page_size, project_of
+from slipway_coordinator.api.requests import ID, field_error, page_size, project_of, projects_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
 from slipway_coordinator.transfers import Key, Transfers, count_refusals
@@ -33,6 +33,8 @@ _NAME = re.compile(rf"projects/({ID})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MEDIA_TYPE_BYTES = 256
 _FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
+
+_SIZES = "size_bytes" in pb.ReadBlobResponse.DESCRIPTOR.fields_by_name  # TEMPORARY
 
 
 async def require_artifacts(coordinator: Coordinator, project: str, digests: Collection[str]) -> None:
@@ -78,12 +80,12 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
         """Return a page of digests."""
         size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
-        project = "-" if request.parent == "projects/-" else project_of(request.parent)
+        projects = projects_of(request.parent, current_principal.get())
         query = (request.parent, "artifacts")
         start = page_start(request.page_token, query=query)
         after = "" if start is None else start[1]
         ownership = self._coordinator.database.ownership
-        page = await self._coordinator.call(lambda: ownership.page(project, limit=size + 1, after=after))
+        page = await self._coordinator.call(lambda: ownership.page(projects, limit=size + 1, after=after))
         more = page_token((0.0, page[size - 1]), query=query) if len(page) > size else ""
         return pb.ListArtifactsResponse(digests=page[:size], next_page_token=more)
 
@@ -127,11 +129,18 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 outgoing.turn(_caller(), project=project),
                 contextlib.aclosing(outgoing.stream(content)) as chunks,
             ):
-                pace = self.transfers.pace()
+                pace, first = (
+                    self.transfers.pace(),
+                    pb.ReadBlobResponse(**({"size_bytes": file.size_bytes} if _SIZES else {})),
+                )
                 async for data in chunks:
+                    first.data = data
                     with pace.measure_sending(len(data)):
-                        yield pb.ReadBlobResponse(data=data)
+                        yield first
+                    first = pb.ReadBlobResponse()
                     metrics.CLIENT_BYTES.add(len(data), direction="sent")
+                if request.offset == file.size_bytes:  # no message has said the size
+                    yield first
 
     @unary
     async def WriteBlob(self, request: AsyncIterator[pb.WriteBlobRequest], context: Context) -> pb.WriteBlobResponse:

@@ -27,11 +27,20 @@ from slipway.sources.addresses import NOWHERE, Allowed
 from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
 from slipway_coordinator.api.messages import event_message, export_message
-from slipway_coordinator.api.requests import ID, check_understood, field_error, page_of, page_size, project_of
+from slipway_coordinator.api.requests import (
+    ID,
+    check_understood,
+    field_error,
+    is_oldest_first,
+    page_of,
+    page_size,
+    project_of,
+    projects_of,
+)
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.importing import import_task
 from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord
-from slipway_coordinator.storage.filters import in_project, page_start, page_token, parse_filter
+from slipway_coordinator.storage.filters import in_projects, page_start, page_token, parse_filter
 from slipway_protos.v1 import export_pb2, export_pb2_grpc
 
 _NAME = re.compile(rf"projects/{ID}/exports/{ID}")
@@ -118,13 +127,16 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         size = page_size(request.page_size, default=_PAGE_SIZE, most=most)
         if request.view not in export_pb2.ExportView.values():
             raise field_error("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
-        project = "-" if request.parent == "projects/-" else project_of(request.parent)
-        conditions = [*in_project(project), *parse_filter(request.filter)]
-        query = (request.parent, request.filter)
+        projects = projects_of(request.parent, current_principal.get())
+        conditions = [*in_projects(projects), *parse_filter(request.filter)]
+        oldest_first = is_oldest_first(getattr(request, "order_by", ""))  # TEMPORARY
+        query = (request.parent, request.filter, *(["oldest first"] if oldest_first else []))
         after = page_start(request.page_token, query=query)
         database = self._coordinator.database
         exports, last = await self._coordinator.call(
-            lambda: page_of(database, conditions, size=size, after=after, view=request.view)
+            lambda: page_of(
+                database, conditions, size=size, after=after, view=request.view, oldest_first=oldest_first
+            )
         )
         token = "" if last is None else page_token(last, query=query)
         return export_pb2.ListExportsResponse(exports=exports, next_page_token=token)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from slipway.errors import ServiceError
+from slipway.security.access.principals import ALL_PROJECTS, Principal
 from slipway.texts import quoted, shortened
 from slipway_coordinator.api.messages import export_message, export_summary
 from slipway_coordinator.model.records import ExportRecord
@@ -40,6 +41,31 @@ def project_of(parent: str) -> str:
     if match is None:
         raise field_error("parent", parent, "is like projects/default")
     return match[1]
+
+
+def projects_of(parent: str, principal: Principal) -> Collection[str] | None:
+    """Return the projects that the ``parent`` of a list names: with ``projects/-`` all that the caller may see; None for all there are.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    if parent != "projects/-":
+        return [project_of(parent)]
+    return None if ALL_PROJECTS in principal.projects else principal.projects
+
+
+def is_oldest_first(order_by: str) -> bool:
+    """Return whether a list begins with the oldest export.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    words = order_by.split()
+    if words not in ([], ["create_time"], ["create_time", "desc"]):
+        raise field_error(
+            "order_by", order_by, "is 'create_time desc' (the default), or 'create_time' for the oldest first"
+        )
+    return words == ["create_time"]
 
 
 def page_size(requested: int, *, default: int, most: int) -> int:
@@ -97,9 +123,15 @@ def _unknown_fields(message: Message, where: str) -> Iterator[tuple[str, int]]:
 
 
 def page_of(
-    database: Database, conditions: Sequence[Condition], *, size: int, after: Place | None, view: pb.ExportView
+    database: Database,
+    conditions: Sequence[Condition],
+    *,
+    size: int,
+    after: Place | None,
+    view: pb.ExportView,
+    oldest_first: bool = False,
 ) -> tuple[list[pb.Export], Place | None]:
-    """Return the exports of a page, newest first, and the place of the last one if more follow. Blocks.
+    """Return the exports of a page, and the place of the last one if more follow. Blocks.
 
     Args:
         database: The coordinator's database.
@@ -107,11 +139,12 @@ def page_of(
         size: How many at most.
         after: Place of the last one of the page before.
         view: How much of each export. An export too large for one response is returned as its summary.
+        oldest_first: Whether the list begins with the oldest export.
     """
     page, room = list[pb.Export](), PAGE_BYTES
     while True:
         limit = min(_READ_AT_ONCE, size - len(page) + 1)  # one more than wanted shows whether any follow
-        records = database.page(conditions, limit=limit, after=after)
+        records = database.page(conditions, limit=limit, after=after, oldest_first=oldest_first)
         for record in records:
             message = _view_message(record, view)
             room -= message.ByteSize() + _ITEM_BYTES

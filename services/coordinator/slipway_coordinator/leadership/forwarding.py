@@ -76,7 +76,7 @@ class Forwarder:
                 path = self.address.removeprefix("unix:")
                 self._server = await asyncio.start_unix_server(self._take, path)
                 return
-            listener = _listener(self.address)
+            listener = listening_socket(self.address)
         except (OSError, ValueError) as error:
             raise listen_error(self.address, str(error)) from error
         self.address = f"{self.address.rpartition(':')[0]}:{listener.getsockname()[1]}"
@@ -200,8 +200,13 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
     return True
 
 
-def _listener(address: str) -> socket.socket:
-    """Bind as gRPC does: ``[::]`` covers IPv4 and IPv6, and a port may be reused right after a connection ended."""
+def listening_socket(address: str) -> socket.socket:
+    """Bind as gRPC does: ``[::]`` covers IPv4 and IPv6, and a port may be reused right after a connection ended.
+
+    Raises:
+        OSError: The address cannot be bound.
+        ValueError: It is malformed.
+    """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if host in {"", "::"} and socket.has_dualstack_ipv6():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 
 import grpc
 
@@ -32,7 +33,7 @@ async def stand_by(
     *,
     ended: asyncio.Event,
     own: str,
-    tokens: Forwarder | None = None,
+    others: Sequence[Forwarder] = (),
 ) -> bool:
     """Wait for the lock; return False if this process is told to end first.
 
@@ -42,7 +43,7 @@ async def stand_by(
         health: Reports serving while connections can be forwarded.
         ended: Set when this process should end.
         own: The --advertise address of this process, if given.
-        tokens: The forwarder for clients with a token, if any; listens already.
+        others: The forwarders of other ports, for clients with a token and for HTTP; they listen already.
     """
     alarmed_until = 0.0
     while not await asyncio.to_thread(lock.acquire):
@@ -51,10 +52,10 @@ async def stand_by(
             log.error(f"another coordinator advertises this one's address, {leader}: give each its own --advertise")
             leader = ""
         await forwarder.forward_to(leader)
-        if tokens is not None:
-            await tokens.forward_to(leader)
+        for other in others:
+            await other.forward_to(leader)
         # Report ready without a known leader too: this process will be the next, and a rollout waits for readiness.
-        reachable = forwarder.reachable and (tokens is None or tokens.reachable)
+        reachable = all(each.reachable for each in (forwarder, *others))
         health.report(serving=lock.answers and (reachable or not leader))
         if forwarder.left.is_set():
             forwarder.left.clear()

@@ -162,20 +162,23 @@ class Database:
         *,
         limit: int,
         after: tuple[float, str] | None = None,
+        oldest_first: bool = False,
     ) -> list[ExportRecord]:
-        """Return exports that meet all conditions, newest first.
+        """Return exports that meet all conditions, newest first unless ``oldest_first``; those of one time by name.
 
         Args:
             conditions: On the table of exports; see :mod:`slipway_coordinator.storage.filters`.
             limit: How many at most.
             after: Creation time and name of the last one of the page before.
+            oldest_first: Whether the order of times is the other way round.
         """
         query = sa.select(_exports.c.record).where(*conditions)
         if after is not None:
             created, name = after
-            older = _exports.c.create_time < created
-            query = query.where(older | ((_exports.c.create_time == created) & (_exports.c.name > name)))
-        return self._all(query.order_by(_exports.c.create_time.desc(), _exports.c.name).limit(limit))
+            later = _exports.c.create_time > created if oldest_first else _exports.c.create_time < created
+            query = query.where(later | ((_exports.c.create_time == created) & (_exports.c.name > name)))
+        first = _exports.c.create_time if oldest_first else _exports.c.create_time.desc()
+        return self._all(query.order_by(first, _exports.c.name).limit(limit))
 
     def unended_runs(self) -> dict[str, int]:
         """Return the run of each export that has not ended, by name, oldest first.
@@ -295,11 +298,11 @@ class Ownership:
         """Return which of these artifacts belong to a project."""
         return self._find(_artifacts, project, digests)
 
-    def page(self, project: str, *, limit: int, after: str = "") -> list[str]:
-        """Return digests of a project's artifacts (``-``: of all projects) that sort after ``after``."""
+    def page(self, projects: Collection[str] | None, *, limit: int, after: str = "") -> list[str]:
+        """Return digests of the artifacts of some projects (None: of all) that sort after ``after``."""
         query = sa.select(_artifacts.c.digest).distinct().where(_artifacts.c.digest > after)
-        if project != "-":
-            query = query.where(_artifacts.c.project == project)
+        if projects is not None:
+            query = query.where(_artifacts.c.project.in_(sorted(projects)))
         with self._engine.connect() as connection:
             return list(connection.execute(query.order_by(_artifacts.c.digest).limit(limit)).scalars())
 

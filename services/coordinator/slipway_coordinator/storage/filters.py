@@ -2,14 +2,17 @@ r"""The filter language of lists, and page tokens that stay valid while exports 
 
 ::
 
-    filter     = condition { "AND" condition }
+    filter     = choice { "AND" choice }                      as in AIP-160, OR binds closer than AND
+    choice     = term { "OR" term }
+    term       = [ "NOT" | "-" ] ( condition | "(" filter ")" )
     condition  = "state" ("=" | "!=") STATE                   queued, running, cancelling, succeeded, failed, cancelled
                | "creator" ("=" | "!=") VALUE
-               | "label." NAME ("=" | "!=") VALUE
+               | ("label." | "labels.") NAME ("=" | "!=") VALUE
+               | ("label." | "labels.") NAME ":*"             the label is set
                | ("create_time" | "end_time") ("<" | "<=" | ">" | ">=") TIME       RFC 3339, for example 2026-11-21T08:00:00Z
     VALUE      = word | "\"" text "\""                        a quote within the text is written \"
 
-An empty filter matches every export. A label that is not set is unequal to every value.
+An empty filter matches every export. A label that is not set is unequal to every value, and a time that is not set meets no condition.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,10 +38,14 @@ from slipway_coordinator.storage.schema import exports, labels
 _PAGED = re.compile(r"[a-z0-9._:/-]{1,300}")
 """Last item of a page: the name of an export or a digest."""
 _CONDITION = re.compile(
-    r'\s*(?P<field>[a-z_]+(?:\.[A-Za-z0-9_./-]+)?)\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))'
+    r'\s*(?P<field>[a-z_]+(?:\.[A-Za-z0-9_./-]+)?)\s*(?P<operator>!=|<=|>=|=|<|>|:)\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))'
 )
-_AND = re.compile(r"\s+AND\s+")
+_AND, _OR = re.compile(r"\s+AND(?=[\s(])"), re.compile(r"\s+OR(?=[\s(])")
+_NOT = re.compile(r"\s*(?:NOT(?=[\s(])|-(?=[a-z(]))")
+_OPEN, _CLOSE = re.compile(r"\s*\("), re.compile(r"\s*\)")
 _MAX_CONDITIONS = 16
+_MAX_NESTED = 16
+_LABELS = frozenset({"label", "labels"})
 _TIMES = {"create_time": exports.c.create_time, "end_time": exports.c.end_time}
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
@@ -50,34 +57,88 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 Condition = sa.ColumnElement[bool]
 
 
-def in_project(project: str) -> list[Condition]:
-    """Return the condition for exports of one project; none for ``-``, which means all projects."""
-    return [] if project == "-" else [exports.c.project == project]
+def in_projects(projects: Collection[str] | None) -> list[Condition]:
+    """Return the condition for exports of some projects; none for None, which means all of them."""
+    return [] if projects is None else [exports.c.project.in_(sorted(projects))]
 
 
 def parse_filter(text: str) -> list[Condition]:
-    """Parse a filter into its conditions.
+    """Parse a filter into its conditions, which are joined by AND.
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID``, naming the part that is not understood.
     """
-    conditions: list[Condition] = []
-    position = 0
-    while text[position:].strip():
-        if conditions:
-            joined = _AND.match(text, position)
-            if joined is None:
-                raise _invalid(text[position:], "joins conditions by AND")
-            position = joined.end()
-        part = _CONDITION.match(text, position)
+    return _Parser(text).parse() if text.strip() else []
+
+
+class _Parser:
+    """Reads one filter from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._conditions = 0
+        self._nested = 0
+
+    def parse(self) -> list[Condition]:
+        conditions = self._parse_all()
+        if self._text[self._position :].strip():
+            raise _invalid(self._text[self._position :], "joins conditions by AND or OR")
+        return conditions
+
+    def _parse_all(self) -> list[Condition]:
+        conditions = [self._parse_choice()]
+        while self._take(_AND):
+            conditions.append(self._parse_choice())
+        return conditions
+
+    def _parse_choice(self) -> Condition:
+        terms = [self._parse_term()]
+        while self._take(_OR):
+            terms.append(self._parse_term())
+        return sa.or_(*terms)
+
+    def _parse_term(self) -> Condition:
+        negated = False
+        while self._take(_NOT):
+            negated = not negated
+        term = self._parse_group() if self._take(_OPEN) else self._parse_condition()
+        return sa.not_(term) if negated else term
+
+    def _parse_group(self) -> Condition:
+        self._nested += 1
+        if self._nested > _MAX_NESTED:
+            raise _invalid(self._text[self._position :], f"has {_MAX_NESTED} parentheses in each other at most")
+        conditions = self._parse_all()
+        if not self._take(_CLOSE):
+            raise _invalid(self._text[self._position :], "closes each parenthesis")
+        self._nested -= 1
+        return sa.and_(*conditions)
+
+    def _parse_condition(self) -> Condition:
+        part = _CONDITION.match(self._text, self._position)
         if part is None:
-            raise _invalid(text[position:], 'is made of conditions like state=running or label.team="speech"')
-        if len(conditions) == _MAX_CONDITIONS:
-            raise _invalid(text[position:], f"has {_MAX_CONDITIONS} conditions at most")
-        value = part["word"] if part["text"] is None else re.sub(r"\\(.)", r"\1", part["text"])
-        conditions.append(_condition(part["field"], part["operator"], value))
-        position = part.end()
-    return conditions
+            raise _invalid(
+                self._text[self._position :], 'is made of conditions like state=running or label.team="speech"'
+            )
+        if self._conditions == _MAX_CONDITIONS:
+            raise _invalid(self._text[self._position :], f"has {_MAX_CONDITIONS} conditions at most")
+        self._conditions += 1
+        value, self._position = self._value(part)
+        return _condition(part["field"], part["operator"], value)
+
+    def _value(self, part: re.Match[str]) -> tuple[str, int]:
+        """Return the value of a condition, and where it ends. In parentheses, a word ends before the closing one."""
+        if part["word"] is None:
+            return re.sub(r"\\(.)", r"\1", part["text"]), part.end()
+        word = part["word"].partition(")")[0] if self._nested else part["word"]
+        return word, part.start("word") + len(word)
+
+    def _take(self, token: re.Pattern[str]) -> bool:
+        match = token.match(self._text, self._position)
+        if match is not None:
+            self._position = match.end()
+        return match is not None
 
 
 def _condition(field: str, sign: str, value: str) -> Condition:
@@ -88,7 +149,9 @@ def _condition(field: str, sign: str, value: str) -> Condition:
         return exports.c.state == value if sign == "=" else exports.c.state != value
     if field == "creator" and sign in {"=", "!="}:
         return exports.c.creator == value if sign == "=" else exports.c.creator != value
-    if kind == "label" and label and sign in {"=", "!="}:
+    if kind in _LABELS and label and (sign, value) == (":", "*"):
+        return sa.exists().where(labels.c.export == exports.c.name, labels.c.name == label)
+    if kind in _LABELS and label and sign in {"=", "!="}:
         has = sa.exists().where(labels.c.export == exports.c.name, labels.c.name == label, labels.c.value == value)
         return has if sign == "=" else ~has
     if field in _TIMES and sign in _COMPARISONS:
@@ -111,12 +174,12 @@ _LONGEST_TOKEN = 4096
 """Characters of a page token, far more than one that was made here has."""
 
 
-def page_token(last: tuple[float, str], *, query: tuple[str, str]) -> str:
+def page_token(last: tuple[float, str], *, query: tuple[str, ...]) -> str:
     """Return the token of the next page, which begins after the item with this creation time and name."""
     return base64.urlsafe_b64encode(json.dumps([*last, _fingerprint(query)]).encode()).decode()
 
 
-def page_start(token: str, *, query: tuple[str, str]) -> tuple[float, str] | None:
+def page_start(token: str, *, query: tuple[str, ...]) -> tuple[float, str] | None:
     """Return the creation time and name in a :func:`page_token`; None for the first page.
 
     Raises:
@@ -137,7 +200,7 @@ def page_start(token: str, *, query: tuple[str, str]) -> tuple[float, str] | Non
     raise _invalid_token(token)
 
 
-def _fingerprint(query: tuple[str, str]) -> str:
+def _fingerprint(query: tuple[str, ...]) -> str:
     return hashlib.sha256(json.dumps(query).encode()).hexdigest()[:16]
 
 

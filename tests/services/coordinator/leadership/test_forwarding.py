@@ -260,7 +260,7 @@ def test_a_standby_is_ready_when_both_its_ports_lead_somewhere(same_port: bool) 
             lock = Lock()
             lock.leader = leader
             assert not await stand_by(
-                cast("Any", lock), main, cast("Any", Health()), ended=ending, own="", tokens=tokens
+                cast("Any", lock), main, cast("Any", Health()), ended=ending, own="", others=[tokens]
             )
         await tokens.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import PostgresState, state_at
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import DIGEST, process, state, wait_for
+from support.coordinators.http_places import call
 from support.harness.unhurried import unhurried
 from support.servers.certificates import Authority
 from support.servers.free_ports import free_port
@@ -100,15 +102,16 @@ def pair(tmp_path: Path, server: PostgresServer) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_certificates_tokens_and_streams_go_through_a_standby_which_takes_over_in_its_place(pair: Pair) -> None:
-    """Both have the port for tokens, on two addresses of loopback."""
-    tokens = free_port()
-    first = pair.start("a", "--token-listen", f"127.0.0.1:{tokens}")
+    """Both have the ports for tokens and for HTTP, on two addresses of loopback."""
+    tokens, http = free_port(), free_port()
+    first = pair.start("a", "--token-listen", f"127.0.0.1:{tokens}", "--http", f"127.0.0.1:{http}")
     wait_for(lambda: pair.ready("a"))
-    pair.start("b", "--token-listen", f"127.0.0.2:{tokens}")
+    pair.start("b", "--token-listen", f"127.0.0.2:{tokens}", "--http", f"127.0.0.2:{http}")
     wait_for(lambda: pair.ready("b"))
     assert any("standing by" in text for text in pair.said("b"))
     for host in ("127.0.0.1", "127.0.0.2"):
         assert with_token(pair, f"{host}:{tokens}") == []
+        assert over_http(pair, f"{host}:{http}") == []
     database = Database(state_at(pair.place).url)
     database.ownership.record_artifact("default", DIGEST)
     database.close()
@@ -129,6 +132,7 @@ def test_certificates_tokens_and_streams_go_through_a_standby_which_takes_over_i
     wait_for(lambda: cancelled(through, name))
     assert [state(event.export) for event in events if event.WhichOneof("event") == "export"][-1] == "cancelled"
     assert with_token(pair, f"127.0.0.2:{tokens}") == [name]
+    assert over_http(pair, f"127.0.0.2:{http}") == [name]
     again = pair.start("a")
     wait_for(lambda: pair.ready("a"))
     assert state(pair.client("a").get_export(name)) == "cancelled"
@@ -154,6 +158,15 @@ def with_token(pair: Pair, address: str) -> list[str]:
     security = Security(tls_ca_file=pair.authority.ca, tls_server_name="localhost", token=SecretStr(TOKEN))
     with Client(address, security=security) as client:
         return [export.name for export in client.list_exports()]
+
+
+def over_http(pair: Pair, address: str) -> list[str]:
+    """Names of the exports that a client over HTTP sees there."""
+    context = ssl.create_default_context(cafile=str(pair.authority.ca))
+    context.check_hostname = False  # its certificate names the first address alone
+    answer = call(address, "GET", "/v1/projects/default/exports", token=TOKEN, tls=context, host="localhost")
+    assert answer.status == 200, answer.body
+    return [export["name"] for export in answer.json.get("exports", [])]
 
 
 def cancelled(client: Client, name: str) -> bool:

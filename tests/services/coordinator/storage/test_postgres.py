@@ -198,12 +198,12 @@ def test_artifacts_are_their_projects_for_as_long_as_something_of_it_names_them(
         database.ownership.record_artifact("default", base)
         database.ownership.record_upload("elsewhere", other)
     assert database.ownership.find_uploaded("elsewhere", [base, other]) == {other}
-    assert database.ownership.page("-", limit=1) == [base]
-    assert database.ownership.page("default", limit=9, after=base) == [made]
+    assert database.ownership.page(None, limit=1) == [base]
+    assert database.ownership.page(["default"], limit=9, after=base) == [made]
     database.delete("projects/default/exports/owns")
     assert owned("default", [base, made]) == {base}
     database.ownership.forget_artifacts(before=time.time() + 1)
-    assert database.ownership.page("-", limit=9) == []
+    assert database.ownership.page(None, limit=9) == []
 
 
 def test_pages_of_exports_are_cut_where_an_answer_would_be_too_large(database: Database) -> None:

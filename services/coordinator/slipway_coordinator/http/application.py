@@ -1,0 +1,185 @@
+"""The HTTP application: it finds the call of a request, makes it, and sends its response."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib import resources
+
+from google.protobuf.message import Message
+
+from slipway.errors import ModelExportError, ServiceError
+from slipway.rpc.values import status_of
+from slipway.security.access.rules import RULES
+from slipway.texts import number_of
+from slipway_coordinator.http.calls import Handlers, HttpContext, run_call
+from slipway_coordinator.http.errors import HttpError
+from slipway_coordinator.http.messages import content_request_of, request_of
+from slipway_coordinator.http.origins import check_origin
+from slipway_coordinator.http.requests import HttpRequest, Receive, Scope, Send
+from slipway_coordinator.http.responses import Content, Document, Events, Response, send_document, send_status
+from slipway_coordinator.http.routes import Route, Routes
+
+log = logging.getLogger("slipway.coordinator.http")
+
+SERVICES = ("slipway.v1.ExportService", "slipway.v1.ArtifactService")
+
+_HEALTH, _DESCRIPTION = "/healthz", "/openapi.json"
+_SMALL_BODY = 64 << 10
+_LARGEST_NUMBER = (1 << 63) - 1
+
+
+class HttpApplication:
+    """An ASGI application over the calls of a server.
+
+    Args:
+        handlers: Finds a call behind all checks.
+        active: Whether the coordinator takes calls.
+        private: Whether only this machine reaches the address: then requests for other hosts are refused.
+    """
+
+    def __init__(self, handlers: Handlers, *, active: Callable[[], bool], private: bool) -> None:
+        self._handlers = handlers
+        self._active = active
+        self._private = private
+        self._routes = Routes(*SERVICES)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._ending = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request = HttpRequest(scope, receive)
+        try:
+            check_origin(request, private=self._private)
+            if request.path in {_HEALTH, _DESCRIPTION}:
+                await self._serve_page(request, send)
+                return
+            route, path = self._routes.find(request.verb, request.path)
+            if route.rule.body == "*" and request.has_body:
+                request.check_json()
+            await self._serve_call(route, path, request, send, scope["state"]["abort"])
+        except HttpError as refusal:
+            await send_status(send, status_of(refusal.error.failure()), http=refusal.status, headers=refusal.headers)
+        except ModelExportError as error:
+            await send_status(send, status_of(error.failure()))
+
+    async def close(self) -> None:
+        """End the calls that are under way."""
+        self._ending = True
+        for task in self._calls:
+            task.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls)
+
+    async def _serve_page(self, request: HttpRequest, send: Send) -> None:
+        if request.verb not in {"GET", "HEAD"}:
+            error = ServiceError("this path is only read", reason="CALL_NOT_FOUND", remedy="use GET")
+            raise HttpError(error, 405, headers={"allow": "GET, HEAD"})
+        if request.path == _DESCRIPTION:
+            document = resources.files("slipway_protos").joinpath("v1/openapi.json").read_bytes()
+            await send_document(send, 200, document, {"cache-control": "max-age=300"})
+        elif self._active():
+            await send_document(send, 200, '{"status":"SERVING"}')
+        else:
+            await send_document(send, 503, '{"status":"NOT_SERVING"}')
+
+    async def _serve_call(
+        self, route: Route, path: Mapping[str, str], request: HttpRequest, send: Send, abort: Callable[[], None]
+    ) -> None:
+        """Make a call; cancel it when its client leaves, as gRPC does."""
+        response = _response(route, request, send)
+        call = asyncio.create_task(self._call(route, path, request, response))
+        gone = asyncio.create_task(request.wait_for_disconnect())
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (call, gone):
+                task.cancel()
+            await asyncio.wait({call, gone})
+        await _finish(route, call, response, abort, ending=self._ending)
+
+    async def _call(self, route: Route, path: Mapping[str, str], request: HttpRequest, response: Response) -> None:
+        context = HttpContext(request, response.write)
+        async with response.beating() if isinstance(response, Events) else contextlib.nullcontext():
+            requests = _requests(route, path, request, response)
+            message = await run_call(self._handlers, route.method, requests, context)
+        if context.status is None:
+            await response.end(message)
+            return
+        if response.begun and isinstance(response, Content):
+            raise ServiceError("the content ended early", reason="CANCELLED")
+        await response.fail(context.status)
+
+
+async def _finish(
+    route: Route, call: asyncio.Task[None], response: Response, abort: Callable[[], None], *, ending: bool
+) -> None:
+    """Send what ended a call that could not send it itself; end the connection if its response has begun."""
+    if call.cancelled():
+        error: BaseException | None = ServiceError(
+            "this coordinator is ending", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
+        )
+        can_tell = ending and (isinstance(response, Events) or not response.begun)
+    else:
+        error, can_tell = call.exception(), not response.begun
+    if error is None:
+        return
+    if not isinstance(error, ModelExportError | TimeoutError):
+        log.error(f"{route.method} failed", exc_info=error)
+        error = ServiceError(f"{route.method.rpartition('/')[2]} failed", reason="INTERNAL")
+    if not can_tell or not isinstance(error, ModelExportError):
+        abort()
+        return
+    try:
+        await response.fail(status_of(error.failure()))
+    except TimeoutError:
+        abort()
+
+
+def _response(route: Route, request: HttpRequest, send: Send) -> Response:
+    if not route.streams_responses:
+        return Document(send)
+    if not route.returns_content:
+        return Events(send)
+    return Content(send, route.rule.response_body, ranged=request.range_start is not None)
+
+
+async def _requests(
+    route: Route, path: Mapping[str, str], request: HttpRequest, response: Response
+) -> AsyncIterator[bytes]:
+    """Yield the requests of a call, serialized."""
+    if route.streams_requests:
+        async for message in _content_requests(route, path, request):
+            yield message.SerializeToString()
+        return
+    body = await request.body(most=RULES[route.method].max_bytes)
+    if len(body) > _SMALL_BODY:  # other calls go on while it is parsed
+        message = await asyncio.to_thread(request_of, route, path, request.query, body)
+    else:
+        message = request_of(route, path, request.query, body)
+    if isinstance(response, Content):
+        if request.range_start is not None:
+            message.offset = request.range_start  # type: ignore[attr-defined]  # of any request for content
+        response.offset = message.offset  # type: ignore[attr-defined]
+    elif isinstance(response, Events):
+        last = number_of(request.header("last-event-id"), most=_LARGEST_NUMBER)
+        if last is not None:
+            message.after_sequence = last  # type: ignore[attr-defined]  # of any request for events
+    yield message.SerializeToString()
+
+
+async def _content_requests(route: Route, path: Mapping[str, str], request: HttpRequest) -> AsyncIterator[Message]:
+    """Yield the requests of an upload: what it is, then its bytes."""
+    first: Message = content_request_of(route, path, request.query)
+    length = request.content_length
+    if not first.size_bytes and length is not None:  # type: ignore[attr-defined]  # of any upload
+        first.size_bytes = first.offset + length  # type: ignore[attr-defined]
+    yield first
+    async for chunk in request.chunks():
+        message = route.new_request()
+        setattr(message, route.rule.body, chunk)
+        yield message

@@ -1,0 +1,64 @@
+"""Failures as HTTP responses: ``google.rpc.Status`` as JSON, under the HTTP status that belongs to its code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from google.rpc import code_pb2, status_pb2
+
+from slipway.errors import ModelExportError
+from slipway.rpc.values import failure_of_status, retry_seconds, status_of
+
+_HTTP_STATUS = {
+    "OK": 200,
+    "CANCELLED": 499,
+    "INVALID_ARGUMENT": 400,
+    "DEADLINE_EXCEEDED": 504,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "PERMISSION_DENIED": 403,
+    "UNAUTHENTICATED": 401,
+    "RESOURCE_EXHAUSTED": 429,
+    "FAILED_PRECONDITION": 400,
+    "ABORTED": 409,
+    "OUT_OF_RANGE": 400,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
+}
+"""As ``google/rpc/code.proto`` maps them; every other code is a 500."""
+
+
+class HttpError(Exception):
+    """A refusal with an HTTP status that its code alone does not say.
+
+    Args:
+        error: The refusal.
+        status: The HTTP status.
+        headers: Headers of the response.
+    """
+
+    def __init__(self, error: ModelExportError, status: int, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+def http_status(status: status_pb2.Status) -> int:
+    """Return the HTTP status of a code."""
+    known = code_pb2.Code.DESCRIPTOR.values_by_number.get(status.code)
+    return _HTTP_STATUS.get(known.name, 500) if known is not None else 500
+
+
+def error_headers(status: status_pb2.Status) -> dict[str, str]:
+    """Return the headers that a failure asks for: how to authenticate, and when to try again."""
+    if status.code == code_pb2.UNAUTHENTICATED:
+        return {"www-authenticate": "Bearer"}
+    seconds = retry_seconds(failure_of_status(status))
+    return {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
+
+
+def error_status(error: ModelExportError) -> status_pb2.Status:
+    """Return the status of an error."""
+    return status_of(error.failure())
