@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         ValidationError,
     )
     from slipway.exporting.asynchronous import export_async, plan_async, recommend_async, verify_async
+    from slipway.exporting.batches.planned import BatchPlan
+    from slipway.exporting.batches.result import BatchEntry, BatchResult
     from slipway.exporting.calls import export, plan, recommend, verify
     from slipway.exporting.observing import ExportProgress, TaskProgress
     from slipway.exporting.planned import ExportPlan
@@ -66,6 +68,9 @@ __all__ = [
     "ArtifactError",
     "AsyncClient",
     "AttemptResult",
+    "BatchEntry",
+    "BatchPlan",
+    "BatchResult",
     "Candidate",
     "CheckpointValidationError",
     "Client",
@@ -126,6 +131,9 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "slipway.client",
     "AttemptResult": "slipway.results.result",
+    "BatchEntry": "slipway.exporting.batches.result",
+    "BatchPlan": "slipway.exporting.batches.planned",
+    "BatchResult": "slipway.exporting.batches.result",
     "Candidate": "slipway.advice.candidates",
     "Client": "slipway.client",
     "Context": "slipway.stage",

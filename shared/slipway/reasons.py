@@ -240,7 +240,25 @@ REASONS: Mapping[str, Reason] = {
         _C.UNAVAILABLE, "pip cannot fetch a pinned package from the package index", retryable=True
     ),
     "OUTPUT_EXISTS": Reason(_C.INVALID_INPUT, "the output folder already holds something else"),
+    "OUTPUT_CLASH": Reason(_C.INVALID_INPUT, "two exports of a batch would be delivered to one folder"),
+    "BATCH_INVALID": Reason(
+        _C.INVALID_INPUT,
+        "what is named for several exports is itself a run or a model, holds too many entries, or is empty",
+    ),
     "FILE_ERROR": Reason(_C.INVALID_INPUT, "a file or folder cannot be read or written"),
+    # What is published
+    "DESTINATION_INVALID": Reason(_C.INVALID_INPUT, "the address is none of a place that can be published to"),
+    "SIGNING_KEY_INVALID": Reason(
+        _C.INVALID_INPUT, "a key to sign or to check with is not readable, of another kind, or its passphrase is wrong"
+    ),
+    "SIGNATURE_MISSING": Reason(_C.PRECONDITION, "a signature shall be checked, and there is none"),
+    "SIGNATURE_INVALID": Reason(_C.VALIDATION, "the signature is not by the given key, or is damaged"),
+    "SIGNED_CONTENT_CHANGED": Reason(
+        _C.VALIDATION, "the files are not those that were signed: one was changed, is missing, or was added"
+    ),
+    "STATEMENT_MISMATCH": Reason(
+        _C.VALIDATION, "the statement or the bill of materials says something else than the report and the files"
+    ),
     # Services
     "EXPORT_NOT_FOUND": Reason(_C.NOT_FOUND, "there is no export of this name"),
     "EXPORT_EXISTS": Reason(_C.CONFLICT, "another request has created an export of this name"),
@@ -266,6 +284,9 @@ REASONS: Mapping[str, Reason] = {
     ),
     "STATE_SCHEMA": Reason(_C.PRECONDITION, "the coordinator's tables do not fit this program"),
     "QUEUE_FULL": Reason(_C.RESOURCE, "the limit of running and waiting exports is reached", retryable=True),
+    "QUOTA_EXCEEDED": Reason(
+        _C.RESOURCE, "the project has as much as the access file allows it: exports, or a priority"
+    ),
     "REQUESTS_FULL": Reason(_C.RESOURCE, "a request arrived slowly while others waited for its place", retryable=True),
     "UPLOADS_FULL": Reason(_C.RESOURCE, "the project's limit of open uploads is reached", retryable=True),
     "UPLOAD_LOST": Reason(

@@ -121,25 +121,12 @@ def _interruption_error(options: OutputOptions) -> Any:
 
 def _translate_unexpected(error: Exception) -> Any:
     """Translate an unexpected exception: a known fault of the machine gets its reason, any other is ``INTERNAL``."""
-    from slipway.distribution import translate_import_error
-    from slipway.errors import ArtifactError, ModelExportError, StageError
-    from slipway.machine.shortages import MEMORY_REMEDY, is_disk_full, is_out_of_memory
+    from slipway.errors import ModelExportError
+    from slipway.machine.known_faults import translate_fault
 
-    if is_out_of_memory(error):
-        what = f"out of memory ({type(error).__name__}: {error})"
-        return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{MEMORY_REMEDY}; see also ulimit -v")
-    if isinstance(error, ModuleNotFoundError) and (translated := translate_import_error(error)) is not None:
-        return translated
-    if isinstance(error, OSError):
-        name = f"{error.filename}: " if error.filename else ""
-        what = f"{name}{error.strerror or error}"
-        if is_disk_full(error):
-            return ArtifactError(
-                what, reason="DISK_FULL", remedy="free space there; slipway cache gc frees space in the store"
-            )
-        return ArtifactError(
-            what, reason="FILE_ERROR", remedy="check that it exists, and that you may read and write it"
-        )
+    known = translate_fault(error)
+    if known is not None:
+        return known
     left = _surroundings()
     where = _write_log(error, left)
     remedy = f"the traceback is in {where}" if where else "run it with --debug to see the traceback"

@@ -82,6 +82,15 @@ Run = Annotated[
     str | None,
     typer.Argument(metavar="RUN", help="Training run or one checkpoint, as --checkpoint.", show_default=False),
 ]
+Each = Annotated[
+    Path | None,
+    typer.Option(
+        "--each",
+        metavar="FOLDER",
+        file_okay=False,
+        help="Export every run, adapter and model in a folder, each with its name.",
+    ),
+]
 Formats = Annotated[
     list[str] | None,
     typer.Option(

@@ -9,16 +9,19 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from slipway.advice.recommendation import Recommendation
 from slipway.exporting import calls
-from slipway.exporting.calls import ExportOptions, Place, PlanOptions
+from slipway.exporting.batches.planned import BatchPlan
+from slipway.exporting.batches.result import BatchResult
+from slipway.exporting.calls import ExportOptions, Place, Places, PlanOptions, SomePlace
 from slipway.exporting.interruption import Interruption
-from slipway.exporting.observing import observing
+from slipway.exporting.observing import observing, observing_several
 from slipway.exporting.planned import ExportPlan
 from slipway.exporting.verification import Verification
 from slipway.progress.observer import Observer
@@ -29,7 +32,17 @@ from slipway_protos.v1 import export_pb2 as pb
 T = TypeVar("T")
 
 
-async def export_async(run: Place | None = None, **options: Unpack[ExportOptions]) -> ExportResult:
+@overload
+async def export_async(run: Place | None = None, **options: Unpack[ExportOptions]) -> ExportResult: ...
+
+
+@overload
+async def export_async(run: Places[SomePlace], **options: Unpack[ExportOptions]) -> BatchResult: ...
+
+
+async def export_async(
+    run: Place | Sequence[Place] | None = None, **options: Unpack[ExportOptions]
+) -> ExportResult | BatchResult:
     """Export as :func:`export` does, with the same arguments, while the event loop goes on.
 
     Cancelling it, and Ctrl-C under ``asyncio.run``, end the export within seconds before the cancellation is raised; the next call
@@ -44,17 +57,39 @@ async def export_async(run: Place | None = None, **options: Unpack[ExportOptions
         ModelExportError: There is no result.
     """
     inspect.signature(calls.export).bind(run, **options)  # refuses other names as a call of it would
-    interruption = Interruption()
-    with observing(options.pop("progress", False), interruption) as observer:
-        relay = _Relay(observer, asyncio.get_running_loop(), interruption)
-        bring_sources, request_id = options.pop("bring_sources", False), options.pop("request_id", "")
-        work = partial(calls.export_observed, relay, interruption, run, options)
-        result = await _in_thread(partial(work, bring_sources=bring_sources, request_id=request_id), interruption)
+    interruption, loop = Interruption(), asyncio.get_running_loop()
+    progress = options.pop("progress", False)
+    bring_sources, request_id = options.pop("bring_sources", False), options.pop("request_id", "")
+
+    def relay(observer: Observer) -> Observer:
+        return _Relay(observer, loop, interruption)
+
+    with contextlib.ExitStack() as stack:
+        work: Callable[[], ExportResult | BatchResult]
+        if run is None or isinstance(run, str | os.PathLike):
+            observer = relay(stack.enter_context(observing(progress, interruption)))
+            alone = partial(calls.export_observed, observer, interruption, run, options)
+            work = partial(alone, bring_sources=bring_sources, request_id=request_id)
+        else:
+            opened = stack.enter_context(observing_several(progress, interruption, relay))
+            all_of_them = partial(calls.export_several, opened, interruption, run, options)
+            work = partial(all_of_them, bring_sources=bring_sources, request_id=request_id)
+        result: ExportResult | BatchResult = await _in_thread(work, interruption)
         interruption.check()  # the last call of a program's function may have failed
         return result
 
 
-async def plan_async(run: Place | None = None, **options: Unpack[PlanOptions]) -> ExportPlan:
+@overload
+async def plan_async(run: Place | None = None, **options: Unpack[PlanOptions]) -> ExportPlan: ...
+
+
+@overload
+async def plan_async(run: Places[SomePlace], **options: Unpack[PlanOptions]) -> BatchPlan: ...
+
+
+async def plan_async(
+    run: Place | Sequence[Place] | None = None, **options: Unpack[PlanOptions]
+) -> ExportPlan | BatchPlan:
     """Return what :func:`export` would do, as :func:`plan` does with the same arguments, while the event loop goes on.
 
     Args:
@@ -64,7 +99,8 @@ async def plan_async(run: Place | None = None, **options: Unpack[PlanOptions]) -
     Raises:
         ConfigurationError: All problems of the settings at once.
     """
-    return await _in_thread(partial(calls.plan, run, **options))
+    work: Callable[[], ExportPlan | BatchPlan] = partial(calls.plan, run, **options)
+    return await _in_thread(work)
 
 
 async def recommend_async(

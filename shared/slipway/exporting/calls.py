@@ -1,6 +1,7 @@
 """The functions of ``slipway`` for programs: what the commands ``export``, ``plan``, ``recommend`` and ``verify`` do.
 
-The names of their arguments are those of the command's flags. Settings come from where the command reads them: a configuration,
+Given a list of runs, they export or plan all of them with the same arguments. The names of their arguments are those of the command's
+flags. Settings come from where the command reads them: a configuration,
 ``EXPORT_*`` variables and then the arguments; settings of the machine come from ``SLIPWAY_*`` variables.
 """
 
@@ -9,15 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from slipway.advice.for_target import load_configuration
 from slipway.advice.recommendation import Recommendation, recommend_outputs
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ConfigurationError
+from slipway.exporting.batches.planned import BatchPlan, plan_batch
+from slipway.exporting.batches.result import BatchResult
+from slipway.exporting.batches.running import Batch
+from slipway.exporting.batches.subjects import Subject, subjects_of
 from slipway.exporting.interruption import Interruption, quiet_log
 from slipway.exporting.job import run_export
-from slipway.exporting.observing import OnProgress, observing
+from slipway.exporting.observing import OnProgress, Opened, observing, observing_several
 from slipway.exporting.planned import ExportPlan, make_plan
 from slipway.exporting.verification import Verification, verify_path
 from slipway.files.paths import user_path
@@ -29,6 +34,8 @@ from slipway.settings.problems import size_of
 from slipway.settings.security import Security
 
 Place = str | os.PathLike[str]
+SomePlace = TypeVar("SomePlace", bound=Place)
+Places = list[SomePlace] | tuple[SomePlace, ...]
 
 
 class PlanOptions(TypedDict, total=False):
@@ -55,8 +62,16 @@ class ExportOptions(PlanOptions, total=False):
     progress: bool | OnProgress
 
 
+@overload
+def export(run: Place | None = None, **options: Unpack[ExportOptions]) -> ExportResult: ...
+
+
+@overload
+def export(run: Places[SomePlace], **options: Unpack[ExportOptions]) -> BatchResult: ...
+
+
 def export(
-    run: Place | None = None,
+    run: Place | Sequence[Place] | None = None,
     *,
     configuration: Place | Mapping[str, Any] | ExportConfiguration | LoadedConfiguration | None = None,
     base: Place | None = None,
@@ -72,16 +87,19 @@ def export(
     bring_sources: bool = False,
     request_id: str = "",
     progress: bool | OnProgress = False,
-) -> ExportResult:
+) -> ExportResult | BatchResult:
     """Merge, quantize, export and validate a fine-tuned checkpoint; deliver the models and a report. The same call again continues.
 
     An export with outputs that failed is returned, with ``success`` false; :meth:`ExportResult.require` raises for it. Ctrl-C, and an
     error in ``progress``, end the export within seconds, and the next call continues it. Exports of one process that run inside it
     take turns. Nothing is printed, and no signal handler is changed.
 
+    A list of runs is exported with the same arguments, and returns a sequence of results. All are checked before the first begins, one
+    that fails does not end the others, and they share what they have in common.
+
     Args:
         run: Training run or one checkpoint: a folder, ``s3://…`` or a digest. None takes it from the configuration, or exports ``base``
-            as it is.
+            as it is. Or a list of them, in which the folder of a whole model is exported as it is.
         configuration: YAML file, its contents as nested plain data, or a configuration. In place of a file, ``EXPORT_*`` variables are
             not read either.
         base: Base model: a folder, an id in the local cache, ``s3://…``, ``hf://…`` or a digest (``--base-model``).
@@ -117,8 +135,39 @@ def export(
         security=security,
         home=home,
     )
-    with observing(progress, interruption) as observer:
-        return export_observed(observer, interruption, run, options, bring_sources=bring_sources, request_id=request_id)
+    if run is None or isinstance(run, str | os.PathLike):
+        with observing(progress, interruption) as observer:
+            return export_observed(
+                observer, interruption, run, options, bring_sources=bring_sources, request_id=request_id
+            )
+    with observing_several(progress, interruption) as opened:
+        return export_several(opened, interruption, run, options, bring_sources=bring_sources, request_id=request_id)
+
+
+def export_several(
+    opened: Opened,
+    interruption: Interruption,
+    runs: Sequence[Place],
+    options: PlanOptions,
+    *,
+    bring_sources: bool = False,
+    request_id: str = "",
+) -> BatchResult:
+    """Run :func:`export` for a list of runs, each with an observer of its own."""
+    machine = _machine(**options)
+    with quiet_log(), tracing(machine):
+        made = _plan_several(runs, machine, options, bring_sources=bring_sources)
+        batch = Batch(
+            made, machine, opened, bring_sources=bring_sources, request_id=request_id, interruption=interruption
+        )
+        return batch.run()
+
+
+def _plan_several(
+    runs: Sequence[Place], machine: Settings, options: PlanOptions, *, bring_sources: bool = False
+) -> BatchPlan:
+    subjects = subjects_of(runs)
+    return plan_batch(subjects, (), lambda each: _load(None, each, **options), machine, bring_sources=bring_sources)
 
 
 def export_observed(
@@ -143,8 +192,16 @@ def export_observed(
         )
 
 
+@overload
+def plan(run: Place | None = None, **options: Unpack[PlanOptions]) -> ExportPlan: ...
+
+
+@overload
+def plan(run: Places[SomePlace], **options: Unpack[PlanOptions]) -> BatchPlan: ...
+
+
 def plan(
-    run: Place | None = None,
+    run: Place | Sequence[Place] | None = None,
     *,
     configuration: Place | Mapping[str, Any] | ExportConfiguration | LoadedConfiguration | None = None,
     base: Place | None = None,
@@ -157,7 +214,7 @@ def plan(
     project: str | None = None,
     security: Security | None = None,
     home: Place | None = None,
-) -> ExportPlan:
+) -> ExportPlan | BatchPlan:
     """Return what :func:`export` with the same arguments would do, and whether this machine can; run and write nothing.
 
     What makes the export impossible is among the checks of the plan; :meth:`ExportPlan.require` raises it.
@@ -193,7 +250,9 @@ def plan(
         home=home,
     )
     with quiet_log():
-        return make_plan(_load(run, **options), _machine(**options))
+        if run is None or isinstance(run, str | os.PathLike):
+            return make_plan(_load(run, **options), _machine(**options))
+        return _plan_several(run, _machine(**options), options)
 
 
 def recommend(
@@ -244,14 +303,14 @@ def verify(
         return verify_path(str(user_path(os.fspath(path))), make_settings)
 
 
-def _load(run: Place | None, **options: Unpack[PlanOptions]) -> LoadedConfiguration:
+def _load(run: Place | None, subject: Subject | None = None, **options: Unpack[PlanOptions]) -> LoadedConfiguration:
     """Load the settings as the command does, from a file, variables and flags.
 
     Raises:
         ConfigurationError: All problems at once.
     """
     given, formats = options.get("configuration"), options.get("formats") or ()
-    name = _text(run)
+    name = subject.path if subject else _text(run)
     if name is not None and name.endswith((".yaml", ".yml")):
         raise ConfigurationError(
             f"{name} is a configuration, and the first argument is the folder of a training run",
@@ -259,16 +318,17 @@ def _load(run: Place | None, **options: Unpack[PlanOptions]) -> LoadedConfigurat
             about={"key": "run"},
         )
     from_file = given is None or isinstance(given, str | os.PathLike)
+    flags = {
+        "RUN": name,
+        "--base-model": _text(options.get("base")),
+        "--target": options.get("target"),
+        "--out": _text(options.get("out")),
+        "--layers": _layers(options.get("layers")),
+    }
     return load_configuration(
         user_path(os.fspath(given)) if isinstance(given, str | os.PathLike) else given,
         environment=os.environ if from_file else {},
-        flags={
-            "RUN": name,
-            "--base-model": _text(options.get("base")),
-            "--target": options.get("target"),
-            "--out": _text(options.get("out")),
-            "--layers": _layers(options.get("layers")),
-        },
+        flags=subject.flags({**flags, "RUN": None}) if subject else flags,
         assignments=options.get("settings") or {},
         requested=_words(formats),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from slipway.exporting.interruption import Interruption
 from slipway.progress.observer import Observer, Silent
+from slipway.progress.overview import Overview
 from slipway.progress.rows import Overall, Row, Rows
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -62,6 +63,9 @@ class ExportProgress:
         tasks: Its tasks, in the plan's order.
         done: Completed share of all tasks, from 0 to 1. It falls only where tasks are added or run again.
         remaining_seconds: About how long the rest takes; None while unknown.
+        run: Name of the run in a list of several; empty for a single export.
+        number: Its number in the list, from 1.
+        of: Number of runs in the list.
     """
 
     title: str
@@ -70,9 +74,48 @@ class ExportProgress:
     tasks: tuple[TaskProgress, ...]
     done: float
     remaining_seconds: float | None
+    run: str = ""
+    number: int = 1
+    of: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The place of an export among several: the name of its run, its number from 1, and how many there are."""
+
+    run: str = ""
+    number: int = 1
+    of: int = 1
 
 
 OnProgress = Callable[[ExportProgress], object]
+
+
+Opened = Callable[[Position], contextlib.AbstractContextManager[Observer]]
+
+
+@contextlib.contextmanager
+def observing_several(
+    progress: bool | OnProgress, interruption: Interruption, relay: Callable[[Observer], Observer] = lambda each: each
+) -> Iterator[Opened]:
+    """Yield a function that opens the observer of one of several exports: as :func:`observing`, with a bar for each export.
+
+    Args:
+        progress: What was asked for.
+        interruption: Gets an error of the function, which ends all exports.
+        relay: Function that puts an observer between an export and what looks on.
+    """
+    lock = threading.RLock()
+    with contextlib.ExitStack() as stack:
+        if progress is True:
+            from slipway.progress.notebook import display_here
+
+            open_row = Overview(relay(stack.enter_context(display_here()))).open
+            yield lambda position: contextlib.nullcontext(open_row(position.run, position.number, position.of))
+        elif callable(progress):
+            yield lambda position: contextlib.nullcontext(relay(_Calling(progress, interruption, position, lock)))
+        else:
+            yield lambda _: contextlib.nullcontext(Silent())
 
 
 @contextlib.contextmanager
@@ -95,12 +138,18 @@ def observing(progress: bool | OnProgress, interruption: Interruption) -> Iterat
 class _Calling(Silent):
     """Calls a function with the progress after every change, never twice at a time."""
 
-    def __init__(self, on_progress: OnProgress, interruption: Interruption) -> None:
+    def __init__(
+        self,
+        on_progress: OnProgress,
+        interruption: Interruption,
+        position: Position = Position(),
+        lock: contextlib.AbstractContextManager[object] | None = None,
+    ) -> None:
         super().__init__()
         self._on_progress, self._interruption = on_progress, interruption
         self._rows, self._overall = Rows(resuming=True), Overall()
         self._title = self._note = ""
-        self._lock = threading.RLock()
+        self._position, self._lock = position, lock or threading.RLock()
 
     def title(self, text: str) -> None:
         """Take the title."""
@@ -139,6 +188,9 @@ class _Calling(Silent):
             tasks=tuple(_task(row, now) for row in self._rows.tasks.values()),
             done=self._overall.done,
             remaining_seconds=self._overall.remaining_seconds(),
+            run=self._position.run,
+            number=self._position.number,
+            of=self._position.of,
         )
         try:
             self._on_progress(progress)

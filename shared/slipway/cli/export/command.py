@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,7 @@ from slipway.cli.options import (
     Checkpoint,
     Config,
     Debug,
+    Each,
     Formats,
     Json,
     Layers,
@@ -31,6 +34,7 @@ from slipway.progress.observer import ProgressForm
 
 if TYPE_CHECKING:
     from slipway.configuration import LoadedConfiguration
+    from slipway.settings import Settings
 
 EXAMPLES = examples(
     "slipway export outputs/qwen3-finetuned -f gguf:q4_k_m",
@@ -40,6 +44,7 @@ EXAMPLES = examples(
     "slipway export -c export.yaml --plan",
     "slipway export outputs/qwen3-finetuned --base-model Qwen/Qwen3-4B --out exported",
     "slipway export -c export.yaml --layers 0,5,11",
+    "slipway export --each sweep -f gguf:q4_k_m,onnx:int8 --base-model Qwen/Qwen3-4B --out exported",
     "slipway export -c export.yaml --set optimization.quantization=int8,int4 --set validation.test_samples=100",
 )
 
@@ -55,8 +60,9 @@ def load_configuration(
     formats: list[str] | None = None,
     target: str | None = None,
     layers: str | None = None,
+    subject: Mapping[str, str | None] | None = None,
 ) -> LoadedConfiguration:
-    """Load the configuration from file, environment and flags.
+    """Load the configuration from file, environment and flags; those of ``subject`` come before the others.
 
     Raises:
         BadParameter: The run is given twice, or is a configuration.
@@ -79,6 +85,7 @@ def load_configuration(
             "--target": target,
             "--out": out,
             "--layers": layers,
+            **(subject or {}),
         },
         assignments=assignments or [],
         requested=formats or [],
@@ -88,6 +95,7 @@ def load_configuration(
 def export(  # noqa: PLR0917 - typer calls it by name
     ctx: typer.Context,
     run: Run = None,
+    each: Each = None,
     config: Config = None,
     formats: Formats = None,
     target: Target = None,
@@ -106,12 +114,16 @@ def export(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Merge, quantize, export and validate a fine-tuned checkpoint; deliver the models and a report.
 
-    The same command again continues where an earlier one stopped, and reuses all finished results.
+    The same command again continues where an earlier one stopped, and reuses all finished results. With --each, every run, adapter and
+    model in a folder is exported, and a failure does not end the others.
     """
     settings = connection_of(ctx).settings()
     if all_layers and layers:
         raise typer.BadParameter("--layers and --all-layers exclude each other")
-    loaded = load_configuration(
+    if each is not None and (run is not None or checkpoint is not None):
+        raise typer.BadParameter("--each names a folder of runs; leave out RUN and --checkpoint")
+    load = functools.partial(
+        load_configuration,
         config,
         base_model=base_model,
         checkpoint=checkpoint,
@@ -122,6 +134,20 @@ def export(  # noqa: PLR0917 - typer calls it by name
         target=target,
         layers="all" if all_layers else layers,
     )
+    if each is not None:
+        raise typer.Exit(
+            _export_each(
+                each,
+                lambda flags: load(subject=flags),
+                settings,
+                plan=plan,
+                as_json=as_json,
+                progress=progress,
+                bring_sources=bring_sources,
+                request_id=request_id,
+            )
+        )
+    loaded = load()
     if plan:
         from slipway.cli.export.planned import show_plan
 
@@ -138,3 +164,30 @@ def export(  # noqa: PLR0917 - typer calls it by name
             request_id=request_id,
         )
     raise typer.Exit(code)
+
+
+def _export_each(
+    folder: Path,
+    load: Callable[[Mapping[str, str | None]], LoadedConfiguration],
+    settings: Settings,
+    *,
+    plan: bool,
+    as_json: bool,
+    progress: ProgressForm,
+    bring_sources: bool,
+    request_id: str,
+) -> int:
+    """Run or plan the exports of a folder; return the exit code."""
+    from slipway.cli.export.batch import show_batch, show_batch_plan
+
+    if plan:
+        return show_batch_plan(folder, load, settings, as_json=as_json, bring_sources=bring_sources)
+    return show_batch(
+        folder,
+        load,
+        settings,
+        as_json=as_json,
+        progress=progress,
+        bring_sources=bring_sources,
+        request_id=request_id,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,7 +14,7 @@ from slipway.export_sources.discovery import Sources
 from slipway.exporting.planned import ExportPlan, make_plan
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.plan import tasks_in_reserve
-from slipway.planning.preflight import Preflight, Verdict
+from slipway.planning.preflight import Finding, Preflight, Verdict
 from slipway.planning.references import Source, parse_reference
 from slipway.reasons import REASONS
 from slipway.settings import Settings
@@ -43,7 +43,7 @@ def _tables(made: ExportPlan) -> list[RenderableType]:
     parts: list[RenderableType] = []
     if sources:
         parts += [Text(sources.title, style="bold"), *_folders(sources), Text()]
-    tables = (_graph(made.tasks, made.checked), _preflight(made.checked), _settings(loaded))
+    tables = (_graph(made.tasks, made.checked), findings_table(made.checked.findings), _settings(loaded))
     graph, checks, settings = tables
     parts += [graph, Text(), checks, Text()]
     warnings = dict.fromkeys((*loaded.warnings, *(sources.warnings if sources else ())))
@@ -123,9 +123,10 @@ def _param(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _preflight(checked: Preflight) -> FittedTable:
+def findings_table(findings: Iterable[Finding]) -> FittedTable:
+    """Show checks with their verdicts."""
     table = FittedTable(Column("preflight"), Column("", width=7), Column("found", wrap=True), hint="")
-    for finding in checked.findings:
+    for finding in findings:
         verdict = Text(finding.verdict.value, style=_VERDICTS[finding.verdict])
         remedy = f"; {finding.remedy}" if finding.remedy else ""
         table.add_row(finding.check, verdict, Text.assemble(finding.message, (remedy, "cyan")))
