@@ -12,7 +12,6 @@ import yaml
 
 from support.manifests import pod_rules, store_rules, wiring_rules
 from support.manifests.chart import (
-    NEEDED,
     PRODUCTION,
     RELEASE_LABELS,
     as_kustomize,
@@ -46,7 +45,7 @@ WAYS: dict[str, tuple[Object, Object]] = {
     ),
     "without-observability": (
         {"resources": ["base"], "components": [name for name in COMPONENTS if name != "observability"]},
-        changed(NEEDED, {"keda": {"enabled": True}, "metrics": {"enabled": False}}),
+        changed(PRODUCTION, {"telemetry": {"endpoint": ""}, "metrics": {"enabled": False}}),
     ),
     "aws": (
         {"resources": ["base"], "components": ["aws" if name == "s3" else name for name in COMPONENTS]},

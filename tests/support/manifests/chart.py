@@ -36,10 +36,10 @@ NEEDED: Object = {
 
 PRODUCTION: Object = {
     **NEEDED,
-    "keda": {"enabled": True},
+    "keda": {"enabled": True, "startAtZero": False},
     "telemetry": {"endpoint": "http://otel-collector.monitoring.svc:4317"},
 }
-"""Values for what the overlay production is."""
+"""Values for what the overlay production is, applied as rendered: nobody asks a cluster for numbers of replicas."""
 
 RELEASE_LABELS = frozenset(
     {
@@ -128,11 +128,7 @@ def _plain(thing: Object) -> Object:
 def _without_release(value: Any) -> Any:
     match value:
         case dict():
-            kept = {
-                key: _without_release(inner)
-                for key, inner in value.items()
-                if key not in RELEASE_LABELS and not key.startswith(("helm.sh/", "checksum/"))
-            }
+            kept = {key: _without_release(inner) for key, inner in value.items() if not _is_of_the_release(key, inner)}
             return {key: inner for key, inner in kept.items() if key not in _EMPTIED or inner}
         case list():
             return [_without_release(inner) for inner in value]
@@ -141,6 +137,13 @@ def _without_release(value: Any) -> Any:
             return value.replace("slipway.slipway-", "slipway-").replace(".slipway.slipway", ".slipway")
         case _:
             return value
+
+
+def _is_of_the_release(key: str, value: Any) -> bool:
+    """Say whether a label or an annotation is a release's own; the name of another application, such as a database, is not."""
+    if key == "app.kubernetes.io/name":
+        return value == "slipway"
+    return key in RELEASE_LABELS or key.startswith(("helm.sh/", "checksum/"))
 
 
 _EMPTIED = ("labels", "annotations", "matchLabels", "metadata")

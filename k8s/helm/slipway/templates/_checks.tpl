@@ -13,7 +13,7 @@
 {{- define "slipway.check.places" -}}
 {{- $problems := list -}}
 {{- $fullname := include "slipway.fullname" . -}}
-{{- if gt (len $fullname) 36 }}{{ $problems = append $problems (printf "the name %s has more than 36 characters: set fullnameOverride to a shorter one" $fullname) }}{{ end -}}
+{{- if or (gt (len $fullname) 36) (not (regexMatch "^[a-z]" $fullname)) }}{{ $problems = append $problems (printf "the name %s has more than 36 characters, or begins with a digit: set fullnameOverride to another one" $fullname) }}{{ end -}}
 {{- with .Values.store -}}
 {{- if not .bucket }}{{ $problems = append $problems "no bucket for artifacts: set store.bucket, and store.endpoint if it is not AWS's" }}{{ end -}}
 {{- if and .existingSecret .workloadIdentity }}{{ $problems = append $problems "store.existingSecret and store.workloadIdentity are both set, and keys would count: set one of them" }}{{ end -}}

@@ -1,0 +1,192 @@
+"""Values that cannot work are refused in words: which one, and what to do; unknown keys and wrong types by the schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from support.manifests.chart import CHART, NEEDED, Refusal, call_helm, changed, needs_helm
+from support.manifests.overlay import Object
+
+pytestmark = needs_helm
+
+GPU = {"resource": "nvidia.com/gpu", "count": 1, "architecture": "sm89"}
+PEERS = [{"ipBlock": {"cidr": "203.0.113.0/24"}}]
+
+REFUSED: dict[str, tuple[Object, str]] = {
+    "no-bucket": ({"store": {"bucket": ""}}, "no bucket for artifacts: set store.bucket"),
+    "no-keys": ({"store": {"existingSecret": ""}}, "nothing gives access to the bucket: set store.existingSecret"),
+    "keys-and-a-role": ({"store": {"workloadIdentity": True}}, "are both set, and keys would count: set one of them"),
+    "no-database": ({"database": {"existingSecret": ""}}, "no database: set database.existingSecret"),
+    "no-certificate": (
+        {"tls": {"source": "secrets", "secrets": {"coordinator": "a", "worker": "b"}}},
+        "there is none for cleanup: set tls.secrets.cleanup, or tls.source to cert-manager",
+    ),
+    "no-certificate-for-keda": (
+        {"keda": {"enabled": True}, "tls": {"source": "secrets", "secrets": {"cleanup": "c"}}},
+        "there is none for keda: set tls.secrets.keda",
+    ),
+    "two-access-files": (
+        {"access": {"existingSecret": "access", "principals": [{"name": "ci", "role": "submitter"}]}},
+        "access.principals would not be read beside access.existingSecret: put them into that Secret",
+    ),
+    "a-worker-that-is-none": (
+        {"workers": {"mergee": {"replicas": 1}}},
+        "workers.mergee: there is no such worker; there are adapter, coreml, executorch, gguf,",
+    ),
+    "a-pool-of-no-worker": (
+        {"pools": {"builders": {"worker": "tensorrt_build", "gpu": GPU}}},
+        'pools.builders.worker: there is no worker "tensorrt_build"; there are adapter,',
+    ),
+    "a-pool-like-a-worker": (
+        {"pools": {"validate": {"worker": "validate"}}},
+        "pools.validate has the name of a worker: give it another one, such as validate-2",
+    ),
+    "a-gpu-for-no-image": (
+        {"workers": {"merge": {"gpu": GPU}}},
+        "workers.merge.gpu: merge has no image for GPUs; those with one are tensorrt-build, validate",
+    ),
+    "replicas-beside-keda": (
+        {"keda": {"enabled": True}, "workers": {"merge": {"replicas": 2}}},
+        "workers.merge.replicas is for workers that KEDA does not scale: set workers.merge.scale",
+    ),
+    "more-requested-than-allowed": (
+        {"workers": {"merge": {"resources": {"requests": {"memory": "20Gi"}}}}},
+        "workers.merge.resources: requests.memory 20Gi is more than limits.memory 8Gi: raise limits.memory too",
+    ),
+    "more-requested-of-all": (
+        {"worker": {"resources": {"requests": {"memory": "12288Mi"}}}},
+        "workers.prepare.resources: requests.memory 12288Mi is more than limits.memory 8Gi",
+    ),
+    "bounds-turned-round": (
+        {"workers": {"merge": {"scale": {"min": 5}}}},
+        "workers.merge.scale: min 5 is more than max 4: raise max too",
+    ),
+    "a-size-that-is-none": ({"size": "13b"}, 'size: "13b" is none of 30b, 70b, 8b'),
+    "a-digest-of-no-image": (
+        {"image": {"digests": {"mergee": "sha256:" + "0" * 64}}},
+        "image.digests.mergee: there is no such image; there are adapter,",
+    ),
+    "an-ingress-that-nobody-enters": (
+        {"ingress": {"enabled": True, "host": "slipway.example.org"}},
+        "ingress is set, and the network policies let nobody in from outside: name the controller's pods",
+    ),
+    "a-balancer-that-nobody-enters": (
+        {"clients": {"service": {"type": "LoadBalancer"}}},
+        "clients.service is set, and the network policies let nobody in from outside",
+    ),
+    "an-ingress-without-a-name": (
+        {"ingress": {"enabled": True}, "clients": {"from": PEERS}},
+        "ingress.enabled needs a name: set ingress.host",
+    ),
+    "a-route-without-a-gateway": (
+        {"gateway": {"enabled": True, "backendTls": {"enabled": False}}, "clients": {"from": PEERS}},
+        "gateway.enabled needs a Gateway: name it in gateway.parentRefs",
+    ),
+    "a-route-without-an-authority": (
+        {"gateway": {"enabled": True, "parentRefs": [{"name": "public"}]}, "clients": {"from": PEERS}},
+        "the coordinator speaks TLS alone: name a ConfigMap with its authority as ca.crt in gateway.backendTls",
+    ),
+    "a-setting-of-the-chart": (
+        {"settings": {"SLIPWAY_STORE": "s3://other"}},
+        "settings.SLIPWAY_STORE is the chart's own: set store.bucket",
+    ),
+    "a-variable-of-the-chart": (
+        {"workers": {"merge": {"env": [{"name": "SLIPWAY_HOME", "value": "/tmp"}]}}},
+        "workers.merge.env.SLIPWAY_HOME is the chart's own, and fixed: remove it",
+    ),
+    "a-secret-written-out": (
+        {"coordinator": {"env": [{"name": "HF_TOKEN", "value": "hf_abc"}]}},
+        "coordinator.env.HF_TOKEN would be written out for everybody to read: take it from a Secret",
+    ),
+    "a-variable-twice": (
+        {"worker": {"env": [{"name": "CC", "value": "gcc"}, {"name": "CC", "value": "clang"}]}},
+        "worker.env has CC twice: remove one",
+    ),
+    "a-long-name": (
+        {"fullnameOverride": "models-of-the-department-of-languages"},
+        "has more than 36 characters, or begins with a digit: set fullnameOverride to another one",
+    ),
+}
+"""Values over those that are needed, and what is said of them."""
+
+WRONG: dict[str, tuple[Object, str]] = {
+    "unknown": ({"stores": {}}, "additional properties 'stores' not allowed"),
+    "unknown-deep": ({"store": {"buckets": "a"}}, "at '/store': additional properties 'buckets' not allowed"),
+    "unknown-of-a-worker": ({"workers": {"merge": {"replica": 1}}}, "additional properties 'replica' not allowed"),
+    "a-text-for-a-number": ({"coordinator": {"retainDays": "90d"}}, "at '/coordinator/retainDays': got string"),
+    "a-number-for-a-text": ({"settings": {"SLIPWAY_UPLOAD_SIZE": 5}}, "got number, want string"),
+    "nothing-for-a-group": ({"store": None}, "missing property 'store'"),
+    "no-replicas": ({"coordinator": {"replicas": 0}}, "at '/coordinator/replicas'"),
+    "half-a-replica": ({"workers": {"merge": {"replicas": 0.5}}}, "at '/workers/merge/replicas'"),
+    "a-volume-in-bytes": ({"workers": {"merge": {"volume": {"size": "64G"}}}}, "at '/workers/merge/volume/size'"),
+    "no-architecture": ({"workers": {"validate": {"gpu": {"resource": "nvidia.com/gpu", "count": 1}}}}, "missing property 'architecture'"),
+    "an-architecture-of-another-kind": ({"workers": {"validate": {"gpu": {**GPU, "architecture": "8.9"}}}}, "at '/workers/validate/gpu/architecture'"),
+    "a-pool-like-nothing": ({"pools": {"fast": {}}}, "missing property 'worker'"),
+    "a-source-that-is-none": ({"tls": {"source": "vault"}}, "value must be one of 'cert-manager', 'secrets'"),
+    "a-digest-that-is-none": ({"image": {"digests": {"merge": "latest"}}}, "at '/image/digests/merge'"),
+    "an-address-with-a-password": ({"store": {"endpoint": "https://a:b@s3.example.org"}}, "at '/store/endpoint'"),
+    "a-value-and-a-source": ({"worker": {"env": [{"name": "CC", "value": "a", "valueFrom": {"fieldRef": {}}}]}}, "at '/worker/env/0'"),
+    "several-hubs-in-one-text": ({"import": {"from": ["hf://a hf://b"]}}, "at '/import/from/0'"),
+}  # fmt: skip
+"""Values that the schema refuses."""
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """What Helm says of each, asked at once."""
+    cases = {**REFUSED, **WRONG}
+    calls = [
+        {"do": "render", "chart": str(CHART), "values": changed(NEEDED, values), "name": "slipway", "namespace": "ml"}
+        for values, _ in cases.values()
+    ]
+    return dict(zip(cases, call_helm(calls), strict=True))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_with_what_to_do(answers: dict[str, Any], case: str) -> None:
+    answer = answers[case]
+    assert isinstance(answer, Refusal), "it was taken"
+    assert answer.kind == "HelmRenderError"
+    assert "invalid values:\n- " in answer.error
+    assert REFUSED[case][1] in answer.error
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_unknown_keys_and_wrong_types_are_refused(answers: dict[str, Any], case: str) -> None:
+    answer = answers[case]
+    assert isinstance(answer, Refusal), "it was taken"
+    assert answer.kind == "HelmValuesError"
+    assert WRONG[case][1] in answer.error
+
+
+def test_all_is_said_at_once() -> None:
+    call = {"do": "render", "chart": str(CHART), "values": {"workers": {"mergee": {}}}, "name": "s", "namespace": "ml"}
+    (answer,) = call_helm([call])
+    assert "4 invalid values:" in answer.error
+    assert len(re.findall("^- ", answer.error, re.MULTILINE)) == 4
+
+
+def test_every_check_has_its_test(answers: dict[str, Any]) -> None:
+    """Each sentence of the chart's checks is one that a case here has Helm say."""
+    checks = (CHART / "templates" / "_checks.tpl").read_text()
+    sentences = re.findall(r'append \$problems (?:\(printf )?"((?:[^"\\]|\\.)*)"', checks)
+    assert len(sentences) > 20
+    said = "\n".join(answers[case].error for case in REFUSED)
+    unsaid = [one for one in sentences if not re.search(re.sub(r"%[sdq]", ".*", re.escape(one)), said)]
+    assert unsaid == []
+
+
+def test_the_schema_knows_every_value() -> None:
+    """A default that the schema has no rule for would be refused; one that it does not require may be taken away unseen."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(schema["required"]) == set(values)
+    for name, value in values.items():
+        rule = schema["properties"][name]
+        if isinstance(value, dict) and "required" in rule:
+            assert set(rule["required"]) == set(value), name
