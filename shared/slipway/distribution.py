@@ -38,7 +38,7 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy"),
     "oidc": ("joserfc",),
     "report": ("jinja2",),
-    "publish": ("OpenSSL", "model_signing", "urllib3"),
+    "publish": ("OpenSSL", "certifi", "model_signing", "urllib3"),
     "s3": ("minio",),
     "telemetry": _TELEMETRY,
     "sample": ("accelerate", "gguf", "peft", "psutil", "torch", "transformers"),

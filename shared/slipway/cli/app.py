@@ -20,6 +20,7 @@ from slipway.cli.conversion import commands as conversion
 from slipway.cli.export import command as export
 from slipway.cli.inspection import commands as inspection
 from slipway.cli.options import Commands, Debug, Json, examples
+from slipway.cli.publishing import commands as publishing
 from slipway.cli.remote import commands as remote
 from slipway.cli.stages import commands as stages
 from slipway.cli.stages.commands import StageCommand
@@ -146,6 +147,7 @@ app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)
 app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)
 app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.PUSH_EXAMPLES)(artifacts.push)
 app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.PULL_EXAMPLES)(artifacts.pull)
+app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=publishing.PUBLISH_EXAMPLES)(publishing.publish)
 app.add_typer(artifacts.cache, name="cache", rich_help_panel=_ARTIFACTS)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -13,9 +13,10 @@ from typing import Any
 from slipway.artifacts import Artifacts
 from slipway.errors import ArtifactError
 from slipway.exporting.opening import artifacts_at
-from slipway.files.checksums import verify_directory
+from slipway.publishing.destination import OCI, Access
+from slipway.publishing.signing import missing_error
+from slipway.publishing.verification import check_folder
 from slipway.representation import preformatted, three_lines
-from slipway.results.delivery import LINEAGE
 from slipway.settings import Settings
 from slipway.texts import counted
 
@@ -25,16 +26,26 @@ class Verification:
     """Files that are all as they were written; any other outcome is an error.
 
     Attributes:
-        path: The folder, absolute; or the artifact's whole digest.
+        path: The folder, absolute; the artifact's whole digest; or the address of the published model with its digest.
         files: Number of files that were compared.
+        verdict: ``passed``, or ``incomplete`` if an output was not judged; empty if there is no statement of what was made.
+        signed_by: SHA-256 of the public key whose signature is right; empty if none was asked for.
     """
 
     path: str
     files: int
+    verdict: str = ""
+    signed_by: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``slipway verify --json`` prints."""
-        return {"path": self.path, "files": self.files, "success": True}
+        proof = {"verdict": self.verdict, "signed_by": self.signed_by}
+        return {"path": self.path, "files": self.files, "success": True, **proof}
+
+    def __str__(self) -> str:
+        signed = f"; signed by the key {self.signed_by[:12]}…" if self.signed_by else ""
+        verdict = f"; verdict: {self.verdict}" if self.verdict else ""
+        return f"{counted(self.files, 'file')} compared: every checksum is right{verdict}{signed}"
 
     def __repr__(self) -> str:
         return three_lines(
@@ -45,19 +56,31 @@ class Verification:
         return preformatted(repr(self))
 
 
-def verify_path(path: str, make_settings: Callable[[], Settings]) -> Verification:
-    """Compare the files of a folder, or of the artifact with a digest, with their checksums.
+def verify_path(
+    path: str, make_settings: Callable[[], Settings], *, key: Path | None = None, insecure: bool = False
+) -> Verification:
+    """Compare the files of a folder, of the artifact with a digest, or of a published model with their checksums.
 
     Args:
-        path: The folder or the digest.
-        make_settings: Function that returns the settings of this machine; only called for a digest.
+        path: The folder, the digest, or ``oci://REGISTRY/NAME[:TAG]``.
+        make_settings: Function that returns the settings of this machine; not called for a folder.
+        key: Public key that must have signed the folder or the published model; None checks no signature.
+        insecure: Whether plain HTTP to a registry is allowed.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` with every file of a folder that differs, ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` if
-            a folder has no checksums.
+            a folder has no checksums; ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``.
+        ValidationError: ``STATEMENT_MISMATCH``, ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``, ``VALIDATION_FAILED``.
     """
+    if path.startswith(OCI):
+        from slipway.publishing.oci.reading import check_registry
+
+        address, checked = check_registry(path, Access(make_settings(), os.environ, insecure=insecure), key=key)
+        return Verification(address, checked.files, checked.verdict, checked.signed_by)
     if not path.startswith("sha256:"):
-        return _verify_folder(path)
+        return _verify_folder(path, key)
+    if key is not None:
+        raise missing_error(path)
     settings = make_settings()
     with artifacts_at(settings.coordinator, settings) as store:
         return _verify_artifact(path, store, scratch=settings.scratch)
@@ -72,23 +95,9 @@ def _verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> Verific
     return Verification(digest, len(store.manifest(digest).files))
 
 
-def _verify_folder(path: str) -> Verification:
-    count, faults = verify_directory(Path(path))
-    if faults:
-        delivered = (Path(path) / LINEAGE).is_file()
-        remedy = (
-            "deliver them again with the same slipway export command into another folder"
-            if delivered
-            else "pull the artifact again into another folder"
-        )
-        shown = "\n".join(f"  {fault}" for fault in faults)
-        raise ArtifactError(
-            f"{path}: {len(faults)} of {counted(count, 'file')} not as written:\n{shown}",
-            reason="ARTIFACT_CORRUPT",
-            remedy=remedy,
-            about={"folder": path, "faults": json.dumps(faults)},
-        )
-    return Verification(str(Path(path).resolve()), count)
+def _verify_folder(path: str, key: Path | None) -> Verification:
+    checked = check_folder(Path(path), key=key)
+    return Verification(str(Path(path).resolve()), checked.files, checked.verdict, checked.signed_by)
 
 
 def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:

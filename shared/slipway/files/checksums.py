@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from slipway.errors import ArtifactError
@@ -15,6 +16,8 @@ MANIFEST = "MANIFEST.sha256"
 LARGEST = 64 << 20
 """Largest list of checksums that is read, in bytes."""
 _SHOWN = 200
+_PIECE_BYTES = 1 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def write_checksums(folder: Path, *, known: Mapping[str, str]) -> None:
@@ -55,12 +58,26 @@ def _read_list(file: Path) -> dict[str, str]:
         data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes", str(file))
-    text = data.decode()
+    return parse_checksums(data, where=str(file))
+
+
+def parse_checksums(data: bytes, *, where: str) -> dict[str, str]:
+    """Read hexadecimal SHA-256 by file name from the content of a list.
+
+    Args:
+        data: The content.
+        where: Where it comes from, for messages.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_INVALID`` for a line that is none, or that names a file outside the folder.
+        UnicodeDecodeError: It is no text.
+    """
     digests = {}
-    for line in text.removesuffix("\n").split("\n"):
+    for line in data.decode().removesuffix("\n").split("\n"):
         digest, name = line[:64], line[66:]
-        if len(digest) != 64 or not name or ".." in Path(name).parts or Path(name).is_absolute():
-            raise ArtifactError(f"{file}: {line[:_SHOWN]!r} is not a checksum line", reason="ARTIFACT_INVALID")
+        outside = ".." in Path(name).parts or Path(name).is_absolute()
+        if _SHA256.fullmatch(digest) is None or not name or outside:
+            raise ArtifactError(f"{where}: {line[:_SHOWN]!r} is not a checksum line", reason="ARTIFACT_INVALID")
         digests[name] = digest
     return digests
 
@@ -74,15 +91,41 @@ def verify_directory(folder: Path) -> tuple[int, list[str]]:
     Raises:
         ArtifactError: ``ARTIFACT_INVALID`` if there are no checksums, or for special files; ``LINK_OUTSIDE``.
     """
-    expected, present = read_checksums(folder), dict(all_files(folder))
+    expected = read_checksums(folder)
+    return len(expected), checksum_faults(expected, hash_files(folder))
+
+
+def hash_files(folder: Path, *, on_bytes: Callable[[int], None] = lambda _: None) -> dict[str, str]:
+    """Return the hexadecimal SHA-256 of every file below a folder, by its path in it.
+
+    Args:
+        folder: The folder.
+        on_bytes: Called with the size of each piece that was read.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_INVALID`` for special files; ``LINK_OUTSIDE``; ``FILE_ERROR``.
+    """
+    return {name: _sha256(path, on_bytes=on_bytes) for name, path in all_files(folder)}
+
+
+def checksum_faults(
+    expected: Mapping[str, str], digests: Mapping[str, str], *, unlisted: Collection[str] = ()
+) -> list[str]:
+    """Compare the files of a folder with its checksums; return one line per fault.
+
+    Args:
+        expected: The checksums.
+        digests: Result of :func:`hash_files`.
+        unlisted: Files that need no checksum, because they were added later.
+    """
     faults = []
     for name, digest in sorted(expected.items()):
-        if name not in present:
+        if name not in digests:
             faults.append(f"{name}: missing")
-        elif _sha256(present[name]) != digest:
+        elif digests[name] != digest:
             faults.append(f"{name}: does not have its checksum")
-    faults += [f"{name}: not in {MANIFEST}" for name in sorted(set(present) - set(expected) - {MANIFEST})]
-    return len(expected), faults
+    extra = set(digests) - set(expected) - {MANIFEST} - set(unlisted)
+    return faults + [f"{name}: not in {MANIFEST}" for name in sorted(extra)]
 
 
 def changed_files(folder: Path, expected: Mapping[str, str], *, since: int) -> list[str]:
@@ -125,6 +168,10 @@ def _checksums_remedy(folder: Path) -> str:
     return "name the folder that slipway export delivered or slipway pull wrote, or an artifact's digest (sha256:…)"
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, *, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    sha, buffer = hashlib.sha256(), bytearray(_PIECE_BYTES)
     with open_real(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        while count := file.readinto(buffer):  # type: ignore[attr-defined]
+            sha.update(memoryview(buffer)[:count])
+            on_bytes(count)
+    return sha.hexdigest()

@@ -52,6 +52,9 @@ _FULL = frozenset({"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", 
 log = logging.getLogger("slipway.store")
 
 OnWait = Callable[[], None]
+Metadata = dict[str, str | list[str] | tuple[str]]
+SHA256 = "sha256"
+"""Name of the metadata with an object's digest in hexadecimal."""
 _T = TypeVar("_T")
 
 WORKERS = 4
@@ -130,12 +133,13 @@ def _cause(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object: its key, size, entity tag, and when it was last written, in seconds since the epoch."""
+    """One object: its key, size, entity tag, when it was last written, in seconds since the epoch, and its SHA-256 if its metadata has it."""
 
     key: str
     size_bytes: int
     etag: str
     modified: float
+    sha256: str = ""
 
 
 class S3Bucket:
@@ -233,11 +237,14 @@ class S3Bucket:
         metrics.STORE_BYTES.add(len(data), direction="received")
         return data
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write an object atomically."""
+    def put(self, name: str, data: bytes, *, sha256: str = "") -> None:
+        """Write an object atomically; ``sha256`` becomes its metadata, which :meth:`find` returns."""
+        metadata: Metadata | None = {SHA256: sha256} if sha256 else None
         self.call(
             f"writing {name}",
-            lambda: self.sdk.put_object(self.bucket, self.key(name), io.BytesIO(data), len(data), part_size=5 << 30),
+            lambda: self.sdk.put_object(
+                self.bucket, self.key(name), io.BytesIO(data), len(data), part_size=5 << 30, metadata=metadata
+            ),
         )
         metrics.STORE_BYTES.add(len(data), direction="sent")
 
@@ -251,7 +258,8 @@ class S3Bucket:
                 if is_missing(error):
                     return None
                 raise
-            return StoredObject(name, info.size or 0, info.etag or "", _seconds(info.last_modified))
+            sha256 = (info.metadata or {}).get(f"x-amz-meta-{SHA256}", "")
+            return StoredObject(name, info.size or 0, info.etag or "", _seconds(info.last_modified), sha256)
 
         return self.call(f"looking for {name}", request)
 
@@ -295,7 +303,7 @@ class S3Bucket:
     def touch(self, name: str) -> None:
         """Reset an object's age in place; its content stays."""
         source = CopySource(self.bucket, self.key(name))
-        metadata: dict[str, str | list[str] | tuple[str]] = {"used": str(int(time.time()))}
+        metadata: Metadata = {"used": str(int(time.time()))}
         self.call(
             f"touching {name}",
             lambda: self.sdk.copy_object(

@@ -19,7 +19,7 @@ from minio.datatypes import Part
 from minio.error import MinioException, S3Error
 
 from slipway.artifacts.files import cancel, gather
-from slipway.artifacts.s3.client import S3_EXCEPTIONS, WORKERS, S3Bucket, is_missing
+from slipway.artifacts.s3.client import S3_EXCEPTIONS, SHA256, WORKERS, Metadata, S3Bucket, is_missing
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError
 from slipway.observability import metrics
@@ -30,7 +30,14 @@ _READ_BYTES = 1 << 20
 
 
 def upload(
-    bucket: S3Bucket, name: str, file: BinaryIO, size: int, *, pool: ThreadPoolExecutor, on_bytes: OnBytes
+    bucket: S3Bucket,
+    name: str,
+    file: BinaryIO,
+    size: int,
+    *,
+    pool: ThreadPoolExecutor,
+    on_bytes: OnBytes,
+    sha256: str = "",
 ) -> None:
     """Upload an open file; the object appears once it is complete.
 
@@ -41,16 +48,19 @@ def upload(
         size: Size of the file in bytes.
         pool: Workers; each holds one part in memory.
         on_bytes: Gets the size of each part once it is stored.
+        sha256: The file's digest in hexadecimal, for the object's metadata; empty adds none.
 
     Raises:
         ArtifactError: As :meth:`S3Bucket.call`.
     """
     part_bytes = max(PART_BYTES, math.ceil(size / _MOST_PARTS))
     if size <= part_bytes:
-        pool.submit(_put_whole, bucket, name, file, size, on_bytes).result()
+        pool.submit(_put_whole, bucket, name, file, size, sha256=sha256).result()
+        on_bytes(size)
         return
     key, doing = bucket.key(name), f"uploading {name}"
-    upload_id: str = bucket.call(doing, lambda: bucket.sdk._create_multipart_upload(bucket.bucket, key, {}))
+    headers: Metadata = {f"x-amz-meta-{SHA256}": sha256} if sha256 else {}
+    upload_id: str = bucket.call(doing, lambda: bucket.sdk._create_multipart_upload(bucket.bucket, key, headers))
 
     def send(number: int) -> Part:
         on_bytes(0)
@@ -113,9 +123,8 @@ def _stop(futures: Sequence[Future[Any]]) -> None:
     wait(futures)
 
 
-def _put_whole(bucket: S3Bucket, name: str, file: BinaryIO, size: int, on_bytes: OnBytes) -> None:
-    bucket.put(name, _read_at(file, 0, size))
-    on_bytes(size)
+def _put_whole(bucket: S3Bucket, name: str, file: BinaryIO, size: int, *, sha256: str) -> None:
+    bucket.put(name, _read_at(file, 0, size), sha256=sha256)
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:

@@ -16,6 +16,8 @@ PUSH_EXAMPLES = examples("slipway push merged", "slipway push base --coordinator
 PULL_EXAMPLES = examples("slipway pull sha256:0123… model")
 VERIFY_EXAMPLES = examples(
     "slipway verify exported/qwen3_20261121_020758",
+    "slipway verify exported/qwen3_20261121_020758 --key key.pub",
+    "slipway verify oci://registry.example.com/models/qwen3:v1 --key key.pub",
     "slipway pull sha256:0123… model && slipway verify model",
     "slipway verify sha256:0123…",
 )
@@ -76,21 +78,36 @@ def pull(  # noqa: PLR0917 - typer calls it by name
     print_answer(done, f"{counted(done['files'], 'file')} in {folder}", as_json=as_json)
 
 
-def verify(
+def verify(  # noqa: PLR0917 - typer calls it by name
     ctx: typer.Context,
     path: Annotated[
         str,
-        typer.Argument(metavar="PATH", help="Folder of an export or of a pulled artifact, or an artifact's digest."),
+        typer.Argument(
+            metavar="PATH",
+            help="Folder of an export or of a pulled artifact, an artifact's digest, or oci://REGISTRY/NAME[:TAG].",
+        ),
     ],
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Public key in PEM that must have signed the files.")
+    ] = None,
+    insecure: Annotated[
+        bool, flag("--insecure", "Allow plain HTTP to a registry, which needs no asking on this machine.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum."""
+    """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum.
+
+    With --key, every file must be signed by this key, and no output may have failed validation. A published model in a
+    registry is checked without downloading its weights.
+
+    Exit codes: 4 the signature or the statement is not right, or an output failed · 7 a file is not as it was written.
+    """
     from slipway.exporting.verification import verify_path
     from slipway.terminal.console import print_answer
 
-    done = verify_path(path, connection_of(ctx).settings)
-    print_answer(done.to_json(), f"{counted(done.files, 'file')} compared: every checksum is right", as_json=as_json)
+    done = verify_path(path, connection_of(ctx).settings, key=key, insecure=insecure)
+    print_answer(done.to_json(), str(done), as_json=as_json)
 
 
 @cache.command("ls", epilog=examples("slipway cache ls", "slipway cache ls --json"))

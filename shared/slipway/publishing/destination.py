@@ -1,0 +1,84 @@
+"""Places to publish to: what each of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slipway.errors import ConfigurationError
+from slipway.publishing.release import OnBytes, Release, ReleasedFile
+from slipway.settings import Settings
+from slipway.texts import quoted, redact_address
+
+OCI = "oci://"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a destination holds now.
+
+    Attributes:
+        address: Where it is, pinned by a digest if the destination has one.
+        sent_bytes: Bytes of files that were sent.
+        kept_bytes: Bytes of files that were there already.
+        details: What only this kind of destination has.
+    """
+
+    address: str
+    sent_bytes: int = 0
+    kept_bytes: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``slipway publish --json`` prints."""
+        sizes = {"sent_bytes": self.sent_bytes, "kept_bytes": self.kept_bytes}
+        return {"address": self.address, **sizes, **self.details}
+
+
+class Destination(Protocol):
+    """A place to publish to. Nothing is published before :meth:`commit` ends."""
+
+    by_content: bool
+    """Whether files with the same content are sent once."""
+
+    def begin(self, release: Release) -> None:
+        """Prepare to take a release; what is there of another one is no longer whole from now on, or stays whole to the end."""
+
+    def has(self, file: ReleasedFile) -> bool:
+        """Return whether it has the content of a file."""
+
+    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
+        """Send a file, in pieces; ``on_bytes`` gets the size of each."""
+
+    def commit(self, release: Release) -> Published:
+        """Publish what was sent, all at once; return its address."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How destinations are reached.
+
+    Attributes:
+        settings: Settings of this machine, with the credentials of S3.
+        environment: Environment variables, for the credentials of registries.
+        insecure: Whether plain HTTP is allowed, and not only on this machine.
+    """
+
+    settings: Settings
+    environment: Mapping[str, str]
+    insecure: bool = False
+
+
+def destination_error(url: str, what: str) -> ConfigurationError:
+    """Return the error for an address that is none of a destination."""
+    shown = redact_address(url)
+    return ConfigurationError(
+        f"{quoted(shown)} is not a place to publish to: {what}",
+        reason="DESTINATION_INVALID",
+        remedy="write oci://REGISTRY/NAME[:TAG] or s3://BUCKET/PREFIX",
+        about={"destination": shown},
+    )

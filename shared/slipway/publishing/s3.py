@@ -1,0 +1,94 @@
+"""Publish to a bucket: the folder's files as they are, and ``MANIFEST.sha256`` last.
+
+Without its list of checksums, what lies there is not published. So the list is removed before a file of another release is replaced, and
+written again at the end. Each object has its digest as metadata: what is there already is not sent again, also after an interruption.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from slipway.distribution import require
+from slipway.errors import ArtifactError
+from slipway.files.checksums import MANIFEST, parse_checksums
+from slipway.publishing.destination import Access, Published
+from slipway.publishing.publication import PROOF
+from slipway.publishing.release import OnBytes, Release, ReleasedFile
+from slipway.settings.s3 import parse_s3_url
+
+
+class S3Destination:
+    """:class:`~slipway.publishing.destination.Destination` below a prefix of a bucket.
+
+    Args:
+        url: ``s3://BUCKET/PREFIX``.
+        access: Settings with the service and the credentials.
+
+    Raises:
+        ArtifactError: ``STORE_INVALID`` for an address that is none, ``STORE_DENIED`` without credentials.
+        ServiceError: ``UNSUPPORTED`` if the extra is not installed.
+    """
+
+    by_content = False
+
+    def __init__(self, url: str, access: Access) -> None:
+        require("s3", what="publishing to a bucket")
+        from slipway.artifacts.s3.client import S3Bucket
+        from slipway.artifacts.s3.transfer import workers
+
+        bucket, prefix = parse_s3_url(url)
+        self._bucket = S3Bucket(access.settings.s3, bucket, prefix=prefix)
+        self._pool: ThreadPoolExecutor = workers()
+        self._before: dict[str, str] = {}
+
+    def begin(self, release: Release) -> None:
+        """As :meth:`~slipway.publishing.destination.Destination.begin`.
+
+        Raises:
+            ArtifactError: As :meth:`S3Bucket.call`; ``OUTPUT_EXISTS`` for a list of checksums that is none of a delivery.
+        """
+        try:
+            content = self._bucket.get(MANIFEST)
+        except ArtifactError as error:
+            if error.reason != "ARTIFACT_NOT_FOUND":
+                raise
+            return
+        try:
+            self._before = parse_checksums(content, where=f"{self._bucket.url}/{MANIFEST}")
+        except (ArtifactError, UnicodeDecodeError) as error:
+            raise ArtifactError(
+                f"{self._bucket.url} holds something else: its {MANIFEST} is no list of checksums",
+                reason="OUTPUT_EXISTS",
+                remedy="publish to another prefix, or remove what is there",
+                about={"destination": self._bucket.url},
+            ) from error
+        proof = [file for file in release.files if file.path in PROOF]
+        if self._before != release.publication.checksums or not all(map(self.has, proof)):
+            self._bucket.delete([MANIFEST])
+
+    def has(self, file: ReleasedFile) -> bool:
+        """As :meth:`~slipway.publishing.destination.Destination.has`."""
+        if file.path == MANIFEST:
+            return True  # the commit sends it
+        there = self._bucket.find(file.path)
+        return there is not None and (there.sha256, there.size_bytes) == (file.sha256, file.size_bytes)
+
+    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
+        """As :meth:`~slipway.publishing.destination.Destination.send`."""
+        from slipway.artifacts.s3.transfer import upload
+
+        bucket = self._bucket.during(lambda: on_bytes(0))
+        with file.opened() as opened:
+            upload(bucket, file.path, opened, file.size_bytes, pool=self._pool, on_bytes=on_bytes, sha256=file.sha256)
+
+    def commit(self, release: Release) -> Published:
+        """As :meth:`~slipway.publishing.destination.Destination.commit`; first remove what only an earlier release had."""
+        now = {file.path for file in release.files}
+        self._bucket.delete(({*self._before, *PROOF} if self._before else set()) - now)
+        listed = release.file(MANIFEST)
+        self._bucket.put(MANIFEST, listed.read(), sha256=listed.sha256)
+        return Published(self._bucket.url)
+
+    def close(self) -> None:
+        """As :meth:`~slipway.publishing.destination.Destination.close`."""
+        self._pool.shutdown(cancel_futures=True)

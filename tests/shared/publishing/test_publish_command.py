@@ -1,0 +1,90 @@
+"""The commands ``publish`` and ``verify``, and every command of the page about them, in order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.commands.cli import environment, in_process
+from support.commands.delivered_folders import make_delivered
+from support.servers.registry_server import RegistryServer, needs_registry, needs_skopeo, skopeo
+from support.servers.s3_server import BUCKET, S3Server
+
+pytest.importorskip("model_signing", reason="the extra publish is not installed")
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "publishing.md").read_text(encoding="utf-8")
+
+
+def test_a_folder_is_signed_and_verified(
+    folder: Path, keys: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    done = in_process(capfd, "publish", folder, "--key", keys[0], "--license", "MIT", "--json", home=home)
+    assert done.code == 0, done.err
+    assert done.json == {
+        "folder": str(folder), "success": True, "verdict": "passed", "signed": True, "files": done.json["files"], "destinations": [],
+    }  # fmt: skip
+    done = in_process(capfd, "verify", folder, "--key", keys[1], "--json", home=home)
+    assert (done.code, done.json["verdict"], len(done.json["signed_by"])) == (0, "passed", 64)
+    assert "verdict: passed; signed by the key" in in_process(capfd, "verify", folder, "--key", keys[1], home=home).out
+    (folder / "onnx-int4" / "model.onnx").write_bytes(b"x")
+    done = in_process(capfd, "verify", folder, "--key", keys[1], "--json", home=home)
+    assert (done.code, done.json["reason"]) == (7, "ARTIFACT_CORRUPT")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (("ftp://host/x",), 3, "DESTINATION_INVALID"),
+        (("--license", "<b>"), 3, "CONFIGURATION_INVALID"),
+        (("--key", "absent.pem"), 3, "SIGNING_KEY_INVALID"),
+        (("--key", "absent.pem", "--passphrase-file", "absent"), 3, "SIGNING_KEY_INVALID"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, reason: str
+) -> None:
+    done = in_process(capfd, "publish", folder, *words, "--json", home=tmp_path / "home")
+    assert (done.code, done.json["reason"]) == (code, reason)
+    assert "Traceback" not in done.err
+
+
+def test_a_digest_has_no_signature(tmp_path: Path, keys: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    done = in_process(capfd, "verify", "sha256:" + "0" * 64, "--key", keys[1], "--json", home=tmp_path / "home")
+    assert (done.code, done.json["reason"]) == (3, "SIGNATURE_MISSING")
+
+
+@needs_registry
+@needs_skopeo
+def test_every_command_of_the_page_runs(
+    registry: RegistryServer, s3: S3Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In their order, with this machine's registry and bucket in place of the page's."""
+    folder = make_delivered(tmp_path / "exported" / "qwen3_20261121_020758")
+    assert folder.exists()
+    ran = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        for name, value in {**environment(tmp_path / "home"), **s3.environment()}.items():
+            patch.setenv(name, value)
+        for line in re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE):
+            text = line.replace("registry.example.com", registry.host).replace("s3://models", f"s3://{BUCKET}/models")
+            words = shlex.split(text)
+            ran.append(words[0])
+            match words[0]:
+                case "slipway":
+                    done = in_process(capfd, *words[1:], home=tmp_path / "home")
+                    assert done.code == 0, (line, done.err)
+                case "skopeo":
+                    flag = {"copy": "--src-tls-verify=false", "inspect": "--tls-verify=false"}[words[1]]
+                    assert skopeo(words[1], flag, *words[2:])
+                case "openssl" | "sha256sum":
+                    subprocess.run(words, check=True, capture_output=True, cwd=tmp_path)
+                case other:
+                    raise AssertionError(f"{other} is not run by this test")
+    assert {"slipway", "skopeo", "openssl"} <= set(ran)
