@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from slipway.errors import ServiceError
 from slipway.files.json_documents import parse_json
 from slipway.security.limits import limit_error
-from slipway.texts import shortened
+from slipway.texts import one_line, shortened
 from slipway_coordinator.api.requests import field_error
 from slipway_coordinator.http.routes import Route, field_of
 
@@ -23,6 +23,9 @@ _MOST_VALUES = 200_000
 _FREE = "google.protobuf."
 """Messages whose JSON has no fields of their own: Struct, Value, Timestamp."""
 _FAILED = re.compile(r"Failed to parse (\w+) field")
+_PLACE = re.compile(r" at \w+\.(?P<path>[^ ]*?)\.*$")
+_STEP = re.compile(r"(\w+)(\[[^\]]*\])?(?:\.|$)")
+"""How the parser says which field it could not read: by its path, or by the names of the fields around it."""
 _WHOLE = "is a whole number in the range of the field"
 _KINDS = {
     FieldDescriptor.CPPTYPE_INT32: _WHOLE,
@@ -159,7 +162,7 @@ def _check_fields(data: Mapping[str, Any], message: Descriptor, path: str) -> No
         items: Sequence[tuple[str, Any]] = [("", value)]
         if below.GetOptions().map_entry:
             below = below.fields_by_name["value"].message_type
-            items = [(f"[{shortened(key)}]", item) for key, item in value.items()] if isinstance(value, dict) else ()
+            items = [(f"[{_shown(key)}]", item) for key, item in value.items()] if isinstance(value, dict) else ()
         elif field.is_repeated:
             items = [(f"[{number}]", item) for number, item in enumerate(value)] if isinstance(value, list) else ()
         if below is None or below.full_name.startswith(_FREE):
@@ -193,16 +196,23 @@ def _parse(data: Mapping[str, Any], request: Message) -> Message:
 def _failed_field(text: str, message: Descriptor | None) -> tuple[str, FieldDescriptor | None]:
     """Return the path of the field that the parser names, and the field if it is known."""
     names, field = list[str](), None
-    for name in _FAILED.findall(text):
+    place = _PLACE.search(text)
+    steps = _STEP.findall(place["path"]) if place else [(name, "") for name in _FAILED.findall(text)]
+    for name, key in steps:
         found = field_of(message, name) if message is not None else None
         if found is None:
             break
         field, message = found, found.message_type
-        names.append(field.name)
+        names.append(field.name + _shown(key))
         if message is not None and message.GetOptions().map_entry:
             field = message.fields_by_name["value"]
             message = field.message_type
     return ".".join(names), field
+
+
+def _shown(text: str) -> str:
+    """Return a name from a request as it may be shown."""
+    return shortened(one_line(text))
 
 
 def _names_of(field: FieldDescriptor) -> str:
@@ -210,9 +220,9 @@ def _names_of(field: FieldDescriptor) -> str:
 
 
 def _unknown_error(name: str, rule: str) -> ServiceError:
-    shown = shortened(name)
+    shown = _shown(name)
     return ServiceError(
-        f"there is no field {shown!r} here",
+        f"there is no field {shown} here",
         reason="REQUEST_INVALID",
         remedy=f"leave it out: this call {rule}",
         about={"field": shown},

@@ -164,11 +164,36 @@ def test_an_upload_goes_on(place: HttpPlace) -> None:
     assert place.call("submitter", "PUT", f"{path}?offset={kept}", content[kept:]).json == {}
 
 
-def test_a_list_of_all_projects_is_for_callers_of_all(place: HttpPlace, artifact: str) -> None:
+def test_a_list_of_all_projects_is_of_those_that_the_caller_may_see(place: HttpPlace, artifact: str) -> None:
     create(place, artifact)
-    assert place.call("admin", "GET", "/v1/projects/-/exports").json["exports"]
-    refused = place.call("submitter", "GET", "/v1/projects/-/exports")
-    assert (refused.status, refused.reason) == (403, "PERMISSION_DENIED")
+    for who, seen in (
+        ("admin", True),
+        ("submitter", True),
+        ("viewer", True),
+        ("neighbour", False),
+        ("keyholder", False),
+    ):
+        assert bool(place.call(who, "GET", "/v1/projects/-/exports").json.get("exports")) is seen, who
+        digests = place.call(who, "GET", "/v1/projects/-/artifacts").json.get("digests", [])
+        assert (artifact in digests) is seen, who
+    for who in ("admin", "submitter"):
+        assert place.call(who, "POST", "/v1/projects/-/exports", {}).fields == ["parent"]
+        assert place.call(who, "POST", "/v1/projects/-/artifacts", {}).fields == ["parent"]
+    refused = place.call("submitter", "GET", "/v1/projects/-/exports/e1")
+    assert (refused.status, refused.reason) == (404, "EXPORT_NOT_FOUND")
+
+
+def test_a_list_has_an_order(place: HttpPlace, artifact: str) -> None:
+    names = [create(place, artifact, labels={"of": "order"}).json["name"] for _ in range(3)]
+    where = "/v1/projects/red/exports?pageSize=2&filter=label.of%3Dorder&orderBy="
+    newest = place.call("viewer", "GET", f"{where}create_time%20desc").json
+    assert [export["name"] for export in newest["exports"]] == names[:0:-1]
+    oldest = place.call("viewer", "GET", f"{where}create_time").json
+    rest = place.call("viewer", "GET", f"{where}create_time&pageToken={oldest['nextPageToken']}").json
+    assert [export["name"] for export in oldest["exports"] + rest["exports"]] == names
+    other = place.call("viewer", "GET", f"{where}&pageToken={oldest['nextPageToken']}")
+    assert (other.status, other.fields) == (400, ["page_token"])
+    assert place.call("viewer", "GET", f"{where}name").fields == ["order_by"]
 
 
 def test_the_server_says_that_it_serves_and_what_it_takes(place: HttpPlace) -> None:

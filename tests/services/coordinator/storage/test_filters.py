@@ -77,7 +77,6 @@ def test_a_filter_selects(database: Database, text: str, expected: str) -> None:
         "NOT",
         "state:failed",
         "label.team:speech",
-        "creator=a,creator=b",
         "state = failed state = failed",
         "(" * 17 + "state=failed" + ")" * 17,
         "(" * 4000,
