@@ -17,10 +17,12 @@ from slipway.errors import Failure, ServiceError
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.precedents import Precedent
 from slipway.planning.references import AttemptKey
+from slipway.security.access.projects import ALIKE, CurrentProjects
 from slipway.sources.addresses import NOWHERE, Allowed
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.model import transitions
 from slipway_coordinator.model.offers import Offer, offer_of
+from slipway_coordinator.model.quotas import Unended
 from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.model.recovery import lesson
 from slipway_coordinator.model.rules import RuleTable, default_rules
@@ -79,10 +81,22 @@ class CoordinatorOptions:
 
 
 class Coordinator:
-    """Runs exports. Start and stop it on the same event loop; only one may run in a process."""
+    """Runs exports. Start and stop it on the same event loop; only one may run in a process.
 
-    def __init__(self, options: CoordinatorOptions, *, precedents: Precedents | None = None) -> None:
-        self.options = options
+    Args:
+        options: How it runs.
+        precedents: What worked before.
+        projects: Returns the weights and quotas of projects.
+    """
+
+    def __init__(
+        self,
+        options: CoordinatorOptions,
+        *,
+        precedents: Precedents | None = None,
+        projects: CurrentProjects = lambda: ALIKE,
+    ) -> None:
+        self.options, self.projects = options, projects
         self._precedents = precedents or Precedents(None)
         self.rules = options.rules
         self.alone = options.workers_gone
@@ -92,9 +106,9 @@ class Coordinator:
         self.hub = Hub(reserve=lambda name: journal.commit(lambda: database.reserve_sequences(name)), load=self.load)
         self.inbox = Inbox(self._read_events)
         ledger = Ledger(database.leases, database.events)
-        self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds)
+        self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds, projects=projects)
         self._engine_executor = f"coordinator-{uuid.uuid4().hex}"
-        self._unended: set[str] = set()
+        self._unended = Unended()
         self._unresumed: dict[str, int] = {}  # the run of each export that an earlier process left, oldest first
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
@@ -121,7 +135,7 @@ class Coordinator:
         if self.options.workers_gone:
             self.database.leases.expire_all()
         engine.launch(self.options.state, self._engine_executor)
-        self._unended.update(self._unresumed)
+        self._unended.add(*self._unresumed)
         self._spawn(self._resume())
         self._spawn(self._watch_leases())
         if self.options.retain_days is not None:
@@ -145,18 +159,19 @@ class Coordinator:
 
     @shield
     async def create(self, record: ExportRecord) -> ExportRecord | None:
-        """Store an export and start it; None if this name or request already has one."""
-        if not await self.journal.commit(lambda: self.database.insert(record)):
-            return None
+        """Store an export and start it; None if this name or request already has one.
+
+        Raises:
+            ServiceError: reason ``QUEUE_FULL`` or ``QUOTA_EXCEEDED`` if there is no room for another one.
+        """
+        limits, most = self.projects().limits(record.project), self.options.max_unended
+        with self._unended.coming(record.project, limits, most=most):
+            if not await self.journal.commit(lambda: self.database.insert(record)):
+                return None
+            self._unended.add(record.name)
         self.inbox.open(record.name, record.run)
-        self._unended.add(record.name)
         self._spawn(self._start_workflow(record))
         return record
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another export may be created now."""
-        return len(self._unended) < self.options.max_unended
 
     async def load(self, name: str) -> ExportRecord | None:
         """Return the stored export; None if there is none."""
@@ -173,13 +188,16 @@ class Coordinator:
         """Run an ended export again.
 
         Raises:
-            ServiceError: reason ``EXPORT_STATE`` if another call changed or deleted it meanwhile.
+            ServiceError: reason ``EXPORT_STATE`` if another call changed or deleted it meanwhile; ``QUEUE_FULL`` or
+                ``QUOTA_EXCEEDED`` if there is no room for another one.
         """
         again = transitions.restart(record).with_(revision=record.revision + 1)
+        limits, most = self.projects().limits(record.project), self.options.max_unended
         async with self._turn(record.name):
-            if not await self.journal.commit(lambda: self.database.save(again)):
-                raise _changed_error(record)
-        self._unended.add(again.name)
+            with self._unended.coming(record.project, limits, most=most):
+                if not await self.journal.commit(lambda: self.database.save(again)):
+                    raise _changed_error(record)
+                self._unended.add(again.name)
         await self.hub.publish(again.name, again)
         self._spawn(self._start_workflow(again))
         return again

@@ -82,10 +82,11 @@ class CoordinatorServer:
         store: Callable[[], ArtifactStore],
         security: ServerSecurity | None = None,
     ) -> None:
-        self.coordinator = Coordinator(options, precedents=Precedents(store))
+        self._security = security or ServerSecurity()
+        projects = self._security.authenticator.projects
+        self.coordinator = Coordinator(options, precedents=Precedents(store), projects=projects)
         self._address = address
         self._gate = Gate()
-        self._security = security or ServerSecurity()
         self._http: HttpListener | None = None
         self._server = self._security.server(self._gate)
         self._health = add_health_and_reflection(self._server, *SERVICES)

@@ -92,7 +92,7 @@ class Client:
             project: Owner; the client's project if empty.
             validate_only: Only plan and check.
             request_id: Identifies a repeated request, even without an ``export_id``.
-            priority: -100 to 100; tasks of a higher priority go first.
+            priority: -100 to 100; of the project's tasks, those of a higher priority go first.
             source_formats: Formats of sources that are not plain safetensors; :func:`slipway.model.base_format.base_format` of the base.
         """
         request = create_request(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slipway.distribution import own_version
 from slipway.errors import ServiceError
 from slipway.texts import number_of
 
@@ -89,9 +90,13 @@ RETRIES = Counter(
     "slipway_retries_total", "Attempts after a failure, by the recovery rule that led to them.", ("stage", "rule")
 )
 QUEUE_SECONDS = Histogram("slipway_queue_wait_seconds", "Time that an attempt waited for a worker.", ("stage",))
-LEASES_GRANTED = Counter("slipway_leases_granted_total", "Leases given to workers.", ("stage",))
+LEASES_GRANTED = Counter("slipway_leases_granted_total", "Leases given to workers.", ("stage", "project"))
 LEASES_EXPIRED = Counter("slipway_lease_expiries_total", "Leases taken back from silent workers.", ("stage",))
 LEASES_REFUSED = Counter("slipway_late_results_total", "Results refused because the lease was lost.")
+PROJECT_TASKS = Gauge(
+    "slipway_project_tasks", "Attempts of a project that wait for a worker or run, by state.", ("project", "state")
+)
+PROJECT_EXPORTS = Gauge("slipway_project_exports", "Exports of a project with tasks that wait or run.", ("project",))
 CLIENT_BYTES = Counter(
     "slipway_client_bytes_total",
     "Bytes of artifacts that the coordinator received from clients or sent to them.",
@@ -136,7 +141,16 @@ TRANSFER_SECONDS = Histogram(
     "slipway_artifact_transfer_duration_seconds", "Time to fetch or store one artifact.", ("direction",)
 )
 
+# Metrics of every process that serves them
+BUILD_INFO = Gauge("slipway_build_info", "1, with the version of this program.", ("version",))
+
 # Metrics of every server
+CALLS = Counter("slipway_calls_total", "Calls that ended, by method and gRPC status code.", ("method", "code"))
+CALL_SECONDS = Histogram(
+    "slipway_call_duration_seconds",
+    "Duration of a call with a single response; that of Synchronize includes its waiting for work.",
+    ("method",),
+)
 CALLS_REFUSED = Counter(
     "slipway_calls_refused_total",
     "Calls refused before they reached a service, or ended because they took too long, by reason.",
@@ -233,10 +247,12 @@ def _registry() -> CollectorRegistry:
     from prometheus_client.core import Metric as Family
     from prometheus_client.registry import Collector
 
+    build: Sample = (BUILD_INFO, {"version": own_version() or "unknown"}, 1.0)
+
     class Gauges(Collector):
         def collect(self) -> Iterator[Family]:
             families: dict[str, GaugeMetricFamily] = {}
-            for gauge, labels, value in (sample for read in list(_reads) for sample in read()):
+            for gauge, labels, value in (build, *(sample for read in list(_reads) for sample in read())):
                 if gauge.name not in families:
                     families[gauge.name] = GaugeMetricFamily(gauge.name, gauge.help, labels=gauge.labels)
                 families[gauge.name].add_metric([labels[name] for name in gauge.labels], value)

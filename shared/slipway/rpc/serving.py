@@ -37,6 +37,9 @@ SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    # A token of an issuer has up to 8 KiB; above the first number gRPC refuses calls at random, above the second all of them.
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.absolute_max_metadata_size", 24 << 10),
     ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
     # Otherwise gRPC lets each stream of a fast client send megabytes ahead of what the server has asked for. A message that the
     # server has asked for always arrives as a whole. Uploads pay for it over long ways: 16 instead of 78 MB/s at 50 ms (docs/adr/0022).

@@ -22,6 +22,7 @@ from slipway.security.access.principals import OWNER, WORKERS, Principal
 from slipway.security.access.rules import RULES, Rule
 from slipway.security.incoming import SMALL_BYTES, Incoming, Room, check_fields, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
+from slipway.security.measuring import measure_call
 
 log = logging.getLogger("slipway.security")
 
@@ -128,7 +129,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
     @contextlib.contextmanager
     def _audit(self, details: grpc.HandlerCallDetails, handler: Any, context: Context) -> Iterator[Attempt]:
-        """Track a call's outcome; write it to the audit log if the method changes something."""
+        """Track a call's outcome: count and time it, and write it to the audit log if the method changes something."""
         method = str(details.method)
 
         def read(data: bytes) -> Any:
@@ -138,9 +139,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             return _make_parser(details, handler)(data)
 
         is_written = self._audits and method in AUDITED
-        with audit_attempt(
-            Attempt(method, context, caller=current_principal.get, read=read, is_written=is_written)
-        ) as attempt:
+        attempt = Attempt(method, context, caller=current_principal.get, read=read, is_written=is_written)
+        name = method.removeprefix("/") if method in self._rules else "other"
+        with measure_call(name, context, timed=not handler.response_streaming), audit_attempt(attempt):
             yield attempt
 
     async def _read_requests(

@@ -19,7 +19,6 @@ from slipway.planning.calibration import check_texts_apart
 from slipway.planning.plan import plan
 from slipway.rpc.messages import configuration_of
 from slipway.rpc.serving import Context, stream, unary
-from slipway.rpc.values import RETRY_AFTER
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
 from slipway.security.limits import limit_error
@@ -39,6 +38,7 @@ from slipway_coordinator.api.requests import (
 )
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.importing import import_task
+from slipway_coordinator.model.quotas import FULL, check_priority
 from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord
 from slipway_coordinator.storage.filters import in_projects, page_start, page_token, parse_filter
 from slipway_protos.v1 import export_pb2, export_pb2_grpc
@@ -50,7 +50,6 @@ _MAX_PAGE_SIZE = 1000  # of summaries
 _MAX_FULL_PAGE_SIZE = 100
 _MAX_PRIORITY = 100
 _LABEL_LENGTH, _LABEL_BYTES = 100, 2048  # as wide as the table, and as much as PostgreSQL takes into an index
-_RETRY_SECONDS = 5
 _CANCEL_WAIT_SECONDS = 2.0
 
 
@@ -69,15 +68,23 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             creator=_creator(),
             import_from=self._coordinator.options.import_from,
         )
+        limits = self._coordinator.projects().limits(record.project)
+        check_priority(record.priority, record.project, limits)
         await require_artifacts(self._coordinator, record.project, record.sources.values())
         if request.validate_only:
             return export_message(record)
-        named = bool(request.export_id)
-        if self._coordinator.has_room and await self._coordinator.create(record) is not None:
-            return export_message(record)
-        existing = await self._find_earlier(record, named=named)
+        full: ServiceError | None = None
+        try:
+            if await self._coordinator.create(record) is not None:
+                return export_message(record)
+        except ServiceError as error:
+            if error.reason not in FULL:
+                raise
+            full = error
+        existing = await self._find_earlier(record, named=bool(request.export_id))
+        if existing is None and full is not None:
+            raise full
         if existing is None:
-            self._check_room()
             raise ServiceError(
                 f"{record.name} was created and deleted meanwhile", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
             )
@@ -103,16 +110,6 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             raise _exists_error(existing, f"{record.name} was created", "export_id")
         return existing
 
-    def _check_room(self) -> None:
-        most = self._coordinator.options.max_unended
-        if not self._coordinator.has_room:
-            raise ServiceError(
-                f"{most} exports are under way, which is as many as are allowed",
-                reason="QUEUE_FULL",
-                remedy="try again later, or raise --max-exports",
-                about={RETRY_AFTER: _RETRY_SECONDS},
-            )
-
     @unary
     async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:
         """Return one export."""
@@ -134,9 +131,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         after = page_start(request.page_token, query=query)
         database = self._coordinator.database
         exports, last = await self._coordinator.call(
-            lambda: page_of(
-                database, conditions, size=size, after=after, view=request.view, oldest_first=oldest_first
-            )
+            lambda: page_of(database, conditions, size=size, after=after, view=request.view, oldest_first=oldest_first)
         )
         token = "" if last is None else page_token(last, query=query)
         return export_pb2.ListExportsResponse(exports=exports, next_page_token=token)

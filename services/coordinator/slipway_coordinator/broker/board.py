@@ -1,123 +1,29 @@
 """Offers, leases and workers at this moment, and the queue of waiting offers; in memory only.
 
 The board decides which worker gets an offer and changes at once; the lease tables are authoritative. After a restart it is empty.
-Order of the queue: the higher priority, then the project that runs least, then the oldest.
+Order of the queue: projects take turns by their weights (:mod:`slipway_coordinator.broker.shares`); within a project the higher
+priority goes first, then the oldest.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from slipway.planning.references import AttemptKey
-from slipway.requirements import NO_GPU, Abilities, Placement
-from slipway_coordinator.model.offers import Granted, Held, Load, Offer, WorkerReport, memory_limit
+from slipway.requirements import NO_GPU, Abilities
+from slipway.security.access.projects import ALIKE, CurrentProjects
+from slipway_coordinator.broker.shares import Shares
+from slipway_coordinator.broker.waiting import Waiting
+from slipway_coordinator.model.offers import Granted, Held, Load, Offer, ProjectLoad, WorkerReport, memory_limit
+from slipway_coordinator.model.quotas import project_of_export
 
 _MOST_IMPORTED = 10_000
 """Addresses that are remembered as imported."""
 _LONGEST_WAIT_SECONDS = 3600.0
 """How long an import keeps others of its addresses waiting."""
-
-
-class _Lane(NamedTuple):
-    """Properties shared by offers that differ only in age."""
-
-    placement: Placement
-    priority: int
-    project: str
-    postponed: bool
-
-    def accepts(self, worker: str, known: Mapping[str, Abilities]) -> bool:
-        if not self.placement.can(known[worker]):
-            return False
-        if self.postponed and (not self.placement.avoid or worker in self.placement.avoid):
-            return False
-        anybody = not self.placement.avoid and not self.placement.requirements.prefers
-        return anybody or worker in self.placement.candidates(known)
-
-
-class Waiting(Mapping[AttemptKey, Offer]):
-    """Offers by key, grouped into lanes of equal properties, so that the time to choose grows with the lanes, not the offers."""
-
-    def __init__(self) -> None:
-        self._offers: dict[AttemptKey, Offer] = {}
-        self._lanes: dict[_Lane, dict[AttemptKey, int]] = {}
-        self._lane_of: dict[AttemptKey, _Lane] = {}
-        self._addresses: dict[AttemptKey, frozenset[str]] = {}  # of imports
-        self._added = 0
-
-    def add(self, offer: Offer, *, now: float = 0.0) -> None:
-        """Append an offer to its lane; ``now`` is in seconds since the epoch."""
-        lane = _Lane(offer.placement, offer.priority, offer.project, postponed=offer.not_before > now)
-        self._offers[offer.key] = offer
-        self._lane_of[offer.key] = lane
-        if addresses := offer.addresses:
-            self._addresses[offer.key] = addresses
-        self._added += 1
-        self._lanes.setdefault(lane, {})[offer.key] = self._added
-
-    def remove(self, key: AttemptKey) -> Offer | None:
-        """Remove and return an offer; None if it does not wait."""
-        offer = self._offers.pop(key, None)
-        if offer is not None:
-            lane = self._lane_of.pop(key)
-            self._addresses.pop(key, None)
-            del self._lanes[lane][key]
-            if not self._lanes[lane]:
-                del self._lanes[lane]
-        return offer
-
-    def release(self, *, now: float) -> None:
-        """Release the offers that were postponed until now or earlier."""
-        postponed = [key for lane, keys in self._lanes.items() if lane.postponed for key in keys]
-        for offer in [self._offers[key] for key in postponed if self._offers[key].not_before <= now]:
-            self.remove(offer.key)
-            self.add(offer, now=now)
-
-    def first(
-        self,
-        worker: str,
-        known: Mapping[str, Abilities],
-        *,
-        running: Mapping[str, int],
-        importing: Set[str] = frozenset(),
-    ) -> Offer | None:
-        """Return the first offer this worker can take that is not reserved for a preferred worker and not held back.
-
-        Args:
-            worker: The worker's name.
-            known: Abilities of every known worker by name, including this one.
-            running: Number of attempts running now, by project.
-            importing: Addresses that an import must not have now.
-        """
-        best: tuple[int, int, int, AttemptKey] | None = None
-        for lane, keys in self._lanes.items():
-            if lane.accepts(worker, known):
-                free = (key for key in keys if not self.is_held_back(key, importing))
-                if (key := next(free, None)) is not None:
-                    rank = (-lane.priority, running.get(lane.project, 0), keys[key], key)
-                    best = rank if best is None or rank < best else best
-        return None if best is None else self._offers[best[3]]
-
-    def is_held_back(self, key: AttemptKey, importing: Set[str]) -> bool:
-        """Return whether an offer imports one of these addresses."""
-        return bool(importing) and key in self._addresses and not importing.isdisjoint(self._addresses[key])
-
-    def values(self) -> ValuesView[Offer]:
-        """Return all offers; copying them to a list is safe in any thread."""
-        return self._offers.values()
-
-    def __getitem__(self, key: AttemptKey) -> Offer:
-        return self._offers[key]
-
-    def __iter__(self) -> Iterator[AttemptKey]:
-        return iter(self._offers)
-
-    def __len__(self) -> int:
-        return len(self._offers)
 
 
 @dataclass
@@ -167,6 +73,7 @@ class Board:
     Attributes:
         ttl: Seconds a lease lives without a report.
         clock: Seconds; only differences matter.
+        projects: Returns the weights of projects.
         waiting: Offers that no worker holds.
         held: Leases by the key of their attempt.
         workers: Workers that reported recently, by name.
@@ -175,12 +82,14 @@ class Board:
 
     ttl: float
     clock: Callable[[], float]
+    projects: CurrentProjects = lambda: ALIKE
     waiting: Waiting = field(default_factory=Waiting)
     held: dict[AttemptKey, Lease] = field(default_factory=dict)
     workers: dict[str, KnownWorker] = field(default_factory=dict)
     wanted: dict[str, ExportOffers] = field(default_factory=dict)
     _offered_since: dict[AttemptKey, float] = field(default_factory=dict)
     _imported: dict[str, None] = field(default_factory=dict)  # addresses, the oldest first
+    _shares: dict[frozenset[str], Shares] = field(default_factory=dict)  # by the stages of a kind of workers
 
     def record_report(self, report: WorkerReport) -> None:
         """Record a worker's report; forget a worker that is ending and runs nothing."""
@@ -210,13 +119,16 @@ class Board:
     def choose(self, report: WorkerReport, *, free: int, busy: int) -> list[Offer]:
         """Choose offers for a worker's free slots and mark them as held, not yet durably. It runs ``busy`` attempts already."""
         chosen: list[Offer] = []
+        shares = self._shares.setdefault(report.stages, Shares())
+        weight, ready, running = self.projects().weight, self._ready(), self._running_by_project(report.stages)
         while free > 0 and not self._has_exclusive(report.worker):
-            offer = self.waiting.first(
-                report.worker, self._ready(), running=self._running_by_project(), importing=self.importing()
-            )
+            turns = shares.order(self.waiting.projects, running, weight)
+            offer = self.waiting.first(report.worker, ready, projects=turns, importing=self.importing())
             if offer is None or (offer.exclusive and busy):
                 break  # reserve the idle moment for the exclusive offer, or it would wait for ever
             chosen.append(offer)
+            shares.charge(offer.project, weight(offer.project))
+            running[offer.project] += 1
             self.waiting.remove(offer.key)
             self.hold(offer.key, report.worker, epoch=0, offer=offer)
             free, busy = free - 1, busy + 1
@@ -243,10 +155,14 @@ class Board:
         return True
 
     def forget_silent(self) -> None:
-        """Forget workers that have not reported for two lease lifetimes."""
+        """Forget workers that have not reported for two lease lifetimes, and turns that decide nothing any more."""
         before = self.clock() - 2 * self.ttl
         for worker in [name for name, known in self.workers.items() if known.seen < before]:
             del self.workers[worker]
+        kinds = {worker.report.stages for worker in self.workers.values()}
+        self._shares = {stages: shares for stages, shares in self._shares.items() if stages in kinds}
+        for shares in self._shares.values():
+            shares.forget(self.waiting.projects)
 
     # Look-ups
 
@@ -333,6 +249,19 @@ class Board:
             served=tuple(stage for worker in list(self.workers.values()) for stage in worker.abilities.stages),
         )
 
+    def load_by_project(self) -> ProjectLoad:
+        """Return what each project has now, by its name in metrics. Safe from any thread."""
+        label = self.projects().label
+        waiting, running, exports = Counter[str](), Counter[str](), Counter[str]()
+        for project, count in self.waiting.count_by_project().items():
+            waiting[label(project)] += count
+        for lease in list(self.held.values()):
+            if lease.offer is not None:
+                running[label(lease.offer.project)] += 1
+        for name in list(self.wanted):
+            exports[label(project_of_export(name))] += 1
+        return ProjectLoad(waiting, running, exports)
+
     def demand(self, stages: Collection[str], *, gpu_architecture: str = "") -> int:
         """Return how many workers of some stages there should be.
 
@@ -387,8 +316,16 @@ class Board:
     def _ready(self) -> dict[str, Abilities]:
         return {name: worker.abilities for name, worker in self.workers.items() if not worker.draining}
 
-    def _running_by_project(self) -> Counter[str]:
-        return Counter(lease.offer.project for lease in self.held.values() if lease.offer is not None)
+    def _running_by_project(self, stages: frozenset[str]) -> Counter[str]:
+        """Count attempts on workers of these stages; where a worker has not reported since a restart, its task's stage decides."""
+        running = Counter[str]()
+        for lease in self.held.values():
+            known = self.workers.get(lease.worker)
+            if lease.offer is not None and (
+                lease.offer.stage in stages if known is None else known.report.stages == stages
+            ):
+                running[lease.offer.project] += 1
+        return running
 
     def _has_exclusive(self, worker: str) -> bool:
         return any(

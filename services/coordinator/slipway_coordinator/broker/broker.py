@@ -22,6 +22,7 @@ from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
+from slipway.security.access.projects import ALIKE, CurrentProjects
 from slipway_coordinator.broker.board import Board, ExportOffers, Lease
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -42,6 +43,7 @@ class Broker:
         deliver: Hands stored events to the workflows.
         ttl: Seconds a lease lives without a report.
         clock: Seconds; only differences matter.
+        projects: Returns the weights of projects.
         board: Offers, leases and workers at this moment.
     """
 
@@ -50,13 +52,14 @@ class Broker:
     deliver: Callable[[InboxEvent | None], None]
     ttl: float = 30.0
     clock: Callable[[], float] = time.monotonic
+    projects: CurrentProjects = lambda: ALIKE
     board: Board = field(init=False)
     _generation: int = 0
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
-        self.board = Board(self.ttl, self.clock)
+        self.board = Board(self.ttl, self.clock, self.projects)
 
     @shield
     async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[AttemptKey] = ()) -> None:
@@ -196,7 +199,7 @@ class Broker:
                 self.board.drop_lease(offer.key, lease)
             elif self.board.held.get(offer.key) is lease:  # otherwise the export no longer wants it
                 lease.epoch, lease.expires = epoch, self.board.expiry()
-                metrics.LEASES_GRANTED.add(stage=offer.stage)
+                metrics.LEASES_GRANTED.add(stage=offer.stage, project=self.projects().label(offer.project))
                 metrics.QUEUE_SECONDS.observe(waited, stage=offer.stage)
                 with within(offer.traceparent):
                     log.info(f"leased {offer.key} (epoch {epoch}) to worker {report.worker}")

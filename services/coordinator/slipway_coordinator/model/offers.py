@@ -143,6 +143,15 @@ class Load:
     served: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ProjectLoad:
+    """Waiting attempts, running attempts, and exports with such attempts, by the project's name in metrics."""
+
+    waiting: Mapping[str, int]
+    running: Mapping[str, int]
+    exports: Mapping[str, int]
+
+
 def memory_limit(offer: Offer, report: WorkerReport) -> int:
     """Return the attempt's memory limit: the configured or the worker's own, times the recovery factor; 0 if neither is known."""
     return int((offer.call.limits.max_memory_bytes or report.memory_bytes) * offer.memory_factor)

@@ -85,7 +85,7 @@ def _describe_decision(task: TaskRecord, failed: AttemptRecord) -> str:
 
 
 class Gauges:
-    """Gauges of waiting and running tasks and of workers, by stage. A stage seen once stays, with zero.
+    """Gauges of waiting and running tasks and of workers, by stage and by project. One that was seen once stays, with zero.
 
     Args:
         board: The source of the figures.
@@ -96,6 +96,7 @@ class Gauges:
         self._board = board
         self._active = active
         self._seen: set[str] = set()
+        self._projects: set[str] = set()
 
     def __call__(self) -> Iterator[metrics.Sample]:
         """Yield the samples of this moment. Safe from any thread."""
@@ -110,6 +111,15 @@ class Gauges:
             yield metrics.QUEUE_AGE, labels, max(waits.get(stage, ()), default=0.0)
             yield metrics.LEASED_TASKS, labels, leased[stage]
             yield metrics.WORKERS, labels, workers[stage]
+        yield from self._of_projects()
+
+    def _of_projects(self) -> Iterator[metrics.Sample]:
+        load = self._board.load_by_project()
+        self._projects.update(load.waiting, load.running, load.exports)
+        for project in sorted(self._projects):
+            yield metrics.PROJECT_TASKS, {"project": project, "state": "waiting"}, load.waiting.get(project, 0)
+            yield metrics.PROJECT_TASKS, {"project": project, "state": "running"}, load.running.get(project, 0)
+            yield metrics.PROJECT_EXPORTS, {"project": project}, load.exports.get(project, 0)
 
 
 def _observe_export(before: ExportRecord | None, after: ExportRecord, *, news: bool) -> None:

@@ -82,7 +82,7 @@ class Attempt:
     def write_end(self, error: BaseException | None) -> None:
         """Write the outcome."""
         if self.is_written:
-            self._write(_reason_of(error, self.context) or self._outcome())
+            self._write(reason_of(error, self.context) or self._outcome())
 
     def _write(self, outcome: str) -> None:
         caller = self.caller()
@@ -159,7 +159,7 @@ def write(
     log.info(message, extra={"audit": facts})
 
 
-def _reason_of(error: BaseException | None, context: Context) -> str:
+def reason_of(error: BaseException | None, context: Context) -> str:
     """Return the reason of a call's failure; empty without one."""
     if error is None:
         return ""

@@ -153,7 +153,7 @@ async def test_who_waits_for_another_import_hears_of_it_and_does_not_wait_for_ev
 
 def test_a_long_queue_of_imports_is_looked_through_quickly() -> None:
     from slipway.requirements import Abilities
-    from slipway_coordinator.broker.board import Waiting
+    from slipway_coordinator.broker.waiting import Waiting
 
     waiting, known = Waiting(), {"w": Abilities(frozenset({IMPORT}))}
     call = StageCall(IMPORT, {"imports": {"base": BASE}}, {})
@@ -162,6 +162,6 @@ def test_a_long_queue_of_imports_is_looked_through_quickly() -> None:
         waiting.add(Offer(f"projects/p/exports/e{number}", "m", 1, replace(call, params=imports)))
     began = time.process_time()
     for _ in range(10):
-        assert waiting.first("w", known, running={}, importing={BASE}) is None
+        assert waiting.first("w", known, projects=waiting.projects, importing={BASE}) is None
     assert time.process_time() - began < unhurried(0.5)
-    assert waiting.first("w", known, running={}, importing={OURS}) is not None
+    assert waiting.first("w", known, projects=waiting.projects, importing={OURS}) is not None

@@ -17,7 +17,7 @@ from slipway.planning.plan import plan
 from slipway.requirements import Abilities, Needs, Requirements
 from slipway.rpc.values import failure_of_status
 from slipway.stage_call import StageCall
-from slipway_coordinator.broker.board import Waiting
+from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Offer, offer_of, requirements_of
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord, TaskState
 from slipway_coordinator.workflow.periodic import Unserved
@@ -82,7 +82,7 @@ def takers(offered: Offer, **known: Abilities) -> set[str]:
     """Who of these would be given the offer."""
     waiting = Waiting()
     waiting.add(offered)
-    return {name for name in known if waiting.first(name, known, running={}) is not None}
+    return {name for name in known if waiting.first(name, known, projects=waiting.projects) is not None}
 
 
 def test_what_is_preferred_is_waited_for_as_long_as_there_is_one() -> None:
@@ -109,7 +109,7 @@ def test_what_nobody_can_take_holds_nobody_up() -> None:
     waiting = Waiting()
     waiting.add(offer(Requirements(any_of=(Needs(gpu_architectures=("sm120",)),)), priority=9))
     waiting.add(replace(offer(Requirements()), task="u"))
-    first = waiting.first("plain", {"plain": PLAIN}, running={})
+    first = waiting.first("plain", {"plain": PLAIN}, projects=waiting.projects)
     assert first is not None
     assert first.task == "u"
 

@@ -18,7 +18,9 @@ from slipway.configuration import ExportConfiguration
 from slipway.requirements import Abilities
 from slipway.rpc.call_ends import STATUS_KEY
 from slipway.stage_call import StageCall
-from slipway_coordinator.broker.board import Board, Waiting
+from slipway_coordinator.broker.board import Board
+from slipway_coordinator.broker.shares import Shares
+from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Offer
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import DIGEST, Harness, state
@@ -31,10 +33,14 @@ def offer(export: str, *, project: str = "p", stage: str = "merge", priority: in
 def order(waiting: Waiting, *stages: str) -> list[str]:
     """Exports in the order in which one worker after another gets them, none of which ends."""
     running: Counter[str] = Counter()
+    shares = Shares()
     taken = []
     known = {"w": Abilities(frozenset(stages or ("merge",)))}
-    while (first := waiting.first("w", known, running=running)) is not None:
+    while (
+        first := waiting.first("w", known, projects=shares.order(waiting.projects, running, lambda _: 1.0))
+    ) is not None:
         waiting.remove(first.key)
+        shares.charge(first.project, 1.0)
         running[first.project] += 1
         taken.append(first.export.rpartition("/")[2])
     return taken
@@ -52,8 +58,14 @@ def test_the_oldest_goes_first() -> None:
 
 
 def test_the_higher_priority_goes_first() -> None:
-    waiting = filled(offer("low", priority=-1), offer("usual"), offer("urgent", priority=9, project="q"), offer("also"))
+    waiting = filled(offer("low", priority=-1), offer("usual"), offer("urgent", priority=9), offer("also"))
     assert order(waiting) == ["urgent", "usual", "also", "low"]
+
+
+def test_priorities_are_of_one_project() -> None:
+    urgent = [offer(f"a{number}", project="a", priority=100) for number in range(20)]
+    waiting = filled(*urgent, offer("b0", project="b", priority=-100), offer("b1", project="b"))
+    assert order(waiting)[:4] == ["a0", "b1", "a1", "b0"]
 
 
 def test_projects_take_turns() -> None:
@@ -68,7 +80,7 @@ KNOWN = {"a": {"merge"}, "b": {"merge"}, "other": {"validate"}}
 
 def goes_to(waiting: Waiting, worker: str, known: dict[str, set[str]]) -> bool:
     abilities = {name: Abilities(frozenset(stages)) for name, stages in known.items()}
-    return waiting.first(worker, abilities, running={}) is not None
+    return waiting.first(worker, abilities, projects=waiting.projects) is not None
 
 
 def test_what_is_postponed_goes_to_nobody_until_its_time() -> None:

@@ -200,10 +200,10 @@ async def test_keys_in_a_file_follow_the_file(issuer: OidcIssuer, tmp_path: Path
 
 async def test_the_token_for_the_keys_is_shown_where_they_are(issuer: OidcIssuer, tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("of-this-server\n")
+    token.write_text("of-this-server-alone\n")
     clocked = Clocked(issuer, url=f"{issuer.url}/keys", token_file=token)
     assert await clocked.reason() == "found"
-    assert issuer.headers["Authorization"] == "Bearer of-this-server"
+    assert issuer.headers["Authorization"] == "Bearer of-this-server-alone"
     assert issuer.asked == {"/keys": 1}
     token.write_bytes(b"two\nlines")
     refused = Clocked(issuer, url=f"{issuer.url}/keys", token_file=token)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -49,7 +48,7 @@ class Access:
         self.file = AccessFile(self.path)
 
     def write(self, *issuers: dict[str, Any], **sections: Any) -> None:
-        self.path.write_text(yaml.safe_dump({"issuers": list(issuers), **sections}))
+        self.path.write_text(json.dumps({"issuers": list(issuers), **sections}))
 
     async def identify(self, token: str) -> Principal:
         return await self.file.identify(token=token, certificate_names=())

@@ -1,0 +1,133 @@
+"""The queue of waiting offers: by project, in each by priority and then age. In memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Set, ValuesView
+from typing import NamedTuple
+
+from slipway.planning.references import AttemptKey
+from slipway.requirements import Abilities, Placement
+from slipway_coordinator.model.offers import Offer
+
+
+class _Lane(NamedTuple):
+    """Properties shared by offers that differ only in age."""
+
+    placement: Placement
+    priority: int
+    postponed: bool
+
+    def accepts(self, worker: str, known: Mapping[str, Abilities]) -> bool:
+        if not self.placement.can(known[worker]):
+            return False
+        if self.postponed and (not self.placement.avoid or worker in self.placement.avoid):
+            return False
+        anybody = not self.placement.avoid and not self.placement.requirements.prefers
+        return anybody or worker in self.placement.candidates(known)
+
+
+class Waiting(Mapping[AttemptKey, Offer]):
+    """Offers by key, grouped by project and into lanes of equal properties.
+
+    The time to choose grows with the lanes of the projects that come first, not with the offers.
+    """
+
+    def __init__(self) -> None:
+        self._offers: dict[AttemptKey, Offer] = {}
+        self._lanes: dict[str, dict[_Lane, dict[AttemptKey, int]]] = {}  # of each project
+        self._lane_of: dict[AttemptKey, _Lane] = {}
+        self._addresses: dict[AttemptKey, frozenset[str]] = {}  # of imports
+        self._counts: dict[str, int] = {}  # of each project
+        self._added = 0
+
+    def add(self, offer: Offer, *, now: float = 0.0) -> None:
+        """Append an offer to its lane; ``now`` is in seconds since the epoch."""
+        lane = _Lane(offer.placement, offer.priority, postponed=offer.not_before > now)
+        self._offers[offer.key] = offer
+        self._lane_of[offer.key] = lane
+        if addresses := offer.addresses:
+            self._addresses[offer.key] = addresses
+        self._added += 1
+        self._counts[offer.project] = self._counts.get(offer.project, 0) + 1
+        self._lanes.setdefault(offer.project, {}).setdefault(lane, {})[offer.key] = self._added
+
+    def remove(self, key: AttemptKey) -> Offer | None:
+        """Remove and return an offer; None if it does not wait."""
+        offer = self._offers.pop(key, None)
+        if offer is not None:
+            lane, lanes = self._lane_of.pop(key), self._lanes[offer.project]
+            self._addresses.pop(key, None)
+            self._counts[offer.project] -= 1
+            del lanes[lane][key]
+            if not lanes[lane]:
+                del lanes[lane]
+            if not lanes:
+                del self._lanes[offer.project], self._counts[offer.project]
+        return offer
+
+    def release(self, *, now: float) -> None:
+        """Release the offers that were postponed until now or earlier."""
+        lanes = (each for of_project in self._lanes.values() for each in of_project.items())
+        postponed = [key for lane, keys in lanes if lane.postponed for key in keys]
+        for offer in [self._offers[key] for key in postponed if self._offers[key].not_before <= now]:
+            self.remove(offer.key)
+            self.add(offer, now=now)
+
+    @property
+    def projects(self) -> KeysView[str]:
+        """Projects with offers, in the order in which they began to wait."""
+        return self._lanes.keys()
+
+    def count_by_project(self) -> dict[str, int]:
+        """Return the number of each project's offers. Safe from any thread."""
+        return dict(self._counts)
+
+    def first(
+        self,
+        worker: str,
+        known: Mapping[str, Abilities],
+        *,
+        projects: Iterable[str],
+        importing: Set[str] = frozenset(),
+    ) -> Offer | None:
+        """Return the first offer this worker can take that is not reserved for a preferred worker and not held back.
+
+        Args:
+            worker: The worker's name.
+            known: Abilities of every known worker by name, including this one.
+            projects: Projects with offers, in the order of their turns.
+            importing: Addresses that an import must not have now.
+        """
+        accepted: dict[tuple[Placement, bool], bool] = {}
+        for project in projects:
+            best: tuple[int, int, AttemptKey] | None = None
+            for lane, keys in self._lanes[project].items():
+                kind = (lane.placement, lane.postponed)
+                if kind not in accepted:
+                    accepted[kind] = lane.accepts(worker, known)
+                if not accepted[kind]:
+                    continue
+                free = (key for key in keys if not self.is_held_back(key, importing))
+                if (key := next(free, None)) is not None:
+                    rank = (-lane.priority, keys[key], key)
+                    best = rank if best is None or rank < best else best
+            if best is not None:
+                return self._offers[best[2]]
+        return None
+
+    def is_held_back(self, key: AttemptKey, importing: Set[str]) -> bool:
+        """Return whether an offer imports one of these addresses."""
+        return bool(importing) and key in self._addresses and not importing.isdisjoint(self._addresses[key])
+
+    def values(self) -> ValuesView[Offer]:
+        """Return all offers; copying them to a list is safe in any thread."""
+        return self._offers.values()
+
+    def __getitem__(self, key: AttemptKey) -> Offer:
+        return self._offers[key]
+
+    def __iter__(self) -> Iterator[AttemptKey]:
+        return iter(self._offers)
+
+    def __len__(self) -> int:
+        return len(self._offers)
