@@ -210,17 +210,18 @@ def _chart_readme(services: list[Service]) -> str:
     return "\n".join(rows)
 
 
-def _readme_extras(services: list[Service]) -> str:
+def _extras_table(services: list[Service]) -> str:
     everywhere = [each.name for each in services if not each.brings and each.worker]
     first, *others = everywhere
     names = ", ".join([f"`'slipway-ml[{first}]'`", *(f"`[{name}]`" for name in others)])
     rows = [f"| {names} | the stages of one service, with the worker that runs them |"]
     rows += [f"| `'slipway-ml[{each.name}]'` | {each.brings} |" for each in services if each.brings]
-    return "\n".join(["| `pip install` | brings |", "|---|---|", *rows])
+    table = "\n".join(["| `pip install` | brings |", "|---|---|", *rows])
+    return table.replace("](services/", "](../services/")  # the table's links begin at the root
 
 
-def _readme_services(services: list[Service]) -> str:
-    rows = [f"| [{each.name}](services/{each.name}/README.md) | {each.does} | {each.runs_on} |" for each in services]
+def _services_table(services: list[Service]) -> str:
+    rows = [f"| [{each.name}](../services/{each.name}/README.md) | {each.does} | {each.runs_on} |" for each in services]
     return "\n".join(["| service | does | runs on |", "|---|---|---|", *rows])
 
 
@@ -272,8 +273,8 @@ BLOCKS = (
     Block("k8s/base/kustomization.yaml", "workers", lambda all_: "\n".join(f"  - {each.kebab}" for each in _workers(all_))),
     Block("k8s/components/keda/scaled-objects.yaml", "workers", _scaled_objects),
     Block("k8s/helm/slipway/README.md", "workers", _chart_readme),
-    Block("README.md", "extras", _readme_extras),
-    Block("README.md", "services", _readme_services),
+    Block("docs/installing.md", "extras", _extras_table),
+    Block("docs/architecture.md", "services", _services_table),
     Block("docs/site/mkdocs.yml", "services", lambda all_: "\n".join(f"      - services/{each.name}/README.md" for each in all_)),
 )  # fmt: skip
 

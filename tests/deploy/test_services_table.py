@@ -16,7 +16,7 @@ from support.commands.cli import slipway
 from support.models import tiny_models
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("deploy", "k8s", "docs/site", "README.md", "pyproject.toml")
+PARTS = ("deploy", "k8s", "docs/site", "docs/installing.md", "docs/architecture.md", "pyproject.toml")
 SOURCE = ROOT / "tests" / "support" / "npz_format" / "npz_format"
 ROW = """
 [npz]
@@ -96,8 +96,8 @@ def test_a_format_is_one_folder_and_one_row(tree: Path) -> None:
     assert "| `npz` | npz_pack | 0 |" in (tree / "k8s" / "helm" / "slipway" / "README.md").read_text()
     scaled = yaml.safe_load_all((tree / "k8s" / "components" / "keda" / "scaled-objects.yaml").read_text())
     assert "slipway-npz" in {each["metadata"]["name"] for each in scaled}
-    page = (tree / "README.md").read_text()
-    assert "| [npz](services/npz/README.md) | PyTorch → one numpy archive | CPU |" in page
+    page = (tree / "docs" / "architecture.md").read_text()
+    assert "| [npz](../services/npz/README.md) | PyTorch → one numpy archive | CPU |" in page
     assert "services/npz/README.md" in (tree / "docs" / "site" / "mkdocs.yml").read_text()
 
 
@@ -186,8 +186,8 @@ def test_a_service_without_a_page_is_named(tree: Path) -> None:
 
 
 def test_a_file_without_the_place_is_named(tree: Path) -> None:
-    page = tree / "README.md"
+    page = tree / "docs" / "architecture.md"
     page.write_text(page.read_text().replace("<!-- end services -->", ""))
     done = generate(tree)
     assert done.returncode == 1
-    assert "README.md has no place for services" in done.stderr
+    assert "docs/architecture.md has no place for services" in done.stderr
