@@ -201,13 +201,21 @@ def _check(each: PlannedExport, settings: Settings, *, bring_sources: bool) -> P
     if not imports:
         plan = make_plan(loaded, settings)
         labels = _labels(plan.sources) if plan.sources else {}
-        return PlannedExport(each.subject, loaded, plan, plan.error(), _output(loaded, labels))
+        return PlannedExport(each.subject, loaded, plan, _error(plan), _output(loaded, labels))
     try:
         with artifacts_at(settings.coordinator, settings) as store, SourceFolders(settings, store) as folders:
             uploads = find_uploads(configuration, folders, imports)
     except ModelExportError as error:
         return PlannedExport(each.subject, loaded, error=error)
     return PlannedExport(each.subject, loaded, output=_output(loaded, uploads.labels))
+
+
+def _error(plan: ExportPlan) -> ModelExportError | None:
+    """Return what makes an export impossible, as the export alone would say it; None if it is possible."""
+    error = plan.error()
+    if error is None or plan.sources is not None:
+        return error
+    return ModelExportError(error.message.removeprefix("sources: "), reason=error.reason, remedy=error.remedy)
 
 
 def _labels(sources: Sources) -> dict[str, str]:

@@ -29,7 +29,7 @@ def export(*, reason: str = "", **formats: FormatResult) -> ExportResult:
 
 
 GOOD = export(
-    pytorch=FormatResult(digest="sha256:1", size_bytes=2048, status="passed", mean_kl=0.0125),
+    pytorch=FormatResult(digest="sha256:1", size_bytes=2048, status="passed", mean_kl=0.013),
     pytorch_int8=FormatResult(digest="sha256:2", size_bytes=1024, status="not_run", relative_error=0.5),
 )
 MISSING = CheckpointValidationError("there is none", reason="CHECKPOINT_NOT_FOUND", remedy="name another")
@@ -83,8 +83,8 @@ def test_it_shows_itself_in_three_lines_and_as_a_table() -> None:
     assert second == "failed: b CHECKPOINT_NOT_FOUND, c VALIDATION_FAILED, d COORDINATOR_UNAVAILABLE"
     assert third == "nothing was delivered"
     shown = list(rows(BATCH))
-    assert shown[0] == ("a", "succeeded", "pytorch", "passed", "2.0 KiB", "1.2e-02", "1.2 s")
-    assert shown[1] == ("a", "succeeded", "pytorch-int8", "not run", "1.0 KiB", "5.0e-01 relative error", "1.2 s")
+    assert shown[0] == ("a", "succeeded", "pytorch", "passed", "2.0 kB", "1.3e-02", "1.2 s")
+    assert shown[1] == ("a", "succeeded", "pytorch-int8", "not run", "1.0 kB", "5.0e-01 relative error", "1.2 s")
     assert shown[2] == ("b", "impossible [CHECKPOINT_NOT_FOUND]", "–", "–", "–", "–", "–")
     assert shown[3] == ("c", "failed [VALIDATION_FAILED]", "onnx", "skipped", "–", "–", "3.0 s")
     hostile = BatchResult((BatchEntry("<b>\x1b[2J", "/x", None, MISSING),))
