@@ -185,7 +185,12 @@ def _check_metrics(held: dict, coordinator: dict, worker: dict) -> None:
     assert held[of("slipway_leased_tasks", stage="merge")] == 1
     assert held[of("slipway_exports_created_total")] == 1
     assert held[of("slipway_coordinator_active")] == 1
-    assert held[of("slipway_leases_granted_total", stage="merge")] == 1
+    assert held[of("slipway_leases_granted_total", stage="merge", project="other")] == 1
+    assert held[of("slipway_project_tasks", project="other", state="running")] == 1
+    assert held[of("slipway_project_exports", project="other")] == 1
+    assert coordinator[of("slipway_project_exports", project="other")] == 0
+    completed = of("slipway_calls_total", method="slipway.v1.WorkerService/CompleteTask", code="OK")
+    assert coordinator[completed] == 2
     for stage in ("merge", "validate"):
         ended = {"stage": stage, "state": "succeeded"}
         assert coordinator[of("slipway_attempts_total", reason="", **ended)] == 1
