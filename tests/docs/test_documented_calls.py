@@ -123,7 +123,7 @@ def test_every_documented_call_works_in_its_order(place: Harness, runner: type[G
     assert f"artifacts/{digest}" in PAGE
     assert answers["ListArtifacts"] == [{"digests": [digest]}]
     assert [file["path"] for file in answers["GetArtifact"][0]["files"]] == ["hello.txt"]
-    assert answers["ReadBlob"] == [{"data": "aGVsbG8="}]
+    assert answers["ReadBlob"] == [{"data": "aGVsbG8=", "sizeBytes": "5"}]
     assert answers["CreateExport"][0]["sources"]["base"] == digest
     assert answers["ListExports"][0]["exports"][0]["name"] == "projects/research/exports/x"
     assert answers["WatchExport"][-1]["export"]["state"] == "EXPORT_STATE_CANCELLED"

@@ -19,6 +19,8 @@ from support.servers.free_ports import free_port
 # It pins what others need, so it is a program of its own: SCHEMATHESIS, or the one that is found.
 SCHEMATHESIS = os.environ.get("SCHEMATHESIS") or shutil.which("schemathesis")
 CASES = 2000
+# UPLOAD_LOST is a 503: whoever goes on with an upload that is not there asks again where it ended.
+CONFIGURATION = '[checks]\nnot_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]\n'
 
 
 @pytest.mark.slow
@@ -39,7 +41,8 @@ def test_no_request_is_a_fault_of_the_server(tmp_path: Path) -> None:
         described = tmp_path / "openapi.json"
         document = call(address, "GET", "/openapi.json").json
         described.write_text(json.dumps(document))
-        each = -(-CASES // sum(len(calls) for calls in document["paths"].values()))
+        (tmp_path / "schemathesis.toml").write_text(CONFIGURATION)
+        each = 2 * CASES // sum(len(calls) for calls in document["paths"].values())  # some have few different requests
         done = subprocess.run(
             [
                 str(SCHEMATHESIS),
@@ -63,6 +66,6 @@ def test_no_request_is_a_fault_of_the_server(tmp_path: Path) -> None:
         print(done.stdout)
         assert done.returncode == 0, done.stdout + done.stderr
         (made,) = re.findall(r"(\d+) generated", done.stdout)
-        assert int(made) >= CASES / 2
+        assert int(made) >= CASES
         assert call(address, "GET", "/v1/projects/default/exports").status == 200
     assert "Traceback" not in log.read_text()
