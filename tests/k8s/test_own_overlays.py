@@ -6,6 +6,7 @@ import configparser
 import json
 import re
 import runpy
+import tomllib
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -209,6 +210,21 @@ def test_with_imports_those_workers_alone_reach_what_is_outside(own: Path) -> No
 
 def test_the_page_about_sizes_is_up_to_date() -> None:
     assert SIZING["page"]() == (DOCS / "sizing.md").read_text(), "run python docs/generate_sizing.py > docs/sizing.md"
+
+
+def test_the_sizes_of_the_chart_are_up_to_date() -> None:
+    file = ROOT / "k8s" / "helm" / "slipway" / "files" / "sizes.yaml"
+    assert SIZING["chart"]() == file.read_text(), f"run python docs/generate_sizing.py chart > {file}"
+
+
+def test_a_worker_reserves_what_a_small_model_needs() -> None:
+    """As docs/sizing.md says; a row without a figure reserves all that it may use."""
+    table = tomllib.loads((ROOT / "services" / "services.toml").read_text())
+    given = {name.replace("_", "-"): row.get("worker", {}).get("reserved") for name, row in table.items()}
+    needs = SIZING["needs"](SIZING["SMALL"].size())
+    reserved = {stage: figure for stage, figure in given.items() if figure}
+    assert len(reserved) > 10
+    assert reserved == {stage: f"{needs[stage].memory_gib}Gi" for stage in reserved}
 
 
 @pytest.mark.parametrize(("name", "billions"), [("8b", 8.19), ("30b", 30.53), ("70b", 70.55)])
