@@ -123,6 +123,7 @@ async def recommend_async(
 async def verify_async(
     path: Place,
     *,
+    key: Place | None = None,
     coordinator: str | None = None,
     project: str | None = None,
     security: Security | None = None,
@@ -132,6 +133,7 @@ async def verify_async(
 
     Args:
         path: As for :func:`verify`, and so are the others.
+        key: The public key.
         coordinator: ``HOST:PORT``.
         project: Project at the coordinator.
         security: Certificates and token for the coordinator.
@@ -140,7 +142,7 @@ async def verify_async(
     Raises:
         ArtifactError: As for :func:`verify`.
     """
-    work = partial(calls.verify, path, coordinator=coordinator, project=project, security=security, home=home)
+    work = partial(calls.verify, path, key=key, coordinator=coordinator, project=project, security=security, home=home)
     return await _in_thread(work)
 
 

@@ -280,6 +280,7 @@ def recommend(
 def verify(
     path: Place,
     *,
+    key: Place | None = None,
     coordinator: str | None = None,
     project: str | None = None,
     security: Security | None = None,
@@ -288,7 +289,8 @@ def verify(
     """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum.
 
     Args:
-        path: The folder, or the artifact's digest: ``sha256:…``.
+        path: The folder, the artifact's digest (``sha256:…``), or the address of a published model (``oci://…``).
+        key: File of the public key that must have signed the folder or the published model; None checks no signature.
         coordinator: ``HOST:PORT`` of the coordinator that has the artifact; by default ``SLIPWAY_COORDINATOR``, and without one it is
             in the store of this machine.
         project: Project at the coordinator.
@@ -296,11 +298,14 @@ def verify(
         home: Folder of the artifact store.
 
     Raises:
-        ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_INVALID``.
+        ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_INVALID``,
+            ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``.
+        ValidationError: ``STATEMENT_MISMATCH``; with a key also ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``, ``VALIDATION_FAILED``.
     """
     make_settings = partial(_machine, coordinator=coordinator, project=project, security=security, home=home)
     with quiet_log():
-        return verify_path(str(user_path(os.fspath(path))), make_settings)
+        public = None if key is None else user_path(os.fspath(key))
+        return verify_path(str(user_path(os.fspath(path))), make_settings, key=public)
 
 
 def _load(run: Place | None, subject: Subject | None = None, **options: Unpack[PlanOptions]) -> LoadedConfiguration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from slipway.settings import Settings
 from slipway.texts import quoted, redact_address
 
 OCI = "oci://"
+OnWait = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,14 @@ class Destination(Protocol):
     by_content: bool
     """Whether files with the same content are sent once."""
 
+    def reach(self) -> None:
+        """Fail now if it cannot be reached or refuses the credentials; files of gigabytes are read next."""
+
     def begin(self, release: Release) -> None:
         """Prepare to take a release; what is there of another one is no longer whole from now on, or stays whole to the end."""
 
-    def has(self, file: ReleasedFile) -> bool:
-        """Return whether it has the content of a file."""
+    def has(self, file: ReleasedFile, *, on_wait: OnWait) -> bool:
+        """Return whether it has the content of a file; ``on_wait`` is called while it waits, and may raise."""
 
     def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
         """Send a file, in pieces; ``on_bytes`` gets the size of each."""

@@ -86,6 +86,8 @@ def publish(
     """
     with contextlib.ExitStack() as stack:
         destinations = [stack.enter_context(contextlib.closing(open_destination(url, access))) for url in urls]
+        for destination in destinations:
+            destination.reach()
         on_bytes = show(_size(folder) * (1 + len(urls)))
         release = prepare_release(folder, key=key, passphrase=passphrase, licence=licence, on_bytes=on_bytes)
         done = tuple(_send(release, destination, on_bytes) for destination in destinations)
@@ -114,7 +116,7 @@ def _send(release: Release, destination: Destination, on_bytes: OnBytes) -> Publ
     unit = {file.sha256 if destination.by_content else file.path: file for file in release.files}
 
     def send(file: ReleasedFile, count: OnBytes) -> int:
-        if destination.has(file):
+        if destination.has(file, on_wait=lambda: count(0)):
             count(file.size_bytes)
             return 0
         destination.send(file, on_bytes=count)

@@ -11,10 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from slipway.distribution import require
 from slipway.errors import ArtifactError
 from slipway.files.checksums import MANIFEST, parse_checksums
-from slipway.publishing.destination import Access, Published
+from slipway.publishing.destination import Access, OnWait, Published
 from slipway.publishing.publication import PROOF
 from slipway.publishing.release import OnBytes, Release, ReleasedFile
 from slipway.settings.s3 import parse_s3_url
+
+_REPLACED = ".MANIFEST.replaced"
+"""The list of an earlier release, kept until another one is whole, so that what only the earlier had is removed."""
 
 
 class S3Destination:
@@ -39,7 +42,15 @@ class S3Destination:
         bucket, prefix = parse_s3_url(url)
         self._bucket = S3Bucket(access.settings.s3, bucket, prefix=prefix)
         self._pool: ThreadPoolExecutor = workers()
-        self._before: dict[str, str] = {}
+        self._earlier: set[str] = set()
+
+    def reach(self) -> None:
+        """As :meth:`~slipway.publishing.destination.Destination.reach`.
+
+        Raises:
+            ArtifactError: As :meth:`S3Bucket.call`.
+        """
+        self._bucket.listing(MANIFEST, most=1)
 
     def begin(self, release: Release) -> None:
         """As :meth:`~slipway.publishing.destination.Destination.begin`.
@@ -47,30 +58,21 @@ class S3Destination:
         Raises:
             ArtifactError: As :meth:`S3Bucket.call`; ``OUTPUT_EXISTS`` for a list of checksums that is none of a delivery.
         """
-        try:
-            content = self._bucket.get(MANIFEST)
-        except ArtifactError as error:
-            if error.reason != "ARTIFACT_NOT_FOUND":
-                raise
-            return
-        try:
-            self._before = parse_checksums(content, where=f"{self._bucket.url}/{MANIFEST}")
-        except (ArtifactError, UnicodeDecodeError) as error:
-            raise ArtifactError(
-                f"{self._bucket.url} holds something else: its {MANIFEST} is no list of checksums",
-                reason="OUTPUT_EXISTS",
-                remedy="publish to another prefix, or remove what is there",
-                about={"destination": self._bucket.url},
-            ) from error
+        before, interrupted = self._read(MANIFEST), self._read(_REPLACED)
+        listed = self._parse(before) if before is not None else {}
+        self._earlier = set(listed) | set(self._parse(interrupted) if interrupted is not None else {})
         proof = [file for file in release.files if file.path in PROOF]
-        if self._before != release.publication.checksums or not all(map(self.has, proof)):
-            self._bucket.delete([MANIFEST])
+        if before is None or (listed == release.publication.checksums and all(map(self.has, proof))):
+            return
+        if interrupted is None:
+            self._bucket.put(_REPLACED, before)
+        self._bucket.delete([MANIFEST])
 
-    def has(self, file: ReleasedFile) -> bool:
+    def has(self, file: ReleasedFile, *, on_wait: OnWait = lambda: None) -> bool:
         """As :meth:`~slipway.publishing.destination.Destination.has`."""
         if file.path == MANIFEST:
             return True  # the commit sends it
-        there = self._bucket.find(file.path)
+        there = self._bucket.during(on_wait).find(file.path)
         return there is not None and (there.sha256, there.size_bytes) == (file.sha256, file.size_bytes)
 
     def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
@@ -84,11 +86,31 @@ class S3Destination:
     def commit(self, release: Release) -> Published:
         """As :meth:`~slipway.publishing.destination.Destination.commit`; first remove what only an earlier release had."""
         now = {file.path for file in release.files}
-        self._bucket.delete(({*self._before, *PROOF} if self._before else set()) - now)
+        self._bucket.delete(({*self._earlier, *PROOF} if self._earlier else set()) - now)
         listed = release.file(MANIFEST)
         self._bucket.put(MANIFEST, listed.read(), sha256=listed.sha256)
+        self._bucket.delete([_REPLACED])
         return Published(self._bucket.url)
 
     def close(self) -> None:
         """As :meth:`~slipway.publishing.destination.Destination.close`."""
         self._pool.shutdown(cancel_futures=True)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._bucket.get(name)
+        except ArtifactError as error:
+            if error.reason != "ARTIFACT_NOT_FOUND":
+                raise
+            return None
+
+    def _parse(self, content: bytes) -> dict[str, str]:
+        try:
+            return parse_checksums(content, where=f"{self._bucket.url}/{MANIFEST}")
+        except (ArtifactError, UnicodeDecodeError) as error:
+            raise ArtifactError(
+                f"{self._bucket.url} holds something else: its {MANIFEST} is no list of checksums",
+                reason="OUTPUT_EXISTS",
+                remedy="publish to another prefix, or remove what is there",
+                about={"destination": self._bucket.url},
+            ) from error

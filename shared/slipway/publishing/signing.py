@@ -228,7 +228,12 @@ def missing_error(where: str) -> ArtifactError:
 
 
 def _invalid_error(where: str, error: Exception) -> ValidationError:
-    why = shortened(one_line(str(error))) or type(error).__name__
+    from cryptography.exceptions import InvalidSignature
+
+    if isinstance(error, ValueError):
+        why = shortened(one_line(str(error)))
+    else:
+        why = "the key did not make it" if isinstance(error, InvalidSignature) else "it is no signature by a bare key"
     return ValidationError(
         f"the signature of {where} is not by this key, or is damaged: {why}",
         reason="SIGNATURE_INVALID",

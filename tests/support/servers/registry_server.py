@@ -185,5 +185,5 @@ def registry_proxy(
         def log_message(self, *_: object) -> None:
             pass
 
-    with local_http(Handler, waits=False) as address:
+    with local_http(Handler, waits=True) as address:
         yield address.removeprefix("http://"), seen

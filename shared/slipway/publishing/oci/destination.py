@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.distribution import require
 from slipway.publishing import bom, signing, statement
-from slipway.publishing.destination import Access, Published
+from slipway.publishing.destination import Access, OnWait, Published
 from slipway.publishing.oci.address import Address, find_credentials, parse_address
 from slipway.publishing.oci.modelpack import (
     Pack,
@@ -47,17 +47,26 @@ class OciDestination:
         self._transport = open_transport(self._address, access)
         self._repository = Repository(self._transport)
 
-    def begin(self, release: Release) -> None:  # noqa: ARG002 - layers are named by their digests, so nothing is replaced
-        """As :meth:`~slipway.publishing.destination.Destination.begin`."""
-        self._transport.allow_push()
+    def reach(self) -> None:
+        """As :meth:`~slipway.publishing.destination.Destination.reach`.
 
-    def has(self, file: ReleasedFile) -> bool:
+        Raises:
+            ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``.
+        """
+        self._transport.allow_push()
+        self._repository.reach()
+
+    def begin(self, release: Release) -> None:
+        """Do nothing: layers are named by their digests, so nothing is replaced before the tags are."""
+
+    def has(self, file: ReleasedFile, *, on_wait: OnWait) -> bool:
         """As :meth:`~slipway.publishing.destination.Destination.has`."""
-        return self._repository.has_blob(file.digest, file.size_bytes)
+        with self._transport.during(on_wait):
+            return self._repository.has_blob(file.digest, file.size_bytes)
 
     def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
         """As :meth:`~slipway.publishing.destination.Destination.send`."""
-        with file.opened() as opened:
+        with file.opened() as opened, self._transport.during(lambda: on_bytes(0)):
             self._repository.put_file(opened, file.digest, file.size_bytes, on_bytes=on_bytes)
 
     def commit(self, release: Release) -> Published:

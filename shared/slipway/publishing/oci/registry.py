@@ -76,6 +76,17 @@ class Repository:
         self._transport = transport
         self._path = f"{transport.address.name}/"
 
+    def reach(self) -> None:
+        """Ask the registry whether it takes the credentials.
+
+        Raises:
+            ArtifactError: As :meth:`Transport.repeat`; ``STORE_DENIED``.
+        """
+        doing = "asking whether it is a registry"
+        answer = self._transport.repeat(doing, lambda: self._transport.request("GET", self._transport.base))
+        if answer.status != 200:
+            raise self._transport.refusal(doing, answer)
+
     def has_blob(self, digest: str, size: int) -> bool:
         """Return whether the repository has a blob of this size.
 

@@ -78,7 +78,7 @@ class Transport:
         self.address = address
         self._credentials, self._patience = credentials, patience_seconds
         self._insecure = insecure
-        self._authorization, self._lock = "", threading.Lock()
+        self._authorization, self._lock, self._waiting = "", threading.Lock(), threading.local()
         self._scope = f"repository:{address.name}:pull"
         self._http = urllib3.PoolManager(
             num_pools=4,
@@ -93,12 +93,24 @@ class Transport:
         self.base = self._find_base()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections now, and not when a pool is no longer referenced."""
+        pools = self._http.pools
+        for key in pools.keys():  # noqa: SIM118 - it cannot be iterated itself
+            pools[key].close()
         self._http.clear()
 
     def allow_push(self) -> None:
         """Ask for the right to write from now on."""
         self._scope = f"repository:{self.address.name}:pull,push"
+
+    @contextmanager
+    def during(self, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Call ``on_wait`` while this thread waits for the registry within the block; it may raise to stop that."""
+        self._waiting.call = on_wait
+        try:
+            yield
+        finally:
+            self._waiting.call = None
 
     def repeat(self, doing: str, call: Callable[[], Answer]) -> Answer:
         """Repeat a call while the registry is unavailable.
@@ -121,7 +133,7 @@ class Transport:
                 return answer
             if time.monotonic() + pause > deadline:
                 raise self.error(doing, fault, "STORE_UNAVAILABLE")
-            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+            self._wait(pause * random.uniform(0.5, 1))  # noqa: S311
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def request(
@@ -222,6 +234,14 @@ class Transport:
         if len(data) > most:
             raise self.error(f"{method} {path}", f"its answer has more than {most} bytes", "STORE_INVALID")
         return bytes(data)
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep in short pieces, so that an interrupted command ends soon."""
+        call, end = getattr(self._waiting, "call", None), time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if call is not None:
+                call()
+            time.sleep(min(left, 0.25))
 
     def _find_base(self) -> str:
         """Return the registry's address: with TLS, or without it where that is allowed and nothing speaks TLS."""
