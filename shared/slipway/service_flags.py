@@ -24,7 +24,7 @@ _SECURITY_FLAGS = {
     "tls_ca_file": "authorities (PEM) of the peers' certificates; peers without a certificate are refused",
     "tls_cert_file": "this process's certificate with its chain (PEM)",
     "tls_key_file": "its key (PEM)",
-    "access_file": "who may call: names, roles, projects, hashes of tokens",
+    "access_file": "who may call: principals, issuers of tokens, and limits of projects",
 }
 
 
