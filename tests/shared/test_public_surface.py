@@ -171,12 +171,18 @@ reveal_type(slipway.export("run", formats=["gguf:q4_k_m"], settings={"validation
 
 async def main() -> None:
     reveal_type((await slipway.plan_async("run", configuration=Path("export.yaml"))).formats)
-    await slipway.export_async("run", progress=lambda progress: reveal_type(progress.done))
+    await slipway.export_async("run", progress=lambda progress: print(progress.done))
+    reveal_type((await slipway.export_async(["run", "another"], formats="gguf")).failed)
+    reveal_type([each.name for each in slipway.export((Path("run"),), progress=True)])
     await slipway.export_async("run", format="gguf")
 
 
 slipway.Stage(name=1, version=1, inputs=(), outputs=("out",), params=Params, run=run)
 """
+
+
+LISTS = ("tuple[slipway.exporting.batches.result.BatchEntry, ...]", "list[str]")
+"""Types of what is revealed of lists of runs."""
 
 
 @pytest.mark.slow
@@ -187,8 +193,9 @@ def test_a_program_that_builds_on_it_is_checked_strictly(tmp_path: Path) -> None
     done = subprocess.run([*mypy, str(program)], cwd=ROOT, capture_output=True, text=True)
     lines = [line.partition(": ")[2] for line in done.stdout.splitlines() if "program.py" in line]
     revealed = [line.partition('"')[2].rstrip('"') for line in lines if "Revealed type" in line]
-    assert revealed == ["int", "str", "str", "str", "bool", "tuple[str, ...]", "float"], done.stdout
+    assert revealed == ["int", "str", "str", "str", "bool", "tuple[str, ...]", *LISTS], done.stdout
     assert [line for line in lines if line.startswith("error")] == [
-        'error: Unexpected keyword argument "format" for "export_async"; did you mean "formats"?  [call-arg]',
+        'error: Unexpected keyword argument "format" for overloaded function "export_async"; did you mean "formats"?  [call-overload]',
+        'error: No overload variant of "export_async" matches argument types "str", "str"  [call-overload]',
         'error: Argument "name" to "Stage" has incompatible type "int"; expected "str"  [arg-type]',
     ]
