@@ -131,6 +131,8 @@ WRONG: dict[str, tuple[Object, str]] = {
     "a-digest-that-is-none": ({"image": {"digests": {"merge": "latest"}}}, "at '/image/digests/merge'"),
     "an-address-with-a-password": ({"store": {"endpoint": "https://a:b@s3.example.org"}}, "at '/store/endpoint'"),
     "a-value-and-a-source": ({"worker": {"env": [{"name": "CC", "value": "a", "valueFrom": {"fieldRef": {}}}]}}, "at '/worker/env/0'"),
+    "a-label-of-the-chart": ({"worker": {"podLabels": {"app.kubernetes.io/component": "mine"}}}, "invalid propertyName 'app.kubernetes.io/component'"),
+    "a-label-of-an-account": ({"serviceAccounts": {"labels": {"helm.sh/chart": "mine"}}}, "invalid propertyName 'helm.sh/chart'"),
     "several-hubs-in-one-text": ({"import": {"from": ["hf://a hf://b"]}}, "at '/import/from/0'"),
 }  # fmt: skip
 """Values that the schema refuses."""

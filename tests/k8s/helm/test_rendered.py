@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tarfile
 import tomllib
 import warnings
@@ -153,6 +154,24 @@ def test_documented_values_are_taken(number: int) -> None:
     names = {thing["metadata"]["name"] for thing in render_chart(values)}
     assert "slipway-coordinator" in names
     assert set(values.get("pools", {})) <= {name.removeprefix("slipway-") for name in names}
+
+
+@pytest.mark.parametrize("size", ["", "8b"])
+def test_a_row_of_the_table_is_a_worker_without_another_line(tmp_path: Path, size: str) -> None:
+    """Of a service that no size knows, too."""
+    chart = tmp_path / "slipway"
+    shutil.copytree(CHART, chart)
+    row = yaml.safe_load((chart / "files" / "workers.yaml").read_text())["gguf"]
+    with (chart / "files" / "workers.yaml").open("a") as table:
+        table.write(yaml.safe_dump({"npz": {**row, "stages": "npz_pack"}}))
+    values = changed(PRODUCTION, {"size": size, "workers": {"npz": {"scale": {"max": 2}}}})
+    made = [thing for thing in render_chart(values, chart=chart) if thing["metadata"]["name"] == "slipway-npz"]
+    kinds = {thing["kind"] for thing in made}
+    assert kinds == {"Deployment", "PodDisruptionBudget", "ScaledObject", "ServiceAccount"}
+    (container,) = next(t for t in made if t["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "slipway-npz:0.1.0"
+    assert container["args"][0] == "--stage=npz_pack"
+    assert container["resources"]["limits"]["memory"] == row["memory"]
 
 
 def test_the_page_says_what_runs_at_first() -> None:

@@ -334,6 +334,14 @@ CASES: list[tuple[str, Object, Callable[[Cluster], bool]]] = [
         lambda c: "watching" in str(spec(c, "NetworkPolicy", "slipway-observability")["ingress"]),
     ),
     (
+        "podAnnotations",
+        {"workers": {"merge": {"podAnnotations": {"prometheus.io/scrape": "false"}}}},
+        lambda c: [
+            n for n, one in every(c).items() if annotations(one).get("prometheus.io/scrape") == "false"
+        ]
+        == [MERGE],
+    ),
+    (
         "metrics.enabled",
         {"metrics": {"enabled": False}},
         lambda c: (
@@ -467,6 +475,10 @@ CASES: list[tuple[str, Object, Callable[[Cluster], bool]]] = [
         ),
     ),
 ]  # fmt: skip
+
+
+def annotations(one: Workload) -> dict[str, str]:
+    return dict(one.template["metadata"].get("annotations", {}))
 
 
 def principals(cluster: Cluster) -> list[Object]:

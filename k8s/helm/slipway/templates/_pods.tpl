@@ -146,18 +146,15 @@ securityContext:
     defaultMode: 288
 {{- end -}}
 
-{{/* Annotations of a pod: dict with root, own, read: names of the ConfigMaps whose change replaces the pod. */}}
+{{/* Annotations of a pod: dict with root, own, read: names of the ConfigMaps whose change replaces the pod. Those of the values count. */}}
 {{- define "slipway.podAnnotations" -}}
 {{- $data := list -}}
 {{- range .read }}{{ $data = append $data (include (printf "slipway.data.%s" .) $.root) }}{{ end -}}
-checksum/settings: {{ join "\n--\n" $data | sha256sum }}
-{{- if .root.Values.metrics.enabled }}
-prometheus.io/scrape: "true"
-prometheus.io/port: "9464"
-{{- end }}
-{{- with .own.podAnnotations }}
-{{ toYaml . }}
-{{- end }}
+{{- $annotations := dict "checksum/settings" (join "\n--\n" $data | sha256sum) -}}
+{{- if .root.Values.metrics.enabled -}}
+{{- $annotations = merge $annotations (dict "prometheus.io/scrape" "true" "prometheus.io/port" "9464") -}}
+{{- end -}}
+{{- toYaml (merge (dict) .own.podAnnotations $annotations) -}}
 {{- end -}}
 
 {{/* Settings from these ConfigMaps; the later one counts: list root names. */}}
