@@ -120,7 +120,8 @@ class ExportServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteExport(self, request, context):
-        """Forgets an ended export; its artifacts become collectable. NOT_FOUND. FAILED_PRECONDITION: not ended. ABORTED: etag.
+        """Forgets an ended export; its artifacts become collectable. Does nothing if there is no such export, so it is safe to repeat.
+        FAILED_PRECONDITION: not ended. ABORTED: etag.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,20 +50,24 @@ class HttpApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        request = HttpRequest(scope, receive)
         try:
-            check_origin(request, private=self._private)
-            if request.path in {_HEALTH, _DESCRIPTION}:
-                await self._serve_page(request, send)
-                return
-            route, path = self._routes.find(request.verb, request.path)
-            if route.rule.body == "*" and request.has_body:
-                request.check_json()
-            await self._serve_call(route, path, request, send, scope["state"]["abort"])
+            await self._serve(HttpRequest(scope, receive), send, scope["state"]["abort"])
         except HttpError as refusal:
             await send_status(send, status_of(refusal.error.failure()), http=refusal.status, headers=refusal.headers)
         except ModelExportError as error:
             await send_status(send, status_of(error.failure()))
+
+    async def _serve(self, request: HttpRequest, send: Send, abort: Callable[[], None]) -> None:
+        check_origin(request, private=self._private)
+        if request.path in {_HEALTH, _DESCRIPTION}:
+            await self._serve_page(request, send)
+            return
+        route, path = self._routes.find(request.verb, request.path)
+        if route.rule.body == "*" and request.has_body:
+            request.check_json()
+        if self._ending:
+            raise _ending_error()
+        await self._serve_call(route, path, request, send, abort)
 
     async def close(self) -> None:
         """End the calls that are under way."""
@@ -120,9 +124,7 @@ async def _finish(
 ) -> None:
     """Send what ended a call that could not send it itself; end the connection if its response has begun."""
     if call.cancelled():
-        error: BaseException | None = ServiceError(
-            "this coordinator is ending", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
-        )
+        error: BaseException | None = _ending_error()
         can_tell = ending and (isinstance(response, Events) or not response.begun)
     else:
         error, can_tell = call.exception(), not response.begun
@@ -138,6 +140,10 @@ async def _finish(
         await response.fail(status_of(error.failure()))
     except TimeoutError:
         abort()
+
+
+def _ending_error() -> ServiceError:
+    return ServiceError("this coordinator is ending", reason="COORDINATOR_UNAVAILABLE", remedy="try again")
 
 
 def _response(route: Route, request: HttpRequest, send: Send) -> Response:
@@ -177,7 +183,7 @@ async def _content_requests(route: Route, path: Mapping[str, str], request: Http
     first: Message = content_request_of(route, path, request.query)
     length = request.content_length
     if not first.size_bytes and length is not None:  # type: ignore[attr-defined]  # of any upload
-        first.size_bytes = first.offset + length  # type: ignore[attr-defined]
+        first.size_bytes = min(first.offset + length, _LARGEST_NUMBER)  # type: ignore[attr-defined]
     yield first
     async for chunk in request.chunks():
         message = route.new_request()

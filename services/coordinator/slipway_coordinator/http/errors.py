@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from google.rpc import code_pb2, status_pb2
 
 from slipway.errors import ModelExportError
-from slipway.rpc.values import failure_of_status, retry_seconds, status_of
+from slipway.rpc.values import failure_of_status, retry_seconds
 
 _HTTP_STATUS = {
     "OK": 200,
@@ -57,8 +57,3 @@ def error_headers(status: status_pb2.Status) -> dict[str, str]:
         return {"www-authenticate": "Bearer"}
     seconds = retry_seconds(failure_of_status(status))
     return {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
-
-
-def error_status(error: ModelExportError) -> status_pb2.Status:
-    """Return the status of an error."""
-    return status_of(error.failure())

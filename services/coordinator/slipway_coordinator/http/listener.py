@@ -27,8 +27,8 @@ _HEADER_SECONDS = 20.0
 _MOST_CONNECTIONS, _MOST_OF_A_HOST = 4096, 512
 _NAMES = frozenset({"DNS", "URI"})
 
-# Broken requests are answered, and are not worth a line each.
-logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+# Broken requests are answered, and are not worth a warning each.
+logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 class HttpListener:
@@ -130,7 +130,18 @@ class _Connection(H11Protocol):
         """End the connection unless its next request has begun in time, whatever it sends meanwhile."""
         self._stop_waiting()
         if not self._requests and not self.transport.is_closing():
-            self._idle = self.loop.call_later(_HEADER_SECONDS, self.transport.abort)
+            self._look_later()
+
+    def _look_later(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._idle = self.loop.call_later(_HEADER_SECONDS, self._end_if_idle, unsent)
+
+    def _end_if_idle(self, unsent: int) -> None:
+        """End the connection unless its client still reads the last response, which is sent in the background."""
+        if 0 < self.transport.get_write_buffer_size() < unsent:
+            self._look_later()
+        else:
+            self.transport.abort()
 
     def _stop_waiting(self) -> None:
         if self._idle is not None:

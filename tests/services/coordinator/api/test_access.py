@@ -149,7 +149,7 @@ def test_another_projects_list_and_creation_are_refused_alike(place: Place, proj
 
 @pytest.mark.parametrize(
     "parent",
-    ["", "projects", "projects/", "red", "/projects/red", "projects/red/", "projects/-", "projects/red/../blue"],
+    ["", "projects", "projects/", "red", "/projects/red", "projects/red/", "projects/red/../blue"],
 )
 def test_odd_names_of_projects_open_nothing(place: Place, parent: str) -> None:
     channel, metadata = place.channel("neighbour")
@@ -165,6 +165,19 @@ def test_odd_names_of_projects_open_nothing(place: Place, parent: str) -> None:
             grpc.StatusCode.PERMISSION_DENIED,
             grpc.StatusCode.NOT_FOUND,
         }
+
+
+def test_all_projects_are_those_that_the_caller_may_see(place: Place) -> None:
+    for name, seen in (("viewer", True), ("admin", True), ("neighbour", False)):
+        channel, metadata = place.channel(name)
+        stub = export_pb2_grpc.ExportServiceStub(channel)
+        page = stub.ListExports(export_pb2.ListExportsRequest(parent="projects/-"), metadata=metadata)
+        assert ("projects/red/exports/ours" in {export.name for export in page.exports}) is seen
+        if not seen:
+            assert not page.exports
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.GetExport(export_pb2.GetExportRequest(name="projects/-/exports/ours"), metadata=metadata)
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 @pytest.mark.parametrize(

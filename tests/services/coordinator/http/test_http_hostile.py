@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 import time
 from collections.abc import Iterator
@@ -119,6 +120,14 @@ def test_a_path_that_names_nothing_is_refused(place: HttpPlace, path: str) -> No
     assert refused.reason in {"REQUEST_INVALID", "LIMIT_EXCEEDED", "CALL_NOT_FOUND", "EXPORT_NOT_FOUND"}
 
 
+@pytest.mark.parametrize("offset", ["9223372036854775807", "9223372036854775808", "-1", "x", "1e99"])
+def test_an_offset_that_no_content_has_is_refused(place: HttpPlace, offset: str) -> None:
+    path = f"/v1/projects/red/blobs/sha256:{'0' * 64}?offset={offset}"
+    refused = place.call("submitter", "PUT", path, b"bytes")
+    assert refused.status in {400, 429, 503}, refused.body
+    assert refused.reason in {"REQUEST_INVALID", "LIMIT_EXCEEDED", "UPLOAD_LOST"}
+
+
 def exchange(place: HttpPlace, data: bytes, *, seconds: float = 20.0) -> bytes:
     """Send bytes as they are; return what comes back until the end, or until nothing has come for a while."""
     host, _, port = place.http_address.partition(":")
@@ -165,6 +174,27 @@ def test_a_head_that_drips_ends(place: HttpPlace, monkeypatch: pytest.MonkeyPatc
                 connection.sendall(bytes([byte]))
                 time.sleep(0.1)
         assert time.monotonic() - began < 50
+
+
+def test_a_slow_reader_gets_all_of_its_response(place: HttpPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"0123456789abcdef" * (1 << 18)
+    name = "sha256:" + hashlib.sha256(content).hexdigest()
+    files = {"files": [{"path": "large", "sizeBytes": len(content), "digest": name}]}
+    assert place.call("submitter", "PUT", f"/v1/projects/red/blobs/{name}", content).status == 200
+    artifact = place.call("submitter", "POST", "/v1/projects/red/artifacts", files).json["digest"]
+    path = f"/v1/projects/red/artifacts/{artifact}/blobs/{name}"
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {place.tokens['viewer']}\r\n\r\n"
+    monkeypatch.setattr(listener, "_HEADER_SECONDS", 0.5)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        connection.settimeout(60)
+        connection.connect(("127.0.0.1", place.server.http_port))
+        connection.sendall(head.encode())
+        received = b""
+        while part := connection.recv(1 << 15):  # until the connection ends, as it is idle then
+            received += part
+            time.sleep(0.02)
+    assert received.partition(b"\r\n\r\n")[2] == content
 
 
 def test_one_host_does_not_take_all_connections(place: HttpPlace, monkeypatch: pytest.MonkeyPatch) -> None:
