@@ -94,7 +94,7 @@ def read_table(folder: Path) -> list[Service]:
         rows = tomllib.loads((folder / TABLE).read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{TABLE} is not TOML: {error}") from error
-    services = []
+    services: list[Service] = []
     for name, row in rows.items():
         try:
             service = Service.model_validate({**row, "name": name} if isinstance(row, dict) else row)

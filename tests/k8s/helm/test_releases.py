@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,6 +175,20 @@ def test_an_upgrade_changes_no_field_that_cannot_be_changed() -> None:
         assert fixed(before[one]) == fixed(after[one]), one
     kinds = {kind for kind, _, _ in after}
     assert kinds & {"StatefulSet", "PersistentVolumeClaim", "RoleBinding"} == set(), "these have more such fields"
+
+
+def test_an_upgrade_keeps_the_number_of_workers_that_run(tmp_path: Path) -> None:
+    """No cluster is here to be asked, so its answer stands in the template in the place of the question."""
+    chart = tmp_path / "slipway"
+    shutil.copytree(CHART, chart)
+    template = chart / "templates" / "workers.yaml"
+    question = 'lookup "apps/v1" "Deployment" $root.Release.Namespace (printf "%s-%s" $fullname $name)'
+    assert question in template.read_text()
+    answer = '(ternary (dict "spec" (dict "replicas" 3.0)) dict (eq $name "merge"))'
+    template.write_text(template.read_text().replace(question, answer))
+    values = changed(PRODUCTION, {"keda": {"startAtZero": True}})
+    workers = Cluster(render_chart(values, chart=chart)).workers()
+    assert {one.name: count for one in workers if (count := one.object["spec"]["replicas"])} == {"slipway-merge": 3}
 
 
 def test_a_new_version_of_the_chart_alone_replaces_nothing_but_by_its_images() -> None:

@@ -189,6 +189,7 @@ def test_the_page_says_what_runs_at_first() -> None:
         for side in ("requests", "limits")
     )
     page = (CHART / "README.md").read_text()
+    assert f"reserves {cpu + 0.5} processors and {requested + 1}Gi of memory" in page
     assert f"| **together, without KEDA** | | | {cpu} | {requested}Gi | {limits}Gi |" in page
     assert len(running) == 4
     assert "Four workers and two coordinators." in page
