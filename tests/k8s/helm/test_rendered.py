@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-from support.manifests.chart import CHART, NEEDED, PRODUCTION, Refusal, call_helm, changed, needs_helm, render_chart
+from support.manifests.chart import (
+    CHART,
+    NEEDED,
+    PRODUCTION,
+    VERSION,
+    Refusal,
+    call_helm,
+    changed,
+    needs_helm,
+    render_chart,
+)
 from support.manifests.checkers import (
     checkov_complaints,
     exceptions,
@@ -169,7 +179,7 @@ def test_a_row_of_the_table_is_a_worker_without_another_line(tmp_path: Path, siz
     kinds = {thing["kind"] for thing in made}
     assert kinds == {"Deployment", "PodDisruptionBudget", "ScaledObject", "ServiceAccount"}
     (container,) = next(t for t in made if t["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "slipway-npz:0.1.0"
+    assert container["image"] == f"slipway-npz:{VERSION}"
     assert container["args"][0] == "--stage=npz_pack"
     assert container["resources"]["limits"]["memory"] == row["memory"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.manifests.chart import CHART, NEEDED, PRODUCTION, changed, needs_helm, render_chart
+from support.manifests.chart import CHART, NEEDED, PRODUCTION, VERSION, changed, needs_helm, render_chart
 from support.manifests.overlay import Cluster, Object, Workload
 
 pytestmark = needs_helm
@@ -74,7 +74,7 @@ CASES: list[tuple[str, Object, Callable[[Cluster], bool]]] = [
     (
         "image.digests",
         {"image": {"digests": {"merge": DIGEST}}},
-        lambda c: [n for n, one in every(c).items() if one.container["image"].endswith(f":0.1.0@{DIGEST}")] == [MERGE],
+        lambda c: [n for n, one in every(c).items() if one.container["image"].endswith(f":{VERSION}@{DIGEST}")] == [MERGE],
     ),
     (
         "image.digests-of-gpus",
@@ -82,7 +82,7 @@ CASES: list[tuple[str, Object, Callable[[Cluster], bool]]] = [
             "image": {"digests": {"validate-cuda": DIGEST}},
             "workers": {"validate": {"gpu": {"resource": "nvidia.com/gpu", "count": 1, "architecture": "sm89"}}},
         },
-        lambda c: workload(c, "slipway-validate").container["image"] == f"slipway-validate:0.1.0-cuda@{DIGEST}",
+        lambda c: workload(c, "slipway-validate").container["image"] == f"slipway-validate:{VERSION}-cuda@{DIGEST}",
     ),
     (
         "image.pullSecrets",

@@ -18,6 +18,7 @@ from support.manifests.checkers import TOOLS
 from support.manifests.overlay import ROOT, Object
 
 CHART = ROOT / "k8s" / "helm" / "slipway"
+VERSION = str(yaml.safe_load((CHART / "Chart.yaml").read_text())["version"])
 _PYTHON = TOOLS / "helm" / "bin" / "python"
 _CALLS = ROOT / "tests" / "k8s" / "tools" / "helm_calls.py"
 
