@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
@@ -15,7 +15,7 @@ from slipway.rpc.call_ends import STATUS_KEY
 from slipway.rpc.serving import Context
 from slipway_coordinator.http.requests import HttpRequest
 
-Metadata = Sequence[tuple[str, str | bytes]]
+Metadata = tuple[tuple[str, str | bytes], ...]
 
 _PASSED = (b"authorization", b"traceparent")
 """Headers that a call reads as its metadata."""
@@ -56,7 +56,9 @@ class HttpContext:
 
     def invocation_metadata(self) -> Metadata:
         """Return the headers that a call reads."""
-        return [(name.decode(), value.decode("latin-1")) for name, value in self.request.headers if name in _PASSED]
+        return tuple(
+            (name.decode(), value.decode("latin-1")) for name, value in self.request.headers if name in _PASSED
+        )
 
     def trailing_metadata(self) -> Metadata:
         """Return what the call was ended with."""

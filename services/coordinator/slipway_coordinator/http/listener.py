@@ -103,7 +103,7 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self._requests = 0
         self._idle: asyncio.TimerHandle | None = None
-        hosts = Counter(one.client[0] for one in self.connections if one.client)
+        hosts = Counter(one.client[0] for one in self.connections if isinstance(one, _Connection) and one.client)
         if len(self.connections) > _MOST_CONNECTIONS or (self.client and hosts[self.client[0]] > _MOST_OF_A_HOST):
             transport.abort()
             return

@@ -70,7 +70,7 @@ def request_of(route: Route, path: Mapping[str, str], query: bytes, body: bytes)
         if body:
             raise ServiceError("the call takes no body", reason="REQUEST_INVALID", remedy="send none")
         data = _read_query(route, path, query)
-    return _parse({**data, **path}, route.new_request())
+    return _parse({**data, **path}, route)
 
 
 def content_request_of(route: Route, path: Mapping[str, str], query: bytes) -> Message:
@@ -80,7 +80,7 @@ def content_request_of(route: Route, path: Mapping[str, str], query: bytes) -> M
         ServiceError: As :func:`request_of`.
     """
     taken = {**path, route.rule.body: ""}
-    return _parse({**_read_query(route, taken, query), **path}, route.new_request())
+    return _parse({**_read_query(route, taken, query), **path}, route)
 
 
 def json_of(message: Message) -> str:
@@ -172,11 +172,11 @@ def _check_fields(data: Mapping[str, Any], message: Descriptor, path: str) -> No
                 _check_fields(item, below, f"{path}{field.name}{which}.")
 
 
-def _parse(data: Mapping[str, Any], request: Message) -> Message:
+def _parse(data: Mapping[str, Any], route: Route) -> Message:
     try:
-        return json_format.ParseDict(data, request)
+        return json_format.ParseDict(dict(data), route.new_request())
     except json_format.ParseError as error:
-        path, field = _failed_field(str(error), type(request).DESCRIPTOR)
+        path, field = _failed_field(str(error), route.request)
     except (ValueError, TypeError, RecursionError):  # the parser lets some through, such as a number as a key
         path, field = "", None
     about = {"field": path} if path else None
@@ -216,6 +216,7 @@ def _shown(text: str) -> str:
 
 
 def _names_of(field: FieldDescriptor) -> str:
+    assert field.enum_type is not None
     return f"one of {', '.join(value.name for value in field.enum_type.values)}"
 
 
