@@ -11,8 +11,9 @@ import pytest
 
 from slipway.observability import metrics
 from slipway.rpc.call_ends import failure_of_call
-from slipway.security.access.refusals import unauthenticated_error
 from slipway.security.access.principals import OWNER, Principal
+from slipway.security.access.projects import ALIKE, Projects
+from slipway.security.access.refusals import unauthenticated_error
 from slipway.security.access.rules import Rule
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
@@ -26,13 +27,16 @@ STREAM = "/slipway.v1.Test/Stream"
 class Named:
     """Identifies callers by their token alone."""
 
-    def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
+    async def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
         match token:
             case "owner":
                 return OWNER
             case "nobody":
                 return Principal("nobody", frozenset())
         raise unauthenticated_error(f"{token} is unknown")
+
+    def projects(self) -> Projects:
+        return ALIKE
 
 
 async def _call(_request: bytes, _context: Any) -> bytes:

@@ -24,7 +24,7 @@ class Authenticator(Protocol):
     """Identifies callers by credentials."""
 
     async def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
-        """Return the principal; raise ServiceError ``UNAUTHENTICATED`` without one. It may wait, but never blocks the event loop."""
+        """Return the principal; raise ServiceError ``UNAUTHENTICATED`` without one. It may wait; the event loop never does."""
         ...
 
     def projects(self) -> Projects:

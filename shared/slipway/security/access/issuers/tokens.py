@@ -121,7 +121,9 @@ def principal_of(issuer: Issuer, claims: dict[str, Any]) -> Principal:
     Raises:
         ServiceError: reason ``UNAUTHENTICATED`` for a name that cannot be used; ``PERMISSION_DENIED`` if no rule fits.
     """
-    name = f"{issuer.name}:{_text(issuer, issuer.name_claim, claim_at(claims, issuer.name_claim), most=_LONGEST_NAME - len(issuer.name) - 1)}"
+    prefix = f"{issuer.name}:"
+    own = _text(issuer, issuer.name_claim, claim_at(claims, issuer.name_claim), most=_LONGEST_NAME - len(prefix))
+    name = prefix + own
     subject = _text(issuer, "sub", claims["sub"], most=_LONGEST_SUBJECT)
     if issuer.name_claim == "email" and claims.get("email_verified", True) is not True:
         raise token_error(
