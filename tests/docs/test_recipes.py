@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     tiny_models.make_base(folder / "base")
     checkpoint = tiny_models.make_checkpoint(folder / "base", folder / "qwen3-finetuned", step=5)
+    for rank in ("rank-8", "rank-16"):
+        shutil.copytree(checkpoint, folder / "sweep" / rank)
     make_family_model("bert-classes", folder / "bert-base")
     make_family_adapter("bert-classes", folder / "bert-base", folder / "bert-finetuned" / "checkpoint-5")
     (folder / "texts").mkdir()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from slipway.progress.observer import Observer, Silent
 from slipway.progress.rows import ENDED, Overall, Rows
+from slipway.texts import counted
 from slipway_protos.v1 import export_pb2 as pb
 
 _STATES = {
@@ -16,8 +17,8 @@ _STATES = {
     "failed": pb.TASK_STATE_FAILED,
     "cancelled": pb.TASK_STATE_CANCELLED,
 }
-_WHOLE = 1000
-"""Steps of a row's bar."""
+_WHOLE = 100
+"""Per cent: the steps of a row's bar."""
 
 
 class Overview:
@@ -41,9 +42,9 @@ class Overview:
             of: Number of all exports.
         """
         with self._lock:
+            if not self._names:
+                self._observer.title(counted(of, "export"))
             label = name if self._names.setdefault(name, number) == number else f"{name} ({number})"
-            if number == 1:
-                self._observer.title(f"{of} exports" if of > 1 else name)
         return _RowOf(label, self._observer, self._lock)
 
 
@@ -100,5 +101,7 @@ class _RowOf(Silent):
     def _tell_share(self, phase: str) -> None:
         self._phase = phase
         done = round(_WHOLE * self._overall.done)
-        share = pb.TaskProgress(task=self._name, attempt=1, phase=phase, done=done, total=_WHOLE if done else 0)
+        share = pb.TaskProgress(
+            task=self._name, attempt=1, phase=phase, done=done, total=_WHOLE if done else 0, unit="%"
+        )
         self._observer.event(pb.ExportEvent(progress=share))

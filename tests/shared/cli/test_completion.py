@@ -69,6 +69,8 @@ OTHERS: list[tuple[list[str], list[str]]] = [
     (["stage", "nonesuch", "--param", "e"], []),
     (["stage", "merge", "--input", "ad"], ["adapter="]),
     (["stage", "nonesuch", "--input", "ad"], []),
+    (["export", "--ea"], ["--each"]),
+    (["export", "--each", "sw"], []),  # then bash itself completes names of folders
     (["coordinator", "--lea"], ["--lease-seconds"]),
     (["coordinator", "mig"], ["migrate"]),
     (["worker", "--coordinator", "x:1", "--log-format", "=", "j"], ["json"]),

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 OpenObserver = Callable[[Position], AbstractContextManager[Observer]]
 
+_AWAY = "COORDINATOR_UNAVAILABLE"
+
 _MOST_WATCHED = 16
 """Exports of a coordinator that are watched at a time; it allows 64 streams of one address. The others run too."""
 
@@ -154,6 +156,8 @@ class Batch:
         )
         submitted, error = self._attempt(lambda: job.submit(client, store))
         if submitted is None:
+            if error is not None and error.reason == _AWAY:  # for the others too: each would wait as long
+                raise error
             return _entry(each, observer, (None, error), began)
         return _Waiting(each, observer, job, submitted, began)
 

@@ -12,6 +12,7 @@ import slipway
 from slipway.exporting.batches.result import TABLE
 from support.commands.cli import run_here
 from support.models.sweeps import make_model, make_sweep
+from support.servers.free_ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +158,15 @@ def test_a_run_is_no_folder_of_runs(sweep: Path, options: dict[str, Any], capsys
     document = json.loads(capsys.readouterr().out)
     assert (document["reason"], document["success"]) == ("BATCH_INVALID", False)
     assert f"slipway export {sweep / 'a'}" in document["remedy"]
+
+
+def test_a_coordinator_that_is_away_is_one_failure_and_not_one_for_each(
+    sweep: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(options["home"]))
+    away = ("--coordinator", f"127.0.0.1:{free_port()}")
+    assert run_here("export", *words(sweep, options), *away, "--json", "--progress", "none") == 7
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["reason"] == "COORDINATOR_UNAVAILABLE"
+    assert printed.err.count("COORDINATOR_UNAVAILABLE") == 1
+    assert not options["out"].exists()
