@@ -38,6 +38,7 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy", "uvicorn"),
     "oidc": ("joserfc",),
     "report": ("jinja2",),
+    "mlflow": ("mlflow",),
     "publish": ("OpenSSL", "certifi", "model_signing", "urllib3"),
     "s3": ("minio",),
     "telemetry": _TELEMETRY,

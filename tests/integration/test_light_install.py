@@ -32,7 +32,7 @@ from support.servers.free_ports import free_port
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
-    *("doctor", "checkpoints", "stage", "stage merge", "sample", "verify", "push", "pull", "cache", "cache ls", "cache gc"),
+    *("doctor", "checkpoints", "stage", "stage merge", "sample", "verify", "publish", "push", "pull", "cache", "cache ls", "cache gc"),
     *("coordinator", "worker", "token"),
 )  # fmt: skip
 
@@ -112,6 +112,7 @@ def test_all_holds_every_extra_but_those_for_gpus_and_development_and_what_pins_
         "docs",
         "executorch",
         "litert",
+        "mlflow",
         "oidc",
         "onnxruntime-gpu",
         "publish",
@@ -151,6 +152,8 @@ def assert_every_command_explains_itself(light: LightInstall) -> None:
         (("list",), "'slipway-ml[coordinator]', or name one: --coordinator HOST:PORT"),
         (("get", "e-1"), "'slipway-ml[coordinator]', or name one: --coordinator HOST:PORT"),
         (("checkpoints", "s3://bucket/run"), "'slipway-ml[s3]'"),
+        (("publish", "run", "oci://registry/name"), "'slipway-ml[publish]'"),
+        (("publish", "run", "s3://bucket/run"), "'slipway-ml[s3]'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -83,6 +83,6 @@ def destination_error(url: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{quoted(shown)} is not a place to publish to: {what}",
         reason="DESTINATION_INVALID",
-        remedy="write oci://REGISTRY/NAME[:TAG] or s3://BUCKET/PREFIX",
+        remedy="write oci://REGISTRY/NAME[:TAG], s3://BUCKET/PREFIX or mlflow:NAME, with the server in MLFLOW_TRACKING_URI",
         about={"destination": shown},
     )

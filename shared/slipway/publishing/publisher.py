@@ -12,12 +12,17 @@ from pydantic import SecretStr
 
 from slipway.artifacts.files import in_threads
 from slipway.publishing.destination import Access, Destination, Published, destination_error
+from slipway.publishing.mlflow import MlflowDestination
 from slipway.publishing.oci.destination import OciDestination
 from slipway.publishing.release import OnBytes, Release, ReleasedFile, prepare_release
 from slipway.publishing.s3 import S3Destination
 from slipway.texts import counted
 
-OPENERS: Mapping[str, Callable[[str, Access], Destination]] = {"oci": OciDestination, "s3": S3Destination}
+OPENERS: Mapping[str, Callable[[str, Access], Destination]] = {
+    "mlflow": MlflowDestination,
+    "oci": OciDestination,
+    "s3": S3Destination,
+}
 """Kinds of destinations by the scheme of their addresses. A new kind is one module and one row."""
 
 Show = Callable[[int], OnBytes]
@@ -103,7 +108,7 @@ def open_destination(url: str, access: Access) -> Destination:
         ConfigurationError: ``DESTINATION_INVALID`` if no kind of destination has this address.
         ArtifactError: The destination cannot be reached.
     """
-    scheme, separator, _ = url.partition("://")
+    scheme, separator, _ = url.partition(":")
     opener = OPENERS.get(scheme) if separator else None
     if opener is None:
         raise destination_error(url, "no kind of destination has this address")

@@ -32,6 +32,8 @@ LARGEST_ANSWER = 4 << 20
 PATIENCE_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 120.0
+_LONGEST_ANSWER_SECONDS = 600.0
+"""Longest time that a manifest or a document may take; each piece of it has the shorter limit of a read."""
 _MOST_REDIRECTS = 5
 _MOST_TOKEN = 64 << 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -228,9 +230,12 @@ class Transport:
         if method == "HEAD":
             response.drain_conn()
             return b""
-        data = bytearray()
-        while len(data) <= most and (piece := response.read(min(_BLOCK_BYTES, most + 1 - len(data)))):
+        data, end = bytearray(), time.monotonic() + _LONGEST_ANSWER_SECONDS
+        while len(data) <= most and (piece := response.read1(min(_BLOCK_BYTES, most + 1 - len(data)))):
             data += piece
+            if time.monotonic() > end:
+                what = f"its answer takes longer than {_LONGEST_ANSWER_SECONDS:.0f} s"
+                raise self.error(f"{method} {path}", what, "STORE_UNAVAILABLE")
         if len(data) > most:
             raise self.error(f"{method} {path}", f"its answer has more than {most} bytes", "STORE_INVALID")
         return bytes(data)
