@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
     ),
     "two-access-files": (
         {"access": {"existingSecret": "access", "principals": [{"name": "ci", "role": "submitter"}]}},
-        "access.principals would not be read beside access.existingSecret: put them into that Secret",
+        "access.principals and access.issuers would not be read beside access.existingSecret: put them",
     ),
     "a-worker-that-is-none": (
         {"workers": {"mergee": {"replicas": 1}}},

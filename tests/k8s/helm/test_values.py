@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ PLACED = {
     "podAnnotations": {"example.org/cost": "models"},
 }
 TOKEN = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+ISSUER = {
+    "name": "keycloak",
+    "issuer": "https://id.example.org/realms/ml",
+    "audiences": ["slipway"],
+    "rules": [{"claims": {"groups": "ml"}, "role": "submitter", "projects": ["default"]}],
+}
 COORDINATOR, MERGE, CLEANUP, MIGRATE = (f"slipway-{name}" for name in ("coordinator", "merge", "cleanup", "migrate"))
 
 
@@ -188,6 +195,17 @@ CASES: list[tuple[str, Object, Callable[[Cluster], bool]]] = [
         "access.principals",
         {"access": {"principals": [{"name": "ci", "role": "submitter", "projects": ["default"]}]}},
         lambda c: [one["name"] for one in principals(c)] == ["workers", "keda", "cleanup", "pipelines", "ci"],
+    ),
+    (
+        "access.issuers",
+        {"access": {"issuers": [ISSUER]}},
+        lambda c: access_file(c)["issuers"] == [ISSUER] and outside(c, "issuers"),
+    ),
+    (
+        "networkPolicies.issuers",
+        {"networkPolicies": {"issuers": {"to": [{"ipBlock": {"cidr": "192.0.2.5/32"}}]}}},
+        lambda c: spec(c, "NetworkPolicy", "slipway-issuers")["egress"]
+        == [{"to": [{"ipBlock": {"cidr": "192.0.2.5/32"}}], "ports": [{"port": 443, "protocol": "TCP"}]}],
     ),
     (
         "access.existingSecret",
@@ -481,10 +499,13 @@ def annotations(one: Workload) -> dict[str, str]:
     return dict(one.template["metadata"].get("annotations", {}))
 
 
+def access_file(cluster: Cluster) -> Object:
+    found: Object = yaml.safe_load(cluster.named("ConfigMap", "slipway-access")["data"]["access.yaml"])
+    return found
+
+
 def principals(cluster: Cluster) -> list[Object]:
-    found: list[Object] = yaml.safe_load(cluster.named("ConfigMap", "slipway-access")["data"]["access.yaml"])[
-        "principals"
-    ]
+    found: list[Object] = access_file(cluster)["principals"]
     return found
 
 
@@ -503,6 +524,19 @@ def gpu_of(cluster: Cluster, name: str) -> tuple[Any, ...]:
 def test_a_value_changes_what_it_should(values: Object, holds: Callable[[Cluster], bool]) -> None:
     assert not holds_without(holds), "it holds without the value too"
     assert holds(Cluster(render_chart(changed(PRODUCTION, values))))
+
+
+def test_the_access_file_is_one_that_a_coordinator_reads(tmp_path: Path) -> None:
+    from slipway.security.access.access_file import load_access
+
+    people = [{"name": "ci", "role": "submitter", "projects": ["default"], "token_sha256": "0" * 64}]
+    values = {"access": {"principals": people, "issuers": [ISSUER]}}
+    cluster = Cluster(render_chart(changed(PRODUCTION, values)))
+    file = tmp_path / "access.yaml"
+    file.write_text(cluster.named("ConfigMap", "slipway-access")["data"]["access.yaml"])
+    read = load_access(file)
+    assert [one.name for one in read.principals] == ["workers", "keda", "cleanup", "pipelines", "ci"]
+    assert [one.name for one in read.issuers] == ["keycloak"]
 
 
 def holds_without(holds: Callable[[Cluster], bool]) -> bool:
