@@ -45,7 +45,12 @@ class Wheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         """Return the tags of Python, its binary interface and the platform."""
         *_, platform = super().get_tag()
-        return "py3", "none", platform if any(Path(self.bdist_dir).rglob(NAME + SUFFIX)) else "any"
+        found = list(Path(self.bdist_dir).rglob(NAME + SUFFIX))
+        if found and len(found) != len(KERNELS):
+            raise SystemExit(
+                f"of {len(KERNELS)} kernels {len(found)} were compiled: see above, or set SLIPWAY_KERNELS=none"
+            )
+        return "py3", "none", platform if found else "any"
 
 
 KERNELS = [

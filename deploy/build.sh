@@ -69,15 +69,21 @@ esac
 
 # push IMAGE:TAG: print its name in the registry, with the digest
 push() {
-    local there=$REGISTRY/$1 digest
-    digest=$(mktemp)
+    local there=$REGISTRY/$1 file digest
+    file=$(mktemp)
     case $BUILDER in
-        docker) docker tag "$1" "$there" && docker push --quiet "$there" && docker inspect --format '{{index .RepoDigests 0}}' "$there" | sed 's/.*@//' >"$digest" ;;
-        podman) podman push --quiet --digestfile "$digest" "$1" "$there" ;;
-        buildah) buildah --storage-driver "${STORAGE_DRIVER:-vfs}" push --quiet --digestfile "$digest" "$1" "docker://$there" ;;
+        docker)
+            docker tag "$1" "$there"
+            docker push --quiet "$there"
+            docker inspect --format '{{index .RepoDigests 0}}' "$there" >"$file"
+            ;;
+        podman) podman push --quiet --digestfile "$file" "$1" "$there" ;;
+        buildah) buildah --storage-driver "${STORAGE_DRIVER:-vfs}" push --quiet --digestfile "$file" "$1" "docker://$there" ;;
     esac >&2
-    echo "$there@$(cat "$digest")"
-    rm "$digest"
+    digest=$(sed 's/.*@//' "$file")
+    rm "$file"
+    [[ $digest == sha256:* ]] || { echo "$BUILDER did not say the digest of $there" >&2; exit 1; }
+    echo "$there@$digest"
 }
 
 for name in "${@:-${ON_CPU[@]}}"; do

@@ -70,10 +70,11 @@ class Release:
         Raises:
             ReleaseError: It failed; the message ends with its last words.
         """
+        plain = {name: value for name, value in os.environ.items() if name != "UV_TORCH_BACKEND"}
         done = subprocess.run(
             list(map(str, words)),
             cwd=self.source,
-            env={**os.environ, "PATH": _PATH, "SOURCE_DATE_EPOCH": self.epoch, **environment},
+            env={**plain, "PATH": _PATH, "SOURCE_DATE_EPOCH": self.epoch, **environment},
             capture_output=True,
             text=True,
             check=False,

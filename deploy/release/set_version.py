@@ -78,13 +78,13 @@ def set_version(folder: Path, version: str, day: dt.date) -> list[Path]:
 
 
 def _parse(version: str) -> Version:
-    wrong = ReleaseError(f"{version!r} is not a version: write 0.2.0, or 0.2.0rc1")
+    wrong = ReleaseError(f"{version!r} is not a version: write three numbers, as in 0.2.0")
     try:
         parsed = Version(version)
     except InvalidVersion:
         raise wrong from None
-    if str(parsed) != version:
-        raise wrong
+    if str(parsed) != version or len(parsed.release) != 3 or parsed.is_prerelease or parsed.is_postrelease:
+        raise wrong  # charts and wheels write others in different ways
     return parsed
 
 

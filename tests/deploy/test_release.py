@@ -98,6 +98,8 @@ def test_the_first_release_may_have_the_version_that_is_there(tree: Path) -> Non
         ("0.0.1", CHANGELOG, "0.0.1 is not later than"),
         ("next", CHANGELOG, "'next' is not a version"),
         ("7.0.0\n", CHANGELOG, "is not a version"),
+        ("7.0.0rc1", CHANGELOG, "'7.0.0rc1' is not a version"),
+        ("7.0", CHANGELOG, "'7.0' is not a version"),
         ("7.0.0", "# Changelog\n\n## Unreleased\n", "has nothing below"),
     ],
 )

@@ -68,6 +68,11 @@ def test_without_kernels_a_wheel_is_for_any_platform(tmp_path: Path, environment
     assert kernels(wheel) == []
 
 
+def test_a_kernel_of_another_machine_is_not_loaded(tmp_path: Path) -> None:
+    (tmp_path / "_kernel.so").write_bytes(b"of another kind of processor")
+    assert load_library(tmp_path) is None
+
+
 def test_a_kernel_of_an_earlier_installation_is_not_loaded(tmp_path: Path) -> None:
     (tmp_path / f"_kernel{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"another one")
     assert load_library(tmp_path) is None

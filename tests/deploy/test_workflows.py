@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -64,6 +65,41 @@ def test_their_commands_are_there() -> None:
     scripts = set(re.findall(r"(?<![\w/])(\.ci/run|deploy/[\w/]+\.(?:sh|py))", text))
     assert scripts >= {".ci/run", "deploy/build.sh", "deploy/release/set_version.py"}
     assert all((ROOT / script).is_file() for script in scripts)
+
+
+DOCKER = """#!/bin/bash
+case "$1" in
+    info | build | tag) ;;
+    push) exit %d ;;
+    inspect) echo "r.example.org/team/slipway-merge@%s" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("pushed", "digest", "code", "said"),
+    [
+        (0, f"sha256:{'0' * 64}", 0, ""),
+        (1, f"sha256:{'0' * 64}", 1, ""),
+        (0, "", 1, "docker did not say the digest of r.example.org/team/slipway-merge:"),
+    ],
+)
+def test_an_image_that_was_not_pushed_is_no_success(
+    tmp_path: Path, pushed: int, digest: str, code: int, said: str
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(DOCKER % (pushed, digest))
+    docker.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "deploy" / "build.sh", "--push", "r.example.org/team", "merge"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert said in done.stderr
+    shown = done.stdout.splitlines()
+    assert [line.partition("@")[2] for line in shown] == ([digest] if code == 0 else [])
 
 
 def test_pushing_needs_a_registry() -> None:

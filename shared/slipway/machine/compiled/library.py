@@ -10,11 +10,15 @@ _NAME = f"_kernel{EXTENSION_SUFFIXES[-1]}"  # the suffix that names no version o
 
 
 def load_library(folder: Path) -> ctypes.CDLL | None:
-    """Load the library that was compiled into a folder; None if there was no C compiler, or the wheel is the one for any platform."""
-    path = folder / _NAME
-    if not path.exists():
+    """Load the library that was compiled into a folder.
+
+    Return None if there is none (no C compiler, or the wheel for any platform), or one that this machine cannot load: a folder may be
+    shared by machines of several kinds.
+    """
+    try:
+        library = ctypes.CDLL(str(folder / _NAME))
+    except OSError:
         return None
-    library = ctypes.CDLL(str(path))
     library.slipway_kernel.restype = ctypes.c_char_p
     return library
 
