@@ -167,7 +167,7 @@ def test_an_interrupt_cancels_all_at_the_coordinator(sweep: Sweep, coordinator: 
     running = start([*sweep.words, "--coordinator", coordinator], sweep.root / "home", **sweep.variables)
     with Client(coordinator) as client:
         wait_for(lambda: len(list(client.list_exports())) == 3, seconds=300)
-        wait_for(lambda: sweep.runs(), seconds=300)
+        wait_for(sweep.runs, seconds=300)
         os.kill(running.pid, signal.SIGINT)
         _, errors = running.communicate(timeout=300)
         assert running.returncode == 130, errors

@@ -49,7 +49,7 @@ def test_one_that_is_impossible_is_named_and_the_others_are_not(
     made = slipway.plan([sweep / "a", tmp_path / "missing", sweep / "b"], **options)
     assert [each.error is None for each in made.exports] == [True, False, True]
     assert not made.possible
-    with pytest.raises(slipway.ModelExportError, match="^checkpoint folder .*missing does not exist"):
+    with pytest.raises(slipway.ModelExportError, match=r"^checkpoint folder .*missing does not exist"):
         made.require()
     assert "impossible: missing: [CHECKPOINT_NOT_FOUND]" in repr(made)
 
