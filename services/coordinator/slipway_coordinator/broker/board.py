@@ -119,6 +119,8 @@ class Board:
     def choose(self, report: WorkerReport, *, free: int, busy: int) -> list[Offer]:
         """Choose offers for a worker's free slots and mark them as held, not yet durably. It runs ``busy`` attempts already."""
         chosen: list[Offer] = []
+        if free <= 0 or not self.waiting:
+            return chosen
         shares = self._shares.setdefault(report.stages, Shares())
         weight, ready, running = self.projects().weight, self._ready(), self._running_by_project(report.stages)
         while free > 0 and not self._has_exclusive(report.worker):
