@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.commands.cli import environment, in_process
+from support.commands.cli import environment, in_process, slipway
 from support.commands.delivered_folders import make_delivered
+from support.models.tiny_models import make_base, make_checkpoint
 from support.servers.registry_server import RegistryServer, needs_registry, needs_skopeo, skopeo
 from support.servers.s3_server import BUCKET, S3Server
 
@@ -88,3 +90,30 @@ def test_every_command_of_the_page_runs(
                 case other:
                     raise AssertionError(f"{other} is not run by this test")
     assert {"slipway", "skopeo", "openssl"} <= set(ran)
+
+
+@pytest.mark.slow
+def test_what_an_export_delivers_is_published(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    """The documents of a real export, by the command in processes of its own."""
+    schema = pytest.importorskip("cyclonedx.validation.json", reason="cyclonedx-python-lib is not installed")
+    from cyclonedx.schema import SchemaVersion
+
+    home = tmp_path / "home"
+    make_base(tmp_path / "base")
+    make_checkpoint(tmp_path / "base", tmp_path / "run", step=5)
+    words = ("--base-model", tmp_path / "base", "--out", tmp_path / "out", "-f", "pytorch:none+int8", "--json")
+    exported = slipway("export", tmp_path / "run", *words, home=home)
+    assert exported.code == 0, exported.err
+    folder = Path(exported.json["output_directory"])
+    published = slipway("publish", folder, "--key", keys[0], "--license", "MIT", "--json", home=home)
+    assert (published.code, published.json["verdict"]) == (0, "passed"), published.err
+    verified = slipway("verify", folder, "--key", keys[1], "--json", home=home)
+    assert (verified.code, verified.json["verdict"]) == (0, "passed"), verified.err
+    validator = schema.JsonStrictValidator(SchemaVersion.V1_6)
+    assert validator.validate_str((folder / "bom.cdx.json").read_text()) is None
+    statement = json.loads((folder / "statement.intoto.json").read_text())["predicate"]
+    outputs = {each["name"]: each for each in statement["outputs"]}
+    assert outputs.keys() == {"pytorch", "pytorch-int8"}
+    assert outputs["pytorch"]["faithful"]["answer"] == "passed"
+    assert {each["name"] for each in statement["materials"]} >= {"base", "adapter"}
+    assert slipway("export", tmp_path / "run", *words, home=home).json["output_directory"] == str(folder)
