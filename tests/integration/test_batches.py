@@ -104,7 +104,8 @@ def test_a_failure_in_the_middle_does_not_end_the_others_and_the_table_is_the_an
 def test_an_interrupt_ends_the_running_one_and_the_same_command_continues(sweep: Sweep, number: signal.Signals) -> None:
     hold = sweep.stages / "hold-quantize"
     first = start([*sweep.words, "--progress", "none"], sweep.root / "home", **sweep.variables)
-    wait_for(lambda: (sweep.root / "out" / "a").exists() and hold.touch() is None, seconds=300)
+    wait_for((sweep.root / "out" / "a").exists, seconds=300)
+    hold.touch()
     wait_for(lambda: sweep.runs().count("quantize") == 2, seconds=300)
     children = psutil.Process(first.pid).children(recursive=True)
     os.kill(first.pid, number)

@@ -87,7 +87,10 @@ class _RowOf(Silent):
         self._observer.log(level, message if message.startswith(self._name) else f"{self._name}: {message}")
 
     def _tell_state(self, state: str) -> None:
-        if state == self._state or state not in _STATES or (self._state in ENDED and state == "running"):
+        later = ("running", *ENDED) if state == "queued" else ENDED if state == "running" else ()
+        if (
+            state == self._state or state not in _STATES or self._state in later
+        ):  # reading the sources counts as running
             return
         self._state = state
         if state == "running" and not self._attempt.HasField("start_time"):

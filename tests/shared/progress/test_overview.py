@@ -70,6 +70,7 @@ def test_each_export_is_a_row_with_its_share_and_state() -> None:
     assert rows["a"].ended is not None
     said = [re.sub(r"^\S+ ", "", line) for line in stream.getvalue().splitlines()]
     assert said[0] == "3 exports"
+    assert said.count("a: started") == 1
     assert "b: failed" in stream.getvalue()
 
 

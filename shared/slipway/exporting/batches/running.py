@@ -30,6 +30,8 @@ from slipway_protos.v1 import export_pb2 as pb
 if TYPE_CHECKING:
     from slipway.client import Client
 
+log = logging.getLogger("slipway.export")
+
 T = TypeVar("T")
 
 OpenObserver = Callable[[Position], AbstractContextManager[Observer]]
@@ -87,7 +89,7 @@ class Batch:
         for position, each in self._possible():
             with self.open_observer(position) as observer:
                 if not outcomes:
-                    self._name_impossible(observer)
+                    self._name_impossible()
                 self.interruption.check()
                 outcomes[position.number] = self._run_one(each, observer)
         return outcomes
@@ -124,7 +126,7 @@ class Batch:
                 for position, each in possible:
                     observer = stack.enter_context(self.open_observer(position))
                     if position is possible[0][0]:
-                        self._name_impossible(observer)
+                        self._name_impossible()
                     submitted = self._submit(each, observer, client, store)
                     if isinstance(submitted, BatchEntry):
                         outcomes[position.number] = submitted
@@ -185,11 +187,11 @@ class Batch:
             self.interruption.check()
             return None, _typed(fault)
 
-    def _name_impossible(self, observer: Observer) -> None:
-        """Name the exports that cannot run, before the first one begins."""
+    def _name_impossible(self) -> None:
+        """Name the exports that cannot run, before the first one begins; none of them has an observer."""
         for each in self.plan.exports:
             if each.error is not None:
-                observer.log(logging.ERROR, f"{each.subject.name}: [{each.error.reason}] {each.error}")
+                log.error("%s: [%s] %s", each.subject.name, each.error.reason, each.error)
 
     def _request(self, each: PlannedExport) -> str:
         """Return the name of the request for one export; empty if none was given."""
