@@ -120,6 +120,7 @@ def _model_card(publication: Publication) -> dict[str, Any]:
         for output in publication.outputs
         if output.status not in ("passed", "failed")
     ]
+    limitations += [f"{name} was not made: {reason}" for name, reason in sorted(publication.not_made.items())]
     return {
         "modelParameters": parameters,
         "quantitativeAnalysis": {"performanceMetrics": metrics},

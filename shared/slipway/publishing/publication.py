@@ -55,12 +55,19 @@ class _Format(_Read):
     digest: str
     size_bytes: int
     status: str = "not_validated"
+    requested: str = ""
+
+
+class _Failed(_Read):
+    state: str
+    reason: str = ""
 
 
 class _Result(_Read):
     export_id: str
     timestamp: datetime
     formats: dict[str, _Format]
+    failed: dict[str, _Failed] = {}
     base_match: dict[str, Any] | None = None
 
 
@@ -84,6 +91,7 @@ class PublishedOutput:
         digest: Its artifact in the store of the export.
         size_bytes: Size of its files.
         status: ``passed``, ``failed``, ``not_run`` or ``not_validated``.
+        requested: The output that was asked for, if this one is delivered in its place; otherwise empty.
         files: Hexadecimal SHA-256 of its files, by path in the whole folder.
         validation: Its part of the validation report; None if it was not validated.
     """
@@ -92,6 +100,7 @@ class PublishedOutput:
     digest: str
     size_bytes: int
     status: str
+    requested: str
     files: Mapping[str, str]
     validation: OutputValidation | None
 
@@ -105,6 +114,7 @@ class Publication:
         export_id: Id of the export.
         created: When the export was created (RFC 3339).
         outputs: The outputs, in the report's order.
+        not_made: Reasons of the outputs that were asked for and not made, by name.
         checksums: Hexadecimal SHA-256 of every delivered file.
         sources: Digests of what the outputs were made of: ``base``, ``adapter``, ``calibration`` …
         labels: Labels of the export, such as ``base_model``.
@@ -117,6 +127,7 @@ class Publication:
     export_id: str
     created: str
     outputs: tuple[PublishedOutput, ...]
+    not_made: Mapping[str, str]
     checksums: Mapping[str, str]
     sources: Mapping[str, str]
     labels: Mapping[str, str]
@@ -156,6 +167,7 @@ class Publication:
             export_id=result.export_id,
             created=f"{result.timestamp.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
             outputs=tuple(_outputs(report, checksums, where)),
+            not_made={name: each.reason or each.state for name, each in result.failed.items()},
             checksums=checksums,
             sources=lineage.sources,
             labels=lineage.labels,
@@ -246,7 +258,7 @@ def _outputs(report: _Report, checksums: Mapping[str, str], where: str) -> Itera
         status = validation.status.value if validation else "not_validated"
         if each.status != status:
             raise _invalid_error(where, REPORT, f"{name} is {quoted(each.status)} in one place, {status} in another")
-        yield PublishedOutput(name, each.digest, each.size_bytes, status, files, validation)
+        yield PublishedOutput(name, each.digest, each.size_bytes, status, each.requested, files, validation)
 
 
 def _invalid_error(where: str, name: str, what: str) -> ArtifactError:

@@ -339,6 +339,18 @@ def test_what_could_not_run_is_incomplete(tmp_path: Path) -> None:
     assert check_folder(folder).verdict == "incomplete"
 
 
+def test_what_was_not_made_is_said(tmp_path: Path) -> None:
+    failed = {
+        "tensorrt": {"task": "tensorrt", "state": "failed", "reason": "TENSORRT_BUILD_FAILED", "error_message": "x"}
+    }
+    folder = make_delivered(tmp_path / "run", failed=failed)
+    prepare_release(folder)
+    assert read(folder / STATEMENT)["predicate"]["notMade"] == {"tensorrt": "TENSORRT_BUILD_FAILED"}
+    model = read(folder / BOM)["metadata"]["component"]
+    said = model["modelCard"]["considerations"]["technicalLimitations"]
+    assert said == ["tensorrt was not made: TENSORRT_BUILD_FAILED"]
+
+
 def test_a_report_that_contradicts_itself_is_refused(folder: Path) -> None:
     report = read(folder / "report.json")
     report["result"]["formats"]["onnx-int4"]["status"] = "failed"
