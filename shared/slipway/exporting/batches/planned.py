@@ -17,6 +17,7 @@ from slipway.exporting.batches.subjects import LeftOut, Subject, nothing_to_expo
 from slipway.exporting.opening import artifacts_at
 from slipway.exporting.planned import ExportPlan, make_plan
 from slipway.exporting.preparing import find_uploads
+from slipway.machine.known_faults import translate_fault
 from slipway.planning.preflight import Finding, check_disk
 from slipway.representation import html_table, named_few, preformatted, three_lines
 from slipway.settings import Settings
@@ -173,7 +174,7 @@ def plan_batch(
     first = loaded[0].error
     if first is not None and all(each.error is not None and str(each.error) == str(first) for each in loaded):
         raise first
-    checked = [each if each.error else _check(each, settings, bring_sources=bring_sources) for each in loaded]
+    checked = [each if each.error else _check_alone(each, settings, bring_sources=bring_sources) for each in loaded]
     exports, bases = _without_bases(checked)
     left = sorted((*left_out, *bases), key=lambda each: each.name)
     if not exports:
@@ -190,6 +191,14 @@ def _load(subject: Subject, load: Load) -> PlannedExport:
         return PlannedExport(subject, load(subject))
     except ModelExportError as error:
         return PlannedExport(subject, error=error)
+
+
+def _check_alone(each: PlannedExport, settings: Settings, *, bring_sources: bool) -> PlannedExport:
+    """Check an export; a file that cannot be read makes it impossible, and not the others."""
+    try:
+        return _check(each, settings, bring_sources=bring_sources)
+    except OSError as error:
+        return PlannedExport(each.subject, each.loaded, error=translate_fault(error))
 
 
 def _check(each: PlannedExport, settings: Settings, *, bring_sources: bool) -> PlannedExport:

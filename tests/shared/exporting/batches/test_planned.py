@@ -54,6 +54,15 @@ def test_one_that_is_impossible_is_named_and_the_others_are_not(
     assert "impossible: missing: [CHECKPOINT_NOT_FOUND]" in repr(made)
 
 
+def test_a_file_that_cannot_be_read_makes_one_impossible(sweep: Path, options: dict[str, Any]) -> None:
+    """Here a name that is too long for the file system."""
+    made = slipway.plan(["x" * 300, sweep / "a"], **options)
+    first, second = made.exports
+    assert first.error is not None
+    assert first.error.reason == "FILE_ERROR"
+    assert second.error is None
+
+
 def test_settings_that_suit_only_some_are_told_by_name(sweep: Path, options: dict[str, Any]) -> None:
     """A plain model takes no second adapter."""
     model = make_model(options["out"].parent / "model")
