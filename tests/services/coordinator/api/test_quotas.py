@@ -44,7 +44,8 @@ class Place(Harness):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with Place(tmp_path, others={"unended_exports": 2, "highest_priority": 10}, red={"unended_exports": 3}) as place:
+    place = Place(tmp_path, others={"unended_exports": 2, "highest_priority": 10}, red={"unended_exports": 3})
+    with place:
         yield place
 
 
