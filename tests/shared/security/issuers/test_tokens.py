@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from joserfc.jwk import ECKey, RSAKey
 
 from slipway.errors import ModelExportError, ServiceError
-from slipway.security.access.access_file import AccessFile
+from slipway.security.access.access_file import AccessFile, load_access
 from slipway.security.access.principals import MOST_TOKEN_BYTES, Principal, Role, token_hash
 from support.servers.oidc_issuer import AUDIENCE, OidcIssuer, oidc_issuer
 
@@ -280,6 +280,17 @@ def test_no_principal_can_be_taken_for_an_issuers(tmp_path: Path, issuer: OidcIs
         Access(tmp_path, entry(issuer), entry(issuer, name="again"))
     with pytest.raises(ModelExportError, match="at least one principal or issuer"):
         Access(tmp_path)
+
+
+def test_the_documented_sections_are_an_access_file(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
+    blocks = re.findall(r"```yaml\n((?:issuers|projects):.*?)```", page, re.DOTALL)
+    (tmp_path / "access.yaml").write_text("".join(blocks))
+    loaded = load_access(tmp_path / "access.yaml")
+    assert [issuer.name for issuer in loaded.issuers] == ["keycloak", "cluster"]
+    pod = {"kubernetes.io": {"namespace": "slipway", "serviceaccount": {"name": "slipway-worker"}}}
+    assert loaded.issuers[1].rules[0].fits(pod)
+    assert set(loaded.projects) == {"*", "research"}
 
 
 _JSON = st.recursive(
