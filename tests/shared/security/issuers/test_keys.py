@@ -211,6 +211,21 @@ async def test_the_token_for_the_keys_is_shown_where_they_are(issuer: OidcIssuer
     assert "lines" not in refused.keys._problem
 
 
+async def test_the_token_for_the_keys_is_shown_nowhere_else(issuer: OidcIssuer, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("of-this-server-alone\n")
+    with oidc_issuer() as bucket:
+        issuer.changes[DISCOVERY] = {"issuer": issuer.url, "jwks_uri": f"{bucket.url}/keys"}
+        assert await Clocked(issuer, token_file=token).reason() == "found"
+        assert issuer.headers["Authorization"] == "Bearer of-this-server-alone"
+        assert bucket.asked["/keys"] == 1
+        assert "Authorization" not in bucket.headers
+        bucket.changes["/keys"] = 401
+        refused = Clocked(issuer, token_file=token)
+        assert await refused.reason() == "ISSUER_UNAVAILABLE"
+        assert "status 401; token_file is not shown there: name the address in jwks_url" in refused.keys._problem
+
+
 async def test_rsa_keys_of_usual_sizes_are_taken(issuer: OidcIssuer) -> None:
     issuer.keys = {"rsa": RSAKey.generate_key(2048, {"kid": "rsa"})}
     assert await Clocked(issuer).reason("rsa") == "found"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipway.files.json_documents import read_json_object
 from slipway.security.access.issuers.fetching import FETCH_SECONDS, MOST_BYTES, FetchError, fetch_json, run_in_thread
-from slipway.security.access.issuers.settings import Issuer, check_url
+from slipway.security.access.issuers.settings import Issuer, check_url, origin_of
 from slipway.security.access.refusals import unavailable_error
 from slipway.security.reloading import signature
 
@@ -75,7 +75,14 @@ class KeySource(NamedTuple):
             raise FetchError(f"jwks_uri of {self.issuer}: {error}") from error
 
     def _fetch(self, url: str) -> dict[str, Any]:
-        return fetch_json(url, ca_file=self.ca_file, token_file=self.token_file)
+        # jwks_uri may name any host, such as a public bucket: the token of this server is only for those configured.
+        is_configured = origin_of(url) == origin_of(self.url or self.issuer)
+        try:
+            return fetch_json(url, ca_file=self.ca_file, token_file=self.token_file if is_configured else None)
+        except FetchError as error:
+            if self.token_file is None or is_configured:
+                raise
+            raise FetchError(f"{error}; token_file is not shown there: name the address in jwks_url") from error
 
 
 class IssuerKeys:

@@ -119,6 +119,12 @@ def check_url(url: str) -> str:
     return url
 
 
+def origin_of(url: str) -> tuple[str, str, int]:
+    """Return scheme, host and port of an address of :func:`check_url`."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
 def claim_at(claims: dict[str, Any], name: str) -> Any:
     """Return a claim by its name or its JSON pointer (RFC 6901); a missing one equals nothing."""
     if not name.startswith("/"):
