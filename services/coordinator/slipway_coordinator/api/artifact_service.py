@@ -18,9 +18,9 @@ from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway.rpc.serving import Context, stream, unary
 from slipway.rpc.values import MAX_FILES
-from slipway.security.interceptor import current_principal, no_artifact_error
+from slipway.security.interceptor import current_principal, denied_error, no_artifact_error
 from slipway.security.limits import limit_error
-from slipway_coordinator.api.requests import ID, field_error, page_size, project_of, projects_of
+from slipway_coordinator.api.requests import ALL_PROJECTS_PARENT, ID, field_error, page_size, project_of, projects_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
 from slipway_coordinator.transfers import Key, Transfers, count_refusals
@@ -80,7 +80,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
         """Return a page of digests."""
         size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
-        projects = projects_of(request.parent, current_principal.get())
+        projects = _listed_projects(request.parent)
         query = (request.parent, "artifacts")
         start = page_start(request.page_token, query=query)
         after = "" if start is None else start[1]
@@ -233,6 +233,21 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
 
     async def _look(self, project: str, function: Callable[..., T], *arguments: Any) -> T:
         return await self.transfers.look_up(_caller(), project, function, *arguments)
+
+
+def _listed_projects(parent: str) -> Collection[str] | None:
+    """Return the projects whose artifacts a list has; None for all there are.
+
+    ``projects/-`` is for callers of all projects alone, because whoever removes what no project has takes the list for complete.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` or ``PERMISSION_DENIED``.
+    """
+    principal = current_principal.get()
+    projects = projects_of(parent, principal)
+    if parent == ALL_PROJECTS_PARENT and projects is not None:
+        raise denied_error(f"{principal.name} is not of all projects", remedy="name one of your own projects")
+    return projects
 
 
 def _caller() -> str:

@@ -20,6 +20,8 @@ from slipway_protos.v1 import export_pb2 as pb
 ID = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 """Pattern of the id of a project or an export."""
 _PARENT = re.compile(rf"projects/({ID})")
+ALL_PROJECTS_PARENT = "projects/-"
+"""The parent that stands for all projects."""
 
 PAGE_BYTES = 3 << 20
 """Limit for the exports in one response: gRPC clients accept 4 MiB by default."""
@@ -49,7 +51,7 @@ def projects_of(parent: str, principal: Principal) -> Collection[str] | None:
     Raises:
         ServiceError: reason ``REQUEST_INVALID``.
     """
-    if parent != "projects/-":
+    if parent != ALL_PROJECTS_PARENT:
         return [project_of(parent)]
     return None if ALL_PROJECTS in principal.projects else principal.projects
 
