@@ -23,9 +23,9 @@ _MOST_VALUES = 200_000
 _FREE = "google.protobuf."
 """Messages whose JSON has no fields of their own: Struct, Value, Timestamp."""
 _FAILED = re.compile(r"Failed to parse (\w+) field")
-_PLACE = re.compile(r" at \w+\.(?P<path>[^ ]*?)\.*$")
 _STEP = re.compile(r"(\w+)(\[[^\]]*\])?(?:\.|$)")
 """How the parser says which field it could not read: by its path, or by the names of the fields around it."""
+_LONGEST_PLACE = 512
 _WHOLE = "is a whole number in the range of the field"
 _KINDS = {
     FieldDescriptor.CPPTYPE_INT32: _WHOLE,
@@ -145,9 +145,9 @@ def _query_value(field: FieldDescriptor, value: str) -> Any:
 
 
 def _refuse_all(query: bytes) -> None:
-    name = query.decode("latin-1").partition("=")[0].partition("&")[0]
-    if name:
-        raise _unknown_error(name, "takes no query parameters: its fields are in the body")
+    first = query.decode("latin-1").strip("&").partition("&")[0]
+    if first:
+        raise _unknown_error(first.partition("=")[0], "takes no query parameters: its fields are in the body")
 
 
 def _check_fields(data: Mapping[str, Any], message: Descriptor, path: str) -> None:
@@ -196,8 +196,8 @@ def _parse(data: Mapping[str, Any], route: Route) -> Message:
 def _failed_field(text: str, message: Descriptor | None) -> tuple[str, FieldDescriptor | None]:
     """Return the path of the field that the parser names, and the field if it is known."""
     names, field = list[str](), None
-    place = _PLACE.search(text)
-    steps = _STEP.findall(place["path"]) if place else [(name, "") for name in _FAILED.findall(text)]
+    path = _failed_path(text)
+    steps = _STEP.findall(path) if path else [(name, "") for name in _FAILED.findall(text)]
     for name, key in steps:
         found = field_of(message, name) if message is not None else None
         if found is None:
@@ -208,6 +208,16 @@ def _failed_field(text: str, message: Descriptor | None) -> tuple[str, FieldDesc
             field = message.fields_by_name["value"]
             message = field.message_type
     return ".".join(names), field
+
+
+def _failed_path(text: str) -> str:
+    """Return the path after ``at MESSAGE.`` at the end of the parser's text; empty without one.
+
+    The text before it may be as long as the body, and its words are the caller's: only a short end is looked at.
+    """
+    before, _, place = text[-_LONGEST_PLACE:].rpartition(" ")
+    name, _, path = place.rstrip(".").partition(".")
+    return path if before.endswith(" at") and name.isidentifier() else ""
 
 
 def _shown(text: str) -> str:
