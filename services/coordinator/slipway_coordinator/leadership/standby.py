@@ -55,8 +55,8 @@ async def stand_by(
         for other in others:
             await other.forward_to(leader)
         # Report ready without a known leader too: this process will be the next, and a rollout waits for readiness.
-        reachable = all(each.reachable for each in (forwarder, *others))
-        health.report(serving=lock.answers and (reachable or not leader))
+        # Other ports do not count: the leader may lack one that only newer coordinators are given, or have it on loopback.
+        health.report(serving=lock.answers and (forwarder.reachable or not leader))
         if forwarder.left.is_set():
             forwarder.left.clear()
             alarmed_until = time.monotonic() + _ALARM_SECONDS
