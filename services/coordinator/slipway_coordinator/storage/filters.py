@@ -155,8 +155,9 @@ def _condition(field: str, sign: str, value: str) -> Condition:
         has = sa.exists().where(labels.c.export == exports.c.name, labels.c.name == label, labels.c.value == value)
         return has if sign == "=" else ~has
     if field in _TIMES and sign in _COMPARISONS:
-        compared: Condition = _COMPARISONS[sign](_TIMES[field], _time(value))
-        return compared
+        column = _TIMES[field]
+        # Compared with NULL, SQL says neither true nor false, and NOT would not include it.
+        return sa.and_(column.is_not(None), _COMPARISONS[sign](column, _time(value)))
     raise _invalid(
         f"{field} {sign}", "compares state, creator and label.NAME by = and !=, create_time and end_time by < <= > >="
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,20 @@ def names(database: Database, text: str, **order: bool) -> str:
 def test_a_filter_selects(database: Database, text: str, expected: str) -> None:
     assert names(database, text) == expected
     assert names(database, text, oldest_first=True) == expected[::-1]
+
+
+def test_a_time_that_is_not_set_meets_no_condition(tmp_path: Path) -> None:
+    database = Database(SqliteState(tmp_path / "state.db").url)
+    database.prepare()
+    for name, end in (("a", None), ("b", 1e9)):
+        record = tiny_export(name, tiny_task("t")).with_(create_time=1e9 + (name == "b"), end_time=end)
+        database.insert(record.with_(name=f"projects/default/exports/{name}"))
+    try:
+        assert names(database, "end_time > 2000-01-01T00:00:00Z") == "b"
+        assert names(database, "NOT end_time > 2000-01-01T00:00:00Z") == "a"
+        assert names(database, "NOT end_time <= 2000-01-01T00:00:00Z") == "ba"
+    finally:
+        database.close()
 
 
 @pytest.mark.parametrize(
