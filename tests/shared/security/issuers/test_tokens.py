@@ -221,12 +221,30 @@ async def test_a_large_token_is_refused_before_it_is_read(access: Access, issuer
     assert (await access.refusal(f"{body[:4000]}.{body[:4000]}.")).reason == "UNAUTHENTICATED"
 
 
-async def test_names_of_emails_are_verified_ones(tmp_path: Path, issuer: OidcIssuer) -> None:
-    access = Access(tmp_path, entry(issuer, name_claim="email"))
-    email = "alice@example.org"
-    assert (await access.identify(issuer.token(email=email, email_verified=True))).name == f"id:{email}"
-    for verified in (False, "true", 0):
-        assert "not verified" in (await access.refusal(issuer.token(email=email, email_verified=verified))).message
+EMAIL = "alice@example.org"
+OF_EMAILS: dict[str, dict[str, Any]] = {
+    "a name": {"name_claim": "email"},
+    "a name by a pointer": {"name_claim": "/email"},
+    "a rule": {"rules": [{"claims": {"email": EMAIL}, "role": "operator", "projects": ["*"]}, *RULES]},
+    "a rule by a pointer": {"rules": [{"claims": {"/email": [EMAIL]}, "role": "operator", "projects": ["*"]}, *RULES]},
+}
+
+
+@pytest.mark.parametrize("what", OF_EMAILS)
+async def test_emails_are_verified_ones(tmp_path: Path, issuer: OidcIssuer, what: str) -> None:
+    access = Access(tmp_path, entry(issuer, **OF_EMAILS[what]))
+    name = EMAIL if "name_claim" in OF_EMAILS[what] else "alice"
+    assert (await access.identify(issuer.token(email=EMAIL, email_verified=True))).name == f"id:{name}"
+    for verified in (False, "true", 0, None):  # None is left out
+        assert "not verified" in (await access.refusal(issuer.token(email=EMAIL, email_verified=verified))).message
+    access.write(entry(issuer, trusts_emails=True, **OF_EMAILS[what]))
+    assert (await access.identify(issuer.token(email=EMAIL))).name == f"id:{name}"
+    assert "not verified" in (await access.refusal(issuer.token(email=EMAIL, email_verified=False))).message
+
+
+async def test_rules_without_an_email_need_no_verified_one(tmp_path: Path, issuer: OidcIssuer) -> None:
+    access = Access(tmp_path, entry(issuer, **OF_EMAILS["a rule"]))
+    assert (await access.identify(issuer.token(email="bob@example.org", email_verified=False))).roles == {Role.VIEWER}
 
 
 async def test_tokens_of_the_file_stay_good_beside_issuers(tmp_path: Path, issuer: OidcIssuer) -> None:

@@ -60,13 +60,23 @@ class ClaimRule(Grant):
                 raise ValueError(f"{claim}: name at least one value")
         return self
 
+    @property
+    def uses_email(self) -> bool:
+        """Whether it grants something to an email."""
+        return any(is_email(claim) for claim in self.claims)
+
     def fits(self, claims: dict[str, Any]) -> bool:
         """Return whether a token's claims are those of this rule."""
         return all(_has(claim_at(claims, claim), values) for claim, values in self.claims.items())
 
 
 class Issuer(BaseModel):
-    """An issuer of tokens; its keys come from ``jwks_file``, else ``jwks_url``, else the issuer's discovery document."""
+    """An issuer of tokens; its keys come from ``jwks_file``, else ``jwks_url``, else the issuer's discovery document.
+
+    Attributes:
+        trusts_emails: Whether emails of tokens without ``email_verified`` are used as names and by rules. At some issuers (Entra
+            ID), anybody can have any email.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -79,6 +89,7 @@ class Issuer(BaseModel):
     jwks_file: Path | None = None
     ca_file: Path | None = None
     token_file: Path | None = None
+    trusts_emails: bool = False
     leeway_seconds: int = Field(default=30, ge=0, le=300)
     refresh_seconds: float = Field(default=30.0, ge=1.0, le=3600.0)
     rules: tuple[ClaimRule, ...] = Field(min_length=1, max_length=1000)
@@ -135,6 +146,11 @@ def claim_at(claims: dict[str, Any], name: str) -> Any:
             return _MISSING
         value = value.get(part.replace("~1", "/").replace("~0", "~"), _MISSING)
     return value
+
+
+def is_email(name: str) -> bool:
+    """Return whether the name of a claim, or its JSON pointer, is that of the holder's email."""
+    return name.removeprefix("/") == "email"
 
 
 def _has(claim: Any, values: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from slipway.errors import ServiceError
 from slipway.files.json_documents import parse_json
 from slipway.security.access.issuers.keys import IssuerKeys, KeySource
-from slipway.security.access.issuers.settings import Issuer, claim_at
+from slipway.security.access.issuers.settings import Issuer, claim_at, is_email
 from slipway.security.access.principals import MOST_TOKEN_BYTES, Principal, Role
 from slipway.security.access.refusals import token_error, unauthenticated_error
 from slipway.texts import hidden_character, quoted
@@ -119,17 +119,23 @@ def principal_of(issuer: Issuer, claims: dict[str, Any]) -> Principal:
     """Return what the first rule that fits grants to a token's holder.
 
     Raises:
-        ServiceError: reason ``UNAUTHENTICATED`` for a name that cannot be used; ``PERMISSION_DENIED`` if no rule fits.
+        ServiceError: reason ``UNAUTHENTICATED`` for a name that cannot be used, or an email that is not verified;
+            ``PERMISSION_DENIED`` if no rule fits.
     """
     prefix = f"{issuer.name}:"
     own = _text(issuer, issuer.name_claim, claim_at(claims, issuer.name_claim), most=_LONGEST_NAME - len(prefix))
     name = prefix + own
     subject = _text(issuer, "sub", claims["sub"], most=_LONGEST_SUBJECT)
-    if issuer.name_claim == "email" and claims.get("email_verified", True) is not True:
-        raise token_error(
-            issuer.name, "has an email that its issuer has not verified", remedy="verify it at the issuer"
-        )
     rule = next((rule for rule in issuer.rules if rule.fits(claims)), None)
+    # Refused also if a later rule fits without the email: it may grant more than the one that is meant for this email.
+    if (is_email(issuer.name_claim) or (rule is not None and rule.uses_email)) and not _has_verified_email(
+        issuer, claims
+    ):
+        raise token_error(
+            issuer.name,
+            "has an email that its issuer has not verified",
+            remedy="verify it at the issuer; if its tokens have no email_verified, see trusts_emails in docs/security.md",
+        )
     if rule is None:
         raise ServiceError(
             f"no rule of the issuer {issuer.name} grants anything to {name}",
@@ -146,6 +152,10 @@ def names_taken(names: Iterable[str], issuers: Iterable[Issuer]) -> list[str]:
     """Return the names that callers of an issuer could have too."""
     prefixes = tuple(f"{issuer.name}:" for issuer in issuers)
     return [name for name in names if name.startswith(prefixes)] if prefixes else []
+
+
+def _has_verified_email(issuer: Issuer, claims: dict[str, Any]) -> bool:
+    return claims.get("email_verified", issuer.trusts_emails) is True
 
 
 def _registry(issuer: Issuer) -> JWSRegistry:
