@@ -34,8 +34,6 @@ _MEDIA_TYPE_BYTES = 256
 _FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
 
-_SIZES = "size_bytes" in pb.ReadBlobResponse.DESCRIPTOR.fields_by_name  # TEMPORARY
-
 
 async def require_artifacts(coordinator: Coordinator, project: str, digests: Collection[str]) -> None:
     """Check that the caller may use artifacts in a project.
@@ -129,10 +127,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 outgoing.turn(_caller(), project=project),
                 contextlib.aclosing(outgoing.stream(content)) as chunks,
             ):
-                pace, first = (
-                    self.transfers.pace(),
-                    pb.ReadBlobResponse(**({"size_bytes": file.size_bytes} if _SIZES else {})),
-                )
+                pace, first = self.transfers.pace(), pb.ReadBlobResponse(size_bytes=file.size_bytes)
                 async for data in chunks:
                     first.data = data
                     with pace.measure_sending(len(data)):

@@ -126,7 +126,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             raise field_error("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
         projects = projects_of(request.parent, current_principal.get())
         conditions = [*in_projects(projects), *parse_filter(request.filter)]
-        oldest_first = is_oldest_first(getattr(request, "order_by", ""))  # TEMPORARY
+        oldest_first = is_oldest_first(request.order_by)
         query = (request.parent, request.filter, *(["oldest first"] if oldest_first else []))
         after = page_start(request.page_token, query=query)
         database = self._coordinator.database
