@@ -98,8 +98,9 @@ def verify(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum.
 
-    With --key, every file must be signed by this key, and no output may have failed validation. A published model in a
-    registry is checked without downloading its weights.
+    With --key, every file must be signed by this key, and no output may have failed validation.
+
+    A published model in a registry is checked without downloading its weights.
 
     Exit codes: 4 the signature or the statement is not right, or an output failed · 7 a file is not as it was written.
     """

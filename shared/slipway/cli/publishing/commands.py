@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.connection import connection_of
 from slipway.cli.options import Debug, Json, Progress, examples, flag
 from slipway.progress.observer import ProgressForm
 
@@ -19,12 +18,11 @@ PUBLISH_EXAMPLES = examples(
 
 
 def publish(  # noqa: PLR0917 - typer calls it by name
-    ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that slipway export delivered.")],
     destinations: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[DESTINATION]…",
+            metavar="DESTINATION",
             help="oci://REGISTRY/NAME[:TAG], s3://BUCKET/PREFIX or mlflow:NAME; without any, only the proof is made.",
         ),
     ] = None,
@@ -51,8 +49,9 @@ def publish(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Publish a delivered folder with its proof: a statement of what was made, a bill of materials, and a signature.
 
-    They are written beside the files. A folder with an output that failed validation is refused. What a destination has
-    already is not sent again, and nothing is visible there before everything is.
+    They are written beside the files. A folder with an output that failed validation is refused.
+
+    A destination is not sent what it has already, and shows nothing before it has everything.
 
     Exit codes: 4 an output failed, or a signature is not of these files · 7 the destination is unavailable.
     """
@@ -63,9 +62,10 @@ def publish(  # noqa: PLR0917 - typer calls it by name
     from slipway.publishing.destination import Access
     from slipway.publishing.publisher import publish as publish_folder
     from slipway.publishing.signing import read_passphrase
+    from slipway.settings import Settings
     from slipway.terminal.console import print_answer
 
-    settings = connection_of(ctx).settings()
+    settings = Settings.from_environment(os.environ)
     with show_transfer("publish", "publishing", form=progress, level=settings.log_level) as show:
         done = publish_folder(
             folder,
