@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,7 +16,7 @@ from slipway.errors import ServiceError
 from slipway.rpc.serving import SERVER_OPTIONS, listen
 from slipway_coordinator.leadership import forwarding
 from slipway_coordinator.leadership.forwarding import Forwarder
-from slipway_coordinator.leadership.standby import advertised_address, stand_by
+from slipway_coordinator.leadership.standby import advertised_address
 from slipway_coordinator.service import coordinator_parser
 from support.harness.unhurried import unhurried
 from support.servers.free_ports import free_port
@@ -236,36 +235,6 @@ def test_a_name_that_no_address_can_have_ends_no_standby(host: str) -> None:
 def test_an_address_to_advertise_is_taken(address: str) -> None:
     given = coordinator_parser("slipway coordinator").parse_args(["--state", "s", "--advertise", address])
     assert given.advertise == address
-
-
-@pytest.mark.parametrize("same_port", [True, False])  # at its own port the leader listens to nobody with a token
-def test_a_standby_is_ready_when_both_its_ports_lead_somewhere(same_port: bool) -> None:
-    said: list[bool] = []
-    ending = asyncio.Event()
-
-    class Lock:
-        answers, leader = True, ""
-
-        def acquire(self) -> bool:
-            return False
-
-    class Health:
-        def report(self, *, serving: bool) -> None:
-            said.append(serving)
-            ending.set()
-
-    async def test(main: Forwarder) -> None:
-        tokens = Forwarder(f"127.0.0.1:{free_port()}", same_port=same_port)
-        async with Leader("a").serving() as leader:
-            lock = Lock()
-            lock.leader = leader
-            assert not await stand_by(
-                cast("Any", lock), main, cast("Any", Health()), ended=ending, own="", others=[tokens]
-            )
-        await tokens.close()
-
-    run(test)
-    assert said == [not same_port]
 
 
 def test_a_host_with_very_many_connections_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
