@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import socketserver
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +183,42 @@ async def test_a_slow_issuer_holds_up_nothing(issuer: OidcIssuer, monkeypatch: p
         longest = max(longest, time.monotonic() - began)
     assert await waiting == "ISSUER_UNAVAILABLE"
     assert longest < unhurried(0.4)
+
+
+async def test_an_issuer_that_sends_byte_by_byte_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.5)  # each byte comes sooner
+    ended = threading.Event()
+
+    class Dribbling(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.request.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not ended.wait(0.05):
+                    self.request.sendall(b"x")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dribbling) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        clocked = Clocked(OidcIssuer(), url=f"http://127.0.0.1:{server.server_address[1]}")
+        try:
+            async with asyncio.timeout(unhurried(5)):
+                assert await clocked.reason() == "ISSUER_UNAVAILABLE"
+                while any(thread.name == "slipway-issuer" for thread in threading.enumerate()):
+                    await asyncio.sleep(0.02)
+        finally:
+            ended.set()
+            server.shutdown()
+    assert clocked.keys._problem == "it took longer than 0.5 s"
+
+
+async def test_no_proxy_is_between_an_issuer_on_this_machine_and_us(
+    issuer: OidcIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with oidc_issuer() as proxy:
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", proxy.url)
+        assert await Clocked(issuer).reason() == "found"
+        assert not proxy.asked
 
 
 async def test_keys_in_a_file_follow_the_file(issuer: OidcIssuer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipway.files.json_documents import read_json_object
-from slipway.security.access.issuers.fetching import FETCH_SECONDS, MOST_BYTES, FetchError, fetch_json, run_in_thread
+from slipway.security.access.issuers.fetching import MOST_BYTES, Connections, FetchError, fetch_json, run_fetch
 from slipway.security.access.issuers.settings import Issuer, check_url, origin_of
 from slipway.security.access.refusals import unavailable_error
 from slipway.security.reloading import signature
@@ -30,8 +30,6 @@ _FRESH_SECONDS = 300.0
 """Keys older than this are fetched again in the background."""
 _KEPT_SECONDS = 3600.0
 """Keys are used for so long after the last good fetch: a withdrawn key must not live for as long as its issuer is silent."""
-_WAIT_SECONDS = 2 * FETCH_SECONDS + 1
-"""Longest wait for a fetch: of the discovery document, and of the keys."""
 
 
 class KeySource(NamedTuple):
@@ -51,8 +49,8 @@ class KeySource(NamedTuple):
         files = issuer.jwks_file, issuer.ca_file, issuer.token_file
         return cls(issuer.name, issuer.issuer, issuer.jwks_url, *files, issuer.refresh_seconds)
 
-    def load(self) -> Mapping[str, PublicKey]:
-        """Return the keys by their ids; blocks for up to some seconds.
+    def load(self, connections: Connections) -> Mapping[str, PublicKey]:
+        """Return the keys by their ids; blocks until the connections are ended.
 
         Raises:
             FetchError: They cannot be read, or there is none.
@@ -62,10 +60,10 @@ class KeySource(NamedTuple):
                 return public_keys(read_json_object(self.file, largest=MOST_BYTES))
             except (OSError, ValueError) as error:
                 raise FetchError(f"{self.file} cannot be read: {error}") from error
-        return public_keys(self._fetch(self.url or self._discover()))
+        return public_keys(self._fetch(self.url or self._discover(connections), connections))
 
-    def _discover(self) -> str:
-        document = self._fetch(f"{self.issuer.removesuffix('/')}/.well-known/openid-configuration")
+    def _discover(self, connections: Connections) -> str:
+        document = self._fetch(f"{self.issuer.removesuffix('/')}/.well-known/openid-configuration", connections)
         url = document.get("jwks_uri")
         if document.get("issuer") != self.issuer or not isinstance(url, str):
             raise FetchError(f"the discovery document of {self.issuer} is of another issuer, or names no jwks_uri")
@@ -74,11 +72,12 @@ class KeySource(NamedTuple):
         except ValueError as error:
             raise FetchError(f"jwks_uri of {self.issuer}: {error}") from error
 
-    def _fetch(self, url: str) -> dict[str, Any]:
+    def _fetch(self, url: str, connections: Connections) -> dict[str, Any]:
         # jwks_uri may name any host, such as a public bucket: the token of this server is only for those configured.
         is_configured = origin_of(url) == origin_of(self.url or self.issuer)
         try:
-            return fetch_json(url, ca_file=self.ca_file, token_file=self.token_file if is_configured else None)
+            token_file = self.token_file if is_configured else None
+            return fetch_json(url, connections, ca_file=self.ca_file, token_file=token_file)
         except FetchError as error:
             if self.token_file is None or is_configured:
                 raise
@@ -137,9 +136,7 @@ class IssuerKeys:
         """Wait for a fetch, unless one was tried only just now."""
         task = self._start()
         if task is not None:
-            await asyncio.wait([task], timeout=_WAIT_SECONDS)
-            if not task.done():
-                raise unavailable_error(self._source.name, "its keys do not arrive")
+            await asyncio.wait([task])  # until FETCH_SECONDS at most
 
     def _start(self) -> asyncio.Task[None] | None:
         """Return the fetch under way, or begin one if the last one was long enough ago."""
@@ -153,7 +150,7 @@ class IssuerKeys:
     async def _fetch(self) -> None:
         try:
             seen = signature(() if self._source.file is None else (self._source.file,))
-            keys = await run_in_thread(self._source.load)
+            keys = await run_fetch(self._source.load)
         except FetchError as error:
             self._problem = str(error)
             log.warning(f"the keys of the issuer {self._source.name} cannot be fetched: {self._problem}")

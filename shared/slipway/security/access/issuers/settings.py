@@ -124,7 +124,7 @@ def check_url(url: str) -> str:
         or " " in url
     ):
         raise ValueError("the address of an issuer or its keys has no user, password, fragment or space")
-    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))):
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
         raise ValueError("the address of an issuer or its keys begins with https:// (http:// on loopback alone)")
     parts.port  # noqa: B018 - raises ValueError for an impossible port
     return url
@@ -160,7 +160,8 @@ def _has(claim: Any, values: Any) -> bool:
     return any(isinstance(entry, str | int) and (type(entry), entry) in accepted for entry in entries)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
