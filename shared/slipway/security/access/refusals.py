@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from slipway.errors import ServiceError
+from slipway.rpc.values import RETRY_AFTER
 
 
 def unauthenticated_error(
@@ -17,11 +20,11 @@ def token_error(issuer: str, what: str, *, remedy: str = "ask the issuer for a n
     return unauthenticated_error(f"a token of the issuer {issuer} {what}", remedy=remedy)
 
 
-def unavailable_error(issuer: str, what: str) -> ServiceError:
-    """Return the refusal of a token that cannot be checked now."""
+def unavailable_error(issuer: str, what: str, *, retry_seconds: float) -> ServiceError:
+    """Return the refusal of a token that cannot be checked now; a retry may help after some seconds."""
     return ServiceError(
         f"tokens of the issuer {issuer} cannot be checked now: {what}",
         reason="ISSUER_UNAVAILABLE",
         remedy="try again later; the keeper of the access file finds the cause in this server's log",
-        about={"issuer": issuer},
+        about={"issuer": issuer, RETRY_AFTER: str(max(1, math.ceil(retry_seconds)))},
     )

@@ -18,7 +18,7 @@ from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from slipway.errors import ServiceError
 from slipway.security.access.issuers import fetching
-from slipway.security.access.issuers.keys import MOST_KEYS, IssuerKeys, KeySource, public_keys
+from slipway.security.access.issuers.keys import MOST_KEYS, MOST_WAITING, IssuerKeys, KeySource, public_keys
 from support.harness.unhurried import unhurried
 from support.servers.oidc_issuer import OidcIssuer, oidc_issuer
 
@@ -63,14 +63,48 @@ async def test_a_new_key_is_found_and_a_withdrawn_one_forgotten(issuer: OidcIssu
 async def test_a_flood_of_unknown_keys_asks_once(issuer: OidcIssuer) -> None:
     clocked = Clocked(issuer)
     reasons = await asyncio.gather(*(clocked.reason(f"k{number}") for number in range(500)))
-    assert set(reasons) == {"unknown"}
+    assert reasons == ["unknown"] + ["ISSUER_UNAVAILABLE"] * 499  # only the first one's fetch began after its call
     for number in range(500):
-        assert await clocked.reason(f"m{number}") == "unknown"
+        assert await clocked.reason(f"m{number}") == "ISSUER_UNAVAILABLE"
     assert issuer.asked == {DISCOVERY: 1, "/keys": 1}
     assert await clocked.has("first")
     clocked.now += 30
     await asyncio.gather(*(clocked.reason(f"k{number}") for number in range(500)))
     assert issuer.asked["/keys"] == 2
+
+
+async def test_a_new_key_is_not_refused_for_good_before_it_can_be_fetched(issuer: OidcIssuer) -> None:
+    clocked = Clocked(issuer)
+    assert await clocked.reason("of a stranger") == "unknown"
+    issuer.rotate("second")
+    clocked.now += 18
+    with pytest.raises(ServiceError) as caught:
+        await clocked.has("second")
+    assert (caught.value.reason, caught.value.about["retry_after_seconds"]) == ("ISSUER_UNAVAILABLE", "12")
+    clocked.now += 12
+    assert await clocked.reason("second") == "found"
+    assert await clocked.reason("first") == "unknown"  # withdrawn
+
+
+async def test_calls_that_wait_for_keys_have_a_limit(issuer: OidcIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 1.0)
+    issuer.changes[DISCOVERY] = 3.0
+    clocked = Clocked(issuer)
+    calls = [asyncio.create_task(clocked.reason()) for _ in range(MOST_WAITING + 50)]
+    refused, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    assert len(refused) == 50
+    assert len(waiting) == MOST_WAITING
+    assert {await call for call in calls} == {"ISSUER_UNAVAILABLE"}
+    assert clocked.keys._waiting == 0
+
+
+async def test_an_issuer_that_was_down_is_asked_again_soon(issuer: OidcIssuer) -> None:
+    clocked = Clocked(issuer, refresh_seconds=300.0)
+    issuer.changes[DISCOVERY] = 503
+    assert await clocked.reason() == "ISSUER_UNAVAILABLE"
+    issuer.changes.clear()
+    clocked.now += 10
+    assert await clocked.reason() == "found"
 
 
 async def test_old_keys_are_renewed_in_the_background(issuer: OidcIssuer) -> None:

@@ -30,6 +30,10 @@ _FRESH_SECONDS = 300.0
 """Keys older than this are fetched again in the background."""
 _KEPT_SECONDS = 3600.0
 """Keys are used for so long after the last good fetch: a withdrawn key must not live for as long as its issuer is silent."""
+_RETRY_SECONDS = 10.0
+"""Longest time between two fetches while they fail: a large ``refresh_seconds`` must not make a short outage a long one."""
+MOST_WAITING = 128
+"""Calls that wait for one fetch: they wait before they are identified, so no limit of a caller counts them."""
 
 
 class KeySource(NamedTuple):
@@ -87,7 +91,8 @@ class KeySource(NamedTuple):
 class IssuerKeys:
     """The keys of one issuer. All methods run on one event loop, which they never block.
 
-    Keys are fetched at most once in ``refresh_seconds``, however many tokens name unknown keys, and by one fetch at a time.
+    Keys are fetched at most once in ``refresh_seconds``, however many tokens name unknown keys, and by one fetch at a time. So an
+    unknown key may be a new one: that the issuer does not have it is known only after a fetch that began for it.
 
     Args:
         source: Where they come from.
@@ -102,21 +107,32 @@ class IssuerKeys:
         self._seen = signature(())
         self._problem = ""
         self._fetching: asyncio.Task[None] | None = None
+        self._waiting = 0
+        self._withdrawn: frozenset[str] = frozenset()  # by the last fetch
 
     async def find(self, kid: str) -> PublicKey | None:
         """Return the key of an id; without an id the only key. None if the issuer has no such key.
 
         Raises:
-            ServiceError: reason ``ISSUER_UNAVAILABLE`` if there are no keys, or they may be outdated and lack this one.
+            ServiceError: reason ``ISSUER_UNAVAILABLE`` if there are no keys, if they may be outdated and lack this one, or if too
+                many calls wait for them.
         """
+        is_known = False
         if not self._are_kept() or self._is_rewritten() or self._get(kid) is None:
-            await self._refresh()
+            is_known = await self._refresh() or self._is_settled(kid)
         elif self._age() > _FRESH_SECONDS:
             self._start()
         key = self._get(kid) if self._are_kept() else None
-        if key is None and self._problem:
-            raise unavailable_error(self._source.name, "its keys cannot be fetched")
+        if key is None and not is_known:
+            what = "its keys cannot be fetched" if self._problem else "it may have a new key, which is fetched soon"
+            raise unavailable_error(self._source.name, what, retry_seconds=self._pause())
         return key
+
+    def _is_settled(self, kid: str) -> bool:
+        """Return whether another fetch would not bring a key that is missing."""
+        if not self._are_kept() or self._is_rewritten():
+            return False
+        return self._source.file is not None or kid in self._withdrawn or (not kid and len(self._keys) > 1)
 
     def _get(self, kid: str) -> PublicKey | None:
         if kid:
@@ -132,16 +148,32 @@ class IssuerKeys:
     def _is_rewritten(self) -> bool:
         return self._source.file is not None and signature((self._source.file,)) != self._seen
 
-    async def _refresh(self) -> None:
-        """Wait for a fetch, unless one was tried only just now."""
+    async def _refresh(self) -> bool:
+        """Wait for a fetch, unless one was tried only just now; return whether it began for this call and brought keys."""
+        is_joined, loaded = self._fetching is not None, self._loaded
         task = self._start()
-        if task is not None:
+        if task is None:
+            return False
+        if self._waiting >= MOST_WAITING:
+            raise unavailable_error(self._source.name, "too many calls wait for its keys", retry_seconds=1.0)
+        self._waiting += 1
+        try:
             await asyncio.wait([task])  # until FETCH_SECONDS at most
+        finally:
+            self._waiting -= 1
+        return not is_joined and self._loaded != loaded
+
+    def _pause(self) -> float:
+        """Return the seconds until a fetch may begin."""
+        if self._tried is None:
+            return 0.0
+        pause = self._source.refresh_seconds
+        return self._tried + (min(pause, _RETRY_SECONDS) if self._problem else pause) - self._clock()
 
     def _start(self) -> asyncio.Task[None] | None:
         """Return the fetch under way, or begin one if the last one was long enough ago."""
         if self._fetching is None:
-            if self._tried is not None and self._clock() - self._tried < self._source.refresh_seconds:
+            if self._pause() > 0:
                 return None
             self._tried = self._clock()
             self._fetching = asyncio.create_task(self._fetch(), context=contextvars.Context())
@@ -157,6 +189,7 @@ class IssuerKeys:
         else:
             if self._problem or self._loaded is None:
                 log.info(f"the issuer {self._source.name} has {len(keys)} keys")
+            self._withdrawn = frozenset(self._keys) - frozenset(keys)
             self._keys, self._loaded, self._problem, self._seen = keys, self._clock(), "", seen
         finally:
             self._fetching = None

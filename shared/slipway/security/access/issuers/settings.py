@@ -91,7 +91,7 @@ class Issuer(BaseModel):
     token_file: Path | None = None
     trusts_emails: bool = False
     leeway_seconds: int = Field(default=30, ge=0, le=300)
-    refresh_seconds: float = Field(default=30.0, ge=1.0, le=3600.0)
+    refresh_seconds: float = Field(default=30.0, ge=1.0, le=300.0)
     rules: tuple[ClaimRule, ...] = Field(min_length=1, max_length=1000)
 
     @model_validator(mode="after")
