@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,9 +18,11 @@ from grpc_health.v1 import health_pb2_grpc
 from slipway.rpc.call_ends import failure_of_call
 from slipway.rpc.serving import HealthService, add_health_and_reflection
 from slipway.security.access.access_file import AccessFile
+from slipway.security.access.issuers import fetching
 from slipway.security.access.principals import new_token, token_hash
 from slipway.security.limits import Limits
 from slipway.security.server import ServerSecurity
+from support.servers.oidc_issuer import AUDIENCE, oidc_issuer
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 UNNAMED = 3
@@ -110,3 +113,22 @@ async def test_there_is_an_end_to_watches_from_many_addresses(tmp_path: Path) ->
     async with serving(tmp_path, all_unnamed_streams=UNNAMED) as (_, connect):
         hoarded = [await told(connect()) for _ in range(UNNAMED + 1)]
         assert await why_it_ended(hoarded[0]) == "LIMIT_EXCEEDED"
+
+
+async def test_a_health_check_does_not_wait_for_the_keys_of_an_issuer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 3.0)
+    with oidc_issuer() as issuer:
+        issuer.changes["/.well-known/openid-configuration"] = 4.0
+        rules = [{"claims": {}, "role": "worker"}]
+        entry = {"name": "id", "issuer": issuer.url, "audiences": [AUDIENCE], "rules": rules}
+        async with serving(tmp_path) as (_, connect):
+            (tmp_path / "access.yaml").write_text(json.dumps({"issuers": [entry]}))
+            channel, metadata = connect(), (("authorization", f"Bearer {issuer.token()}"),)
+            reflection = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+            waiting = asyncio.create_task(why_it_ended(reflection(iter([b""]), metadata=metadata)))
+            checked = await Stub(channel).Check(pb.HealthCheckRequest(), metadata=metadata)
+            assert checked.status == SERVING
+            assert not waiting.done()
+            assert await waiting == "ISSUER_UNAVAILABLE"

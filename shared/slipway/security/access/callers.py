@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -58,12 +59,16 @@ class Callers:
         return await self._authenticator.identify(token=token, certificate_names=certificate_names(context))
 
     async def identify_if_shown(self, context: Context) -> Principal:
-        """Return the caller of a call that is open to everybody; anonymous without a valid token or certificate."""
+        """Return the caller of a call that is open to everybody, without waiting.
+
+        Anonymous are callers without a valid token or certificate, and those whose issuer's keys have to be fetched first.
+        """
         if not certificate_names(context) and all(key != "authorization" for key, _ in _metadata(context)):
             return ANONYMOUS
         try:
-            return await self.identify(context)
-        except ServiceError:
+            async with asyncio.timeout(0):
+                return await self.identify(context)
+        except (ServiceError, TimeoutError):
             return ANONYMOUS
 
 
