@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from joserfc import jwt
-from joserfc.jwk import ECKey, RSAKey
+from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from support.servers.local_http import local_http
 
@@ -32,7 +32,7 @@ class OidcIssuer:
 
     def __init__(self) -> None:
         self.url = ""
-        self.keys: dict[str, RSAKey | ECKey] = {}
+        self.keys: dict[str, RSAKey | ECKey | OKPKey] = {}
         self.changes: dict[str, Any] = {}
         self.asked: Counter[str] = Counter()
         self.headers: Mapping[str, str] = {}

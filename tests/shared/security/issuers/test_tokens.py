@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from joserfc.jwk import ECKey, RSAKey
+from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from slipway.errors import ModelExportError, ServiceError
 from slipway.security.access.access_file import AccessFile, load_access
@@ -176,6 +178,30 @@ async def test_the_public_key_is_no_secret(tmp_path: Path, issuer: OidcIssuer) -
         signature = hmac.new(form, signed.encode(), hashlib.sha256).digest()
         token = f"{signed}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
         assert "is signed by 'HS256'" in (await access.refusal(token)).message
+
+
+@pytest.mark.parametrize("of_key", ["EdDSA", "Ed25519", None])
+@pytest.mark.parametrize("of_token", ["EdDSA", "Ed25519"])
+async def test_both_names_of_ed25519_are_taken(
+    access: Access, issuer: OidcIssuer, of_key: str | None, of_token: str
+) -> None:
+    named: dict[str, Any] = {"kid": "edwards"} | ({"alg": of_key} if of_key else {})
+    issuer.keys = {"edwards": OKPKey.generate_key("Ed25519", named)}
+    private = issuer.keys["edwards"].private_key
+    assert isinstance(private, Ed25519PrivateKey)
+    signed = f"{part({'alg': of_token, 'kid': 'edwards'})}.{part(issuer.claims())}"
+    signature = base64.urlsafe_b64encode(private.sign(signed.encode())).decode().rstrip("=")
+    assert (await access.identify(f"{signed}.{signature}")).name == "id:alice"
+    assert "signature" in (await access.refusal(f"{signed}.{'A' * 86}")).message
+
+
+async def test_eddsa_is_not_ed448(access: Access, issuer: OidcIssuer) -> None:
+    issuer.keys = {"edwards": OKPKey.generate_key("Ed448", {"kid": "edwards"})}
+    private = issuer.keys["edwards"].private_key
+    assert isinstance(private, Ed448PrivateKey)
+    signed = f"{part({'alg': 'EdDSA', 'kid': 'edwards'})}.{part(issuer.claims())}"
+    signature = base64.urlsafe_b64encode(private.sign(signed.encode())).decode().rstrip("=")
+    assert "signature" in (await access.refusal(f"{signed}.{signature}")).message
 
 
 async def test_a_signature_of_another_key_is_refused(access: Access, issuer: OidcIssuer) -> None:

@@ -233,10 +233,11 @@ def _public_key(entry: Any) -> PublicKey | None:
         or "verify" not in entry.get("key_ops", ["verify"])
     ):
         return None
+    members = {name: value for name, value in entry.items() if name not in {"x5c", "x5u", "x5t", "x5t#S256"}}
+    if members.get("alg") == "EdDSA":
+        members["alg"] = "Ed25519"  # one name for both, as tokens have either
     try:
-        key = kind.import_key(
-            {name: value for name, value in entry.items() if name not in {"x5c", "x5u", "x5t", "x5t#S256"}}
-        )
+        key = kind.import_key(members)
         if isinstance(key, RSAKey) and key.public_key.key_size not in _RSA_BITS:
             return None
     except (JoseError, ValueError, TypeError, LookupError, OverflowError):

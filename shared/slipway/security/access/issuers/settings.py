@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints, model_validator
@@ -33,10 +33,15 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, String
 from slipway.security.access.grants import Grant
 from slipway.texts import hidden_character
 
-Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519"]
-"""Signatures by a private key. With a shared secret (HS256 …), or without a signature (none), anybody could make tokens."""
+Algorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA"
+]  # fmt: skip
+"""Signatures by a private key. With a shared secret (HS256 …), or without a signature (none), anybody could make tokens.
 
-_ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519")  # fmt: skip
+``EdDSA`` is the older name of ``Ed25519`` (RFC 9864), which most issuers send; Ed448, which it could mean too, is not accepted.
+"""
+
+_ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=512, strict=True)]
 _Value = StrictBool | StrictInt | _Text
 _MISSING = object()

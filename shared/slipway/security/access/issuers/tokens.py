@@ -162,6 +162,8 @@ def _registry(issuer: Issuer) -> JWSRegistry:
     from joserfc.jws import JWSRegistry
 
     registry = JWSRegistry(algorithms=list(issuer.algorithms), strict_check_header=False)
+    # Only Ed25519's keys, whichever name a token has for it; the library's own EdDSA takes Ed448, too.
+    registry.algorithms = registry.algorithms | {"EdDSA": registry.algorithms["Ed25519"]}
     registry.max_header_length = _MOST_HEADER_BYTES
     registry.max_signature_length = _MOST_SIGNATURE_BYTES
     return registry
