@@ -22,6 +22,7 @@ from slipway.security.access.issuers import fetching
 from slipway.security.access.principals import new_token, token_hash
 from slipway.security.limits import Limits
 from slipway.security.server import ServerSecurity
+from support.harness.unhurried import unhurried
 from support.servers.oidc_issuer import AUDIENCE, oidc_issuer
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
@@ -118,9 +119,10 @@ async def test_there_is_an_end_to_watches_from_many_addresses(tmp_path: Path) ->
 async def test_a_health_check_does_not_wait_for_the_keys_of_an_issuer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "FETCH_SECONDS", 3.0)
+    patience = unhurried(1.0)
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 3 * patience)
     with oidc_issuer() as issuer:
-        issuer.changes["/.well-known/openid-configuration"] = 4.0
+        issuer.changes["/.well-known/openid-configuration"] = 4 * patience
         rules = [{"claims": {}, "role": "worker"}]
         entry = {"name": "id", "issuer": issuer.url, "audiences": [AUDIENCE], "rules": rules}
         async with serving(tmp_path) as (_, connect):
@@ -128,7 +130,7 @@ async def test_a_health_check_does_not_wait_for_the_keys_of_an_issuer(
             channel, metadata = connect(), (("authorization", f"Bearer {issuer.token()}"),)
             reflection = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
             waiting = asyncio.create_task(why_it_ended(reflection(iter([b""]), metadata=metadata)))
-            checked = await Stub(channel).Check(pb.HealthCheckRequest(), metadata=metadata)
+            checked = await Stub(channel).Check(pb.HealthCheckRequest(), metadata=metadata, timeout=patience)
             assert checked.status == SERVING
             assert not waiting.done()
             assert await waiting == "ISSUER_UNAVAILABLE"
