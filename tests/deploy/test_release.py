@@ -81,6 +81,8 @@ def test_a_new_version_is_written_everywhere(tree: Path) -> None:
     assert compose["services"]["worker-merge"]["image"] == "slipway-merge:${SLIPWAY_VERSION:-7.8.9}"
     gpu = yaml.safe_load((tree / "k8s" / "overlays" / "gpu" / "kustomization.yaml").read_text())
     assert {image["newTag"] for image in gpu["images"]} == {"7.8.9-cuda"}
+    chart = yaml.safe_load((tree / "k8s" / "helm" / "slipway" / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == ("7.8.9", "7.8.9")
     named = [path for path, text in texts(tree).items() if re.search(rf"slipway-[a-z-]+:{re.escape(before)}", text)]
     assert not named
 
@@ -115,6 +117,13 @@ def test_a_file_with_another_version_is_named(tree: Path) -> None:
     path = tree / "k8s" / "base" / "coordinator.yaml"
     path.write_text(path.read_text().replace(f":{PROJECT['version']}", ":0.0.7"))
     assert find_others(tree) == [f"k8s/base/coordinator.yaml names 0.0.7, not {PROJECT['version']}"]
+
+
+@pytest.mark.parametrize("key", ["version", "appVersion"])
+def test_a_chart_with_another_version_is_named(tree: Path, key: str) -> None:
+    path = tree / "k8s" / "helm" / "slipway" / "Chart.yaml"
+    path.write_text(re.sub(rf"(?m)^{key}: .*", f"{key}: 0.0.7", path.read_text()))
+    assert find_others(tree) == [f"k8s/helm/slipway/Chart.yaml names 0.0.7, not {PROJECT['version']}"]
 
 
 def test_what_is_packed_twice_is_the_same_and_has_its_sum(committed: Path) -> None:
