@@ -47,6 +47,14 @@ def test_the_overlay_keeps_the_rules(overlay: str) -> None:
     assert {name: broken for name, rule in RULES.items() if (broken := list(rule(cluster)))} == {}
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_monitors_select_every_pod_with_metrics(overlay: str) -> None:
+    """By the label that docs/kubernetes.md names for a PodMonitor."""
+    pods = {one.name: one.labels for one in Cluster(rendered(overlay)).workloads() if one.kind == "Deployment"}
+    assert len(pods) > 10
+    assert [name for name, labels in pods.items() if labels.get("app.kubernetes.io/part-of") != "slipway"] == []
+
+
 def deployment(cluster: Cluster, name: str = "slipway-merge") -> Object:
     return cluster.named("Deployment", name)
 
@@ -116,6 +124,7 @@ def access_file(cluster: Cluster) -> Any:
 
 COORDINATOR, CLEANUP = "slipway-coordinator", "slipway-cleanup"
 EVERYWHERE: list[Object] = [{}]
+OTHERS = "principals: [{name: other, role: viewer, projects: [a], certificate: other.slipway}]"
 
 # What is broken, and the rule that has to notice. All on the overlay gpu, which has everything.
 BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
@@ -238,7 +247,7 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("ports", lambda c: c.named("Certificate", COORDINATOR)["spec"].update(dnsNames=["slipway-coordinator"])),
     ("access", lambda c: c.named("Certificate", "slipway-worker")["spec"].update(dnsNames=["workers.slipway"])),
     ("access", lambda c: c.named("Certificate", "slipway-keda")["spec"].update(usages=["server auth"])),
-    ("access", lambda c: access_file(c).update({"access.yaml": "principals: []"})),
+    ("access", lambda c: access_file(c).update({"access.yaml": OTHERS})),
     ("access", lambda c: c.named("ConfigMap", "slipway-access")["metadata"].update(name="slipway-access-k5h9t")),
     ("scaling", lambda c: remove(c, "ScaledObject", "slipway-merge")),
     ("scaling", lambda c: trigger(c)["metadata"].update(stage="quantize")),
