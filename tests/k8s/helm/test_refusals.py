@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.manifests.chart import CHART, NEEDED, Refusal, call_helm, changed, needs_helm
+from support.manifests.chart import CHART, NEEDED, Refusal, call_helm, changed, needs_helm, render_chart
 from support.manifests.overlay import Object
 
 pytestmark = needs_helm
@@ -45,6 +45,10 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "a-pool-like-a-worker": (
         {"pools": {"validate": {"worker": "validate"}}},
         "pools.validate has the name of a worker: give it another one, such as validate-2",
+    ),
+    "a-pool-like-the-coordinator": (
+        {"pools": {"coordinator": {"worker": "merge"}}},
+        "pools.coordinator has the name of another process of the chart: give it another one, such as coordinator-2",
     ),
     "a-gpu-for-no-image": (
         {"workers": {"merge": {"gpu": GPU}}},
@@ -133,6 +137,13 @@ WRONG: dict[str, tuple[Object, str]] = {
     "a-value-and-a-source": ({"worker": {"env": [{"name": "CC", "value": "a", "valueFrom": {"fieldRef": {}}}]}}, "at '/worker/env/0'"),
     "a-label-of-the-chart": ({"worker": {"podLabels": {"app.kubernetes.io/component": "mine"}}}, "invalid propertyName 'app.kubernetes.io/component'"),
     "a-label-of-an-account": ({"serviceAccounts": {"labels": {"helm.sh/chart": "mine"}}}, "invalid propertyName 'helm.sh/chart'"),
+    "a-folder-with-a-comment": ({"store": {"prefix": "team #1"}}, "at '/store/prefix'"),
+    "a-folder-with-a-key": ({"store": {"prefix": "a: b"}}, "at '/store/prefix'"),
+    "a-folder-above": ({"store": {"prefix": "a/../b"}}, "at '/store/prefix'"),
+    "a-registry-with-a-comment": ({"image": {"registry": "registry.example.org/a #b"}}, "at '/image/registry'"),
+    "an-address-with-a-space": ({"store": {"endpoint": "http://minio.a: b.svc"}}, "at '/store/endpoint'"),
+    "a-host-of-two-words": ({"ingress": {"host": "a.example.org b"}}, "at '/ingress/host'"),
+    "a-namespace-that-is-none": ({"keda": {"namespace": "a: b"}}, "at '/keda/namespace'"),
     "several-hubs-in-one-text": ({"import": {"from": ["hf://a hf://b"]}}, "at '/import/from/0'"),
 }  # fmt: skip
 """Values that the schema refuses."""
@@ -164,6 +175,28 @@ def test_unknown_keys_and_wrong_types_are_refused(answers: dict[str, Any], case:
     assert isinstance(answer, Refusal), "it was taken"
     assert answer.kind == "HelmValuesError"
     assert WRONG[case][1] in answer.error
+
+
+def test_no_pool_has_the_name_of_another_process() -> None:
+    """Its Deployment and its service account would be those of that process."""
+    things = render_chart(changed(NEEDED, {"fullnameOverride": "x"}))
+    workers = {f"x-{name}" for name in yaml.safe_load((CHART / "files" / "workers.yaml").read_text())}
+    accounts = {thing["metadata"]["name"] for thing in things if thing["kind"] == "ServiceAccount"}
+    taken = sorted(name.removeprefix("x-") for name in accounts - workers)
+    assert len(taken) == 3
+    calls = [
+        {
+            "do": "render",
+            "chart": str(CHART),
+            "values": changed(NEEDED, {"pools": {name: {"worker": "merge"}}}),
+            "name": "s",
+            "namespace": "ml",
+        }
+        for name in taken
+    ]
+    for name, answer in zip(taken, call_helm(calls), strict=True):
+        assert isinstance(answer, Refusal), f"{name} was taken"
+        assert f"pools.{name} has the name of another process" in answer.error
 
 
 def test_all_is_said_at_once() -> None:

@@ -42,6 +42,22 @@ def test_releases_share_no_object() -> None:
     assert len(shared) == 2 * len(PLACES)
 
 
+def test_releases_with_one_bucket_have_stores_of_their_own() -> None:
+    """A cleanup asks the coordinator of its own release what is in use, and would remove what only another one knows."""
+    values = changed(PRODUCTION, {"store": {"prefix": ""}})
+    stores = [
+        {
+            one.environment["SLIPWAY_STORE"]
+            for one in Cluster(render_chart(values, name=name, namespace=namespace)).workloads()
+            if one.kind != "Job"
+        }
+        for name, namespace in PLACES
+    ]
+    assert [len(each) for each in stores] == [1] * len(PLACES)
+    assert len(set.union(*stores)) == len(PLACES)
+    assert stores[0] == {"s3://slipway/a/slipway"}
+
+
 def test_a_release_needs_no_object_of_the_cluster() -> None:
     things = render_chart(changed(PRODUCTION, {"priorityClasses": {"create": False}}))
     assert {thing["kind"] for thing in things} & OF_THE_CLUSTER == set()

@@ -82,6 +82,42 @@ def test_checkov_complains_of_the_exceptions_alone(tmp_path: Path) -> None:
     assert set(checkov_complaints(render_chart(PRODUCTION), tmp_path)) <= exceptions()
 
 
+NAMES: Object = {
+    "store": {"existingSecret": "n1", "endpoint": "http://minio.n2.svc", "prefix": ""},
+    "database": {"existingSecret": "n3", "urlKey": "n4"},
+    "image": {"pullSecrets": ["n5"]},
+    "tls": {"source": "secrets", "secrets": {"coordinator": "n6", "worker": "n7", "cleanup": "n8", "keda": "n9"}},
+    "access": {"existingSecret": "n10"},
+    "keda": {"namespace": "n11"},
+    "metrics": {"namespace": "n12"},
+    "priorityClasses": {"create": False, "coordinator": "n13", "worker": "n14"},
+    "workers": {"validate": {"gpu": {**GPU, "runtimeClassName": "n15"}}},
+    "worker": {"volume": {"storageClass": "n16"}},
+    "ingress": {"className": "n17", "host": "n18", "tlsSecret": "n19"},
+    "gateway": {"backendTls": {"authority": {"name": "n20"}}},
+}
+"""Values that are names, each another one."""
+
+
+def named(value: Any, name: str) -> Any:
+    """Return a value with a name in the place of n1, n2, … in each text."""
+    match value:
+        case dict():
+            return {key: named(inner, name) for key, inner in value.items() if key != "checksum/settings"}
+        case list():
+            return [named(inner, name) for inner in value]
+        case str():
+            return re.sub(r"\bn[0-9]+\b", name, value)
+    return value
+
+
+@pytest.mark.parametrize("name", ["2024", "0x1f", "true", "null"])
+def test_a_name_is_a_text_whatever_it_looks_like(name: str) -> None:
+    """YAML reads these without quotes as a number, a truth value or nothing."""
+    letters = named(render_chart(changed(EVERYTHING, NAMES), namespace="n21"), name)
+    assert letters == named(render_chart(changed(EVERYTHING, named(NAMES, name)), namespace=name), name)
+
+
 def test_helm_lints_it() -> None:
     """Strictly; without values too, where what is missing is no fault of the chart."""
     calls = [
@@ -113,6 +149,8 @@ def test_helm_installs_it_in_a_dry_run() -> None:
     assert "Job" not in {thing["kind"] for thing in manifest}
     assert "models-slipway-merge" in {thing["metadata"]["name"] for thing in manifest}
     assert "models-slipway-clients.ml.svc" in release["notes"]
+    assert "Artifacts are in s3://slipway/artifacts at http://minio.minio.svc:9000." in release["notes"]
+    assert "Give this place to no other release" in release["notes"]
 
 
 def test_the_chart_has_the_version_of_the_distribution() -> None:

@@ -211,6 +211,18 @@ CASES: list[Case] = [
         ),
     ),
     (
+        "workers.env",
+        {
+            "worker": {"env": [{"name": "CC", "value": "gcc"}, {"name": "CXX", "value": "g++"}]},
+            "workers": {"merge": {"env": [{"name": "CC", "value": "clang"}]}},
+        },
+        lambda c: (
+            [each for each in workload(c, MERGE).container["env"] if each["name"].startswith("C")]
+            == [{"name": "CXX", "value": "g++"}, {"name": "CC", "value": "clang"}]
+            and variable(workload(c, "slipway-gguf"), "CC")["value"] == "gcc"
+        ),
+    ),
+    (
         "keda.namespace",
         {"keda": {"namespace": "scalers"}},
         lambda c: "scalers" in str(spec(c, "NetworkPolicy", "slipway-scaling")),

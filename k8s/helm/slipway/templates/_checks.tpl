@@ -52,6 +52,7 @@
 {{- end -}}
 {{- range $name, $own := .Values.pools -}}
 {{- if has $name $names }}{{ $problems = append $problems (printf "pools.%s has the name of a worker: give it another one, such as %s-2" $name $name) }}{{ end -}}
+{{- if has $name (list "coordinator" "cleanup" "migrate") }}{{ $problems = append $problems (printf "pools.%s has the name of another process of the chart: give it another one, such as %s-2" $name $name) }}{{ end -}}
 {{- if has $own.worker $names }}{{ $_ := set $all (printf "pools.%s" $name) (dict "own" $own "service" $own.worker) -}}
 {{- else }}{{ $problems = append $problems (printf "pools.%s.worker: there is no worker %q; there are %s" $name $own.worker (join ", " $names)) }}{{ end -}}
 {{- end -}}

@@ -31,6 +31,11 @@
     - {port: {{ int .Values.networkPolicies.database.port }}, protocol: TCP}
 {{- end -}}
 
+{{/* Not empty if service accounts have a role by IRSA, whose annotation EKS requires; Pod Identity has none. */}}
+{{- define "slipway.irsa" -}}
+{{- if contains "\"eks.amazonaws.com/role-arn\":" (toJson .Values) }}true{{ end -}}
+{{- end -}}
+
 {{/* Every public address, and none inside. */}}
 {{- define "slipway.public" -}}
 - ipBlock:
@@ -52,7 +57,7 @@
     {{- else if regexMatch "^[^.]+\\.[^.]+\\.svc(\\.|$)" $host }}
     - namespaceSelector:
         matchLabels:
-          kubernetes.io/metadata.name: {{ index (splitList "." $host) 1 }}
+          kubernetes.io/metadata.name: {{ index (splitList "." $host) 1 | quote }}
     {{- else }}
     {{- include "slipway.public" . | nindent 4 }}
     {{- end }}

@@ -36,14 +36,14 @@ matchLabels:
 {{/* metadata: of a dict with root, name, and maybe labels, annotations, and cluster for an object outside of namespaces. */}}
 {{- define "slipway.metadata" -}}
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   {{- if not .cluster }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   {{- end }}
   labels:
-    helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+    helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | quote }}
     app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-    app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+    app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
     app.kubernetes.io/part-of: slipway
     {{- include "slipway.selector" .root | nindent 4 }}
     {{- with .labels }}
@@ -72,7 +72,7 @@ automountServiceAccountToken: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}

@@ -3,15 +3,15 @@
 {{/* Fields of a pod: dict with root, account, priority (coordinator or worker), own: a group of values. */}}
 {{- define "slipway.pod" -}}
 {{- $own := .own | default dict -}}
-serviceAccountName: {{ .account }}
+serviceAccountName: {{ .account | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- $class := $own.priorityClassName | default (include "slipway.priorityClass" (list .root .priority)) }}
 {{- if and $class (not .hook) }}
-priorityClassName: {{ $class }}
+priorityClassName: {{ $class | quote }}
 {{- end }}
 {{- with $own.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with $own.nodeSelector }}
 nodeSelector:
@@ -69,7 +69,7 @@ securityContext:
 {{- define "slipway.env" -}}
 {{- if .Values.store.existingSecret }}
 - name: AWS_SHARED_CREDENTIALS_FILE
-  value: /s3/{{ .Values.store.secretKey }}
+  value: {{ printf "/s3/%s" .Values.store.secretKey | quote }}
 {{- end }}
 - name: SLIPWAY_TLS_CA_FILE
   value: /tls/ca.crt
@@ -96,12 +96,12 @@ securityContext:
 {{- if $root.Values.store.existingSecret }}
 - name: s3
   secret:
-    secretName: {{ $root.Values.store.existingSecret }}
+    secretName: {{ $root.Values.store.existingSecret | quote }}
     defaultMode: 288
 {{- end }}
 - name: tls
   secret:
-    secretName: {{ include "slipway.tlsSecret" . }}
+    secretName: {{ include "slipway.tlsSecret" . | quote }}
     defaultMode: 288
 {{- end -}}
 
@@ -128,13 +128,13 @@ securityContext:
 - name: SLIPWAY_STATE
   valueFrom:
     secretKeyRef:
-      name: {{ $database.existingSecret }}
-      key: {{ $database.urlKey }}
+      name: {{ $database.existingSecret | quote }}
+      key: {{ $database.urlKey | quote }}
 {{- else }}
 - name: SLIPWAY_STATE
   value: postgresql:///slipway?service=slipway
 - name: PGSERVICEFILE
-  value: /state/{{ $database.serviceFileKey }}
+  value: {{ printf "/state/%s" $database.serviceFileKey | quote }}
 {{- end }}
 {{- end -}}
 
@@ -142,7 +142,7 @@ securityContext:
 {{- define "slipway.databaseVolume" -}}
 - name: state
   secret:
-    secretName: {{ .Values.database.existingSecret }}
+    secretName: {{ .Values.database.existingSecret | quote }}
     defaultMode: 288
 {{- end -}}
 
@@ -163,6 +163,6 @@ envFrom:
   {{- $root := index . 0 }}
   {{- range index . 1 }}
   - configMapRef:
-      name: {{ include "slipway.fullname" $root }}-{{ . }}
+      name: {{ printf "%s-%s" (include "slipway.fullname" $root) . | quote }}
   {{- end }}
 {{- end -}}

@@ -1,6 +1,12 @@
+{{/* The place of artifacts. Its cleanup removes what this release's coordinator does not know, so by default no other release has it. */}}
+{{- define "slipway.store" -}}
+{{- $folder := .Values.store.prefix | default (printf "%s/%s" .Release.Namespace (include "slipway.fullname" .)) -}}
+{{- printf "s3://%s" (list .Values.store.bucket (trimAll "/" $folder) | compact | join "/") -}}
+{{- end -}}
+
 {{/* Data of each ConfigMap, of which pods that read it have a checksum. */}}
 {{- define "slipway.data.settings" -}}
-SLIPWAY_STORE: {{ printf "s3://%s" (list .Values.store.bucket (trimAll "/" .Values.store.prefix) | compact | join "/") }}
+SLIPWAY_STORE: {{ include "slipway.store" . | quote }}
 AWS_REGION: {{ .Values.store.region | quote }}
 {{- with .Values.store.endpoint }}
 AWS_ENDPOINT_URL_S3: {{ . | quote }}

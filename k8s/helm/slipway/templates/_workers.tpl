@@ -53,7 +53,12 @@
 {{- $worker := dict "replicas" $row.replicas "resources" (dict "requests" $requests "limits" $limits) "volume" $volume -}}
 {{- include "slipway.override" (dict "base" $worker "over" (deepCopy (omit .root.Values.worker "settings" "env"))) -}}
 {{- include "slipway.override" (dict "base" $worker "over" (deepCopy (omit .own "env"))) -}}
-{{- $_ := set $worker "env" (concat .root.Values.worker.env (.own.env | default list)) -}}
+{{- $own := .own.env | default list -}}
+{{- $names := list -}}
+{{- range $own }}{{ $names = append $names .name }}{{ end -}}
+{{- $others := list -}}
+{{- range .root.Values.worker.env }}{{ if not (has .name $names) }}{{ $others = append $others . }}{{ end }}{{ end -}}
+{{- $_ := set $worker "env" (concat $others $own) -}}
 {{- $_ := set $worker "service" .service -}}
 {{- $_ := set $worker "imports" (and (eq .service "merge") (gt (len .root.Values.import.from) 0)) -}}
 {{- $stages := splitList "," $row.stages -}}
