@@ -116,6 +116,7 @@ def test_all_holds_every_extra_but_those_for_gpus_and_development_and_what_pins_
         "oidc",
         "onnxruntime-gpu",
         "publish",
+        "release",
         "telemetry",
         "tensorrt",
     }  # oidc and telemetry come with the worker

@@ -224,13 +224,18 @@ class ExportJob:
                 yield names
         except BaseException as error:
             if self.interruption.requested or isinstance(error, KeyboardInterrupt):
-                self.cancel(names[-1])
+                with contextlib.suppress(ModelExportError):
+                    self.cancel(names[-1])
             raise
 
     def cancel(self, name: str) -> None:
-        """Cancel an export at the named coordinator, if there is one; the export may have ended."""
+        """Cancel an export at the named coordinator, if there is one; the export may have ended.
+
+        Raises:
+            ModelExportError: The coordinator refuses, or is away.
+        """
         if self.settings.coordinator and name:
-            with contextlib.suppress(ModelExportError), self._remote() as another:  # the first client may be closed
+            with self._remote() as another:  # the first client may be closed
                 another.cancel_export(name)
 
     def _remote(self) -> Client:

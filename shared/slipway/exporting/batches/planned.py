@@ -153,7 +153,7 @@ def plan_batch(
     settings: Settings,
     *,
     bring_sources: bool = False,
-    where: str = "the list",
+    where: str = "",
 ) -> BatchPlan:
     """Return what a batch would do. An export that is impossible is named; the others may run.
 
@@ -163,7 +163,7 @@ def plan_batch(
         load: Function that loads the settings of the export of one subject.
         settings: Settings of this machine.
         bring_sources: As for an export.
-        where: Name of the folder, for errors.
+        where: Name of the folder that the subjects were found in; empty for a list, of which nothing is left out.
 
     Raises:
         ConfigurationError: No export has valid settings, for the same reason; ``OUTPUT_CLASH``: two would be delivered to one folder.
@@ -175,12 +175,14 @@ def plan_batch(
     if first is not None and all(each.error is not None and str(each.error) == str(first) for each in loaded):
         raise first
     checked = [each if each.error else _check_alone(each, settings, bring_sources=bring_sources) for each in loaded]
-    exports, bases = _without_bases(checked)
+    exports, bases = _without_bases(checked) if where else (checked, [])
     left = sorted((*left_out, *bases), key=lambda each: each.name)
     if not exports:
-        raise nothing_to_export(where, left)
+        raise nothing_to_export(where or "the list", left)
     _check_outputs(exports)
-    for folder in sorted({each.output.parent for each in exports if each.output is not None}):
+    folders = {each.output.parent for each in exports if each.output is not None}
+    folders |= {Path(each.loaded.configuration.output.directory) for each in exports if each.loaded is not None}
+    for folder in sorted(folders):
         check_table(folder)
     made = BatchPlan(tuple(exports), tuple(left), ())
     return BatchPlan(made.exports, made.left_out, tuple(_check_room(made, settings)))

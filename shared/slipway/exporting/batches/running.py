@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from slipway.artifacts import Artifacts
-from slipway.errors import ModelExportError
+from slipway.errors import ArtifactError, ModelExportError
 from slipway.exporting.batches.planned import BatchPlan, PlannedExport
-from slipway.exporting.batches.result import TABLE, BatchEntry, BatchResult, write_table
+from slipway.exporting.batches.result import TABLE, BatchEntry, BatchResult, check_table, write_table
 from slipway.exporting.interruption import InterruptibleObserver, Interruption
 from slipway.exporting.job import ExportJob, Submitted, require_installed, run_export
 from slipway.exporting.observing import Position
@@ -135,11 +135,19 @@ class Batch:
                 self._finish(waiting, outcomes, client, store)
             except BaseException:
                 self.interruption.request()
-                for number, one in waiting.items():
-                    if number not in outcomes:
-                        one.job.cancel(one.submitted.export.name)
+                self._cancel(one for number, one in waiting.items() if number not in outcomes)
                 raise
         return outcomes
+
+    def _cancel(self, waiting: Iterable[_Waiting]) -> None:
+        """Cancel exports at the coordinator; where it is away, the others are not tried."""
+        for one in waiting:
+            try:
+                one.job.cancel(one.submitted.export.name)
+            except ModelExportError as error:
+                log.warning("%s may go on at the coordinator: %s", one.each.subject.name, error)
+                if error.reason == _AWAY:
+                    return
 
     def _submit(
         self, each: PlannedExport, observer: Observer, client: Client, store: Artifacts
@@ -211,7 +219,10 @@ class Batch:
             return batch
         written = replace(batch, table=str(folder / TABLE))
         try:
+            check_table(folder)  # somebody may have put a file there since
             write_table(written, folder)
+        except ArtifactError as error:
+            return replace(batch, warnings=(f"the table was not written: {error}",))
         except OSError as error:
             return replace(batch, warnings=(f"{folder / TABLE} cannot be written: {error.strerror or error}",))
         return written

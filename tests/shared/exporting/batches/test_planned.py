@@ -114,6 +114,20 @@ def test_a_file_in_the_tables_place_is_refused(sweep: Path, options: dict[str, A
     assert caught.value.reason == "OUTPUT_EXISTS"
 
 
+def test_a_file_in_the_tables_place_is_refused_where_nothing_can_run(options: dict[str, Any], tmp_path: Path) -> None:
+    options["out"].mkdir()
+    (options["out"] / TABLE).write_text('{"mine": 1}')
+    with pytest.raises(slipway.ArtifactError) as caught:
+        slipway.plan([tmp_path / "missing", tmp_path / "gone"], **options)
+    assert caught.value.reason == "OUTPUT_EXISTS"
+
+
+def test_a_list_keeps_a_model_that_is_the_base_of_another(sweep: Path, options: dict[str, Any]) -> None:
+    made = slipway.plan([options["base"], sweep / "a"], **options)
+    assert [each.subject.name for each in made.exports] == ["base", "a"]
+    assert made.left_out == ()
+
+
 def words(sweep: Path, options: dict[str, Any]) -> list[str]:
     where = ["--base-model", options["base"], "--out", options["out"], "-f", options["formats"]]
     return [str(word) for word in ("--each", sweep, *where, "--set", "validation.enabled=false")]
