@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from slipway.security.access.principals import new_token, token_hash
 from slipway.security.limits import Limits
 from slipway.security.server import ServerSecurity
 from support.harness.unhurried import unhurried
-from support.servers.oidc_issuer import AUDIENCE, oidc_issuer
+from support.servers.oidc_issuer import AUDIENCE, OidcIssuer
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 UNNAMED = 3
@@ -121,11 +122,12 @@ async def test_a_health_check_does_not_wait_for_the_keys_of_an_issuer(
 ) -> None:
     patience = unhurried(1.0)
     monkeypatch.setattr(fetching, "FETCH_SECONDS", 3 * patience)
-    with oidc_issuer() as issuer:
-        issuer.changes["/.well-known/openid-configuration"] = 4 * patience
-        rules = [{"claims": {}, "role": "worker"}]
-        entry = {"name": "id", "issuer": issuer.url, "audiences": [AUDIENCE], "rules": rules}
-        async with serving(tmp_path) as (_, connect):
+    issuer = OidcIssuer()
+    async with serving(tmp_path) as (_, connect):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            issuer.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            rules = [{"claims": {}, "role": "worker"}]
+            entry = {"name": "id", "issuer": issuer.url, "audiences": [AUDIENCE], "rules": rules}
             (tmp_path / "access.yaml").write_text(json.dumps({"issuers": [entry]}))
             channel, metadata = connect(), (("authorization", f"Bearer {issuer.token()}"),)
             reflection = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
@@ -133,4 +135,4 @@ async def test_a_health_check_does_not_wait_for_the_keys_of_an_issuer(
             checked = await Stub(channel).Check(pb.HealthCheckRequest(), metadata=metadata, timeout=patience)
             assert checked.status == SERVING
             assert not waiting.done()
-            assert await waiting == "ISSUER_UNAVAILABLE"
+        assert await waiting == "ISSUER_UNAVAILABLE"
