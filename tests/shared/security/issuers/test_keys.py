@@ -7,9 +7,11 @@ import contextlib
 import json
 import logging
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from slipway.errors import ServiceError
 from slipway.security.access.issuers import fetching
 from slipway.security.access.issuers.keys import MOST_KEYS, MOST_WAITING, IssuerKeys, KeySource, public_keys
 from support.harness.unhurried import unhurried
+from support.servers.certificates import Authority
 from support.servers.oidc_issuer import OidcIssuer, oidc_issuer
 
 DISCOVERY = "/.well-known/openid-configuration"
@@ -297,6 +300,35 @@ async def test_the_token_for_the_keys_is_shown_nowhere_else(issuer: OidcIssuer, 
         refused = Clocked(issuer, token_file=token)
         assert await refused.reason() == "ISSUER_UNAVAILABLE"
         assert "status 401; token_file is not shown there: name the address in jwks_url" in refused.keys._problem
+
+
+async def test_only_a_host_with_a_certificate_of_the_authority_gives_keys(tmp_path: Path) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"keys": [GOOD_KEY]}).encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Write nothing."""
+
+    files = Authority(tmp_path / "good").files("localhost")
+    assert files.certificate is not None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certificate, files.key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"https://localhost:{server.server_port}/keys"
+        assert await Clocked(OidcIssuer(), url=url, ca_file=files.ca).reason() == "found"
+        other = Authority(tmp_path / "other").ca
+        for refused in ({"ca_file": other}, {}, {"ca_file": files.ca, "url": url.replace("localhost", "127.0.0.1")}):
+            clocked = Clocked(OidcIssuer(), **{"url": url, **refused})
+            assert await clocked.reason() == "ISSUER_UNAVAILABLE"
+            assert "CERTIFICATE_VERIFY_FAILED" in clocked.keys._problem
+        server.shutdown()
+        thread.join()
 
 
 async def test_rsa_keys_of_usual_sizes_are_taken(issuer: OidcIssuer) -> None:
