@@ -186,7 +186,7 @@ class Document:
             }
         if not rule.response_body:
             event = self._refer(method.output_type[1:])["$ref"].rpartition("/")[2]
-            said = f"Server-sent events: the data of each is a {event}, its id the sequence. A failure is the event `error`."
+            said = f"Server-sent events: the data of each is a {event}, its id the sequence. A failure is the event `failure`."
             return {
                 "200": {"description": said, "content": {"text/event-stream": {"schema": {"type": "string"}}}},
                 "default": failure,

@@ -85,13 +85,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                     rule, principal = await self._identify(details, context)
                     room = self._choose_room(rule, principal, context)
                     if handler.request_streaming:
-                        _authorize(rule, principal, details)
+                        check_role(rule, principal, str(details.method))
                         requests = self._read_requests(rule, principal, stream, room, _make_parser(details, handler))
                         async with self._count_stream(principal, context):
                             return await behaviour(requests, context)
                     async with contextlib.AsyncExitStack() as place:
                         attempt.data = await _read_only_message(stream, room, rule, keeping=place)
-                        _authorize(rule, principal, details)
+                        check_role(rule, principal, str(details.method))
                         attempt.request = await _parse_request(rule, attempt.data, _make_parser(details, handler))
                         self._check(rule, principal, attempt.request)
                         async with _limit_time(f"{details.method} took longer", rule.seconds):
@@ -111,13 +111,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                     rule, principal = await self._identify(details, context)
                     room = self._choose_room(rule, principal, context)
                     if handler.request_streaming:
-                        _authorize(rule, principal, details)
+                        check_role(rule, principal, str(details.method))
                         attempt.request = self._read_requests(
                             rule, principal, stream, room, _make_parser(details, handler)
                         )
                     else:
                         attempt.data = await _read_only_message(stream, room, rule)
-                        _authorize(rule, principal, details)
+                        check_role(rule, principal, str(details.method))
                         attempt.request = await _parse_request(rule, attempt.data, _make_parser(details, handler))
                         self._check(rule, principal, attempt.request)
                     async with self._count_stream(principal, context):
@@ -256,7 +256,7 @@ def _make_parser(details: grpc.HandlerCallDetails, handler: Any) -> Parse:
     return parse
 
 
-def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetails) -> None:
+def check_role(rule: Rule, principal: Principal, method: str) -> None:
     """Refuse a caller whose role does not allow a call.
 
     Raises:
@@ -264,7 +264,7 @@ def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetail
     """
     if rule.roles and not principal.roles & rule.roles:
         raise denied_error(
-            f"{principal.name} may not call {str(details.method).rpartition('/')[2]}",
+            f"{principal.name} may not call {method.rpartition('/')[2]}",
             remedy=f"it takes the role {' or '.join(sorted(rule.roles))}",
         )
     if rule.every_project and not principal.may_see("*"):

@@ -28,6 +28,8 @@ class Reader:
         sent = {"authorization": f"Bearer {place.tokens['viewer']}", **headers}
         self._connection.request("GET", f"/v1/{name}:watch", headers=sent)
         self.response = self._connection.getresponse()
+        if self.response.status == 204:  # nothing is left
+            return
         assert self.response.status == 200
         assert self.response.headers["content-type"] == "text/event-stream"
 

@@ -121,7 +121,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             if file is None:
                 raise no_artifact_error(project, f"{artifact} with a file {request.digest[:80]}")
             if not 0 <= request.offset <= file.size_bytes:
-                raise field_error("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
+                raise _beyond_error(request.offset, file.size_bytes)
             outgoing, content = self.transfers.outgoing, blobs.read(file, artifact, offset=request.offset)
             async with (
                 outgoing.turn(_caller(), project=project),
@@ -243,6 +243,15 @@ def _listed_projects(parent: str) -> Collection[str] | None:
     if parent == ALL_PROJECTS_PARENT and projects is not None:
         raise denied_error(f"{principal.name} is not of all projects", remedy="name one of your own projects")
     return projects
+
+
+def _beyond_error(offset: int, size_bytes: int) -> ServiceError:
+    return ServiceError(
+        f"offset is {offset}",
+        reason="REQUEST_INVALID",
+        remedy=f"it is between 0 and the file's size of {size_bytes}",
+        about={"field": "offset", "size_bytes": size_bytes},
+    )
 
 
 def _caller() -> str:

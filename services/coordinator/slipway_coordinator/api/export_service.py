@@ -183,6 +183,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     ) -> AsyncIterator[export_pb2.ExportEvent]:
         """Stream the export's events until it ends."""
         await self._require_export(request.name)
+        await context.send_initial_metadata(())  # the call is admitted: the client waits for events from now on
         async for event in self._coordinator.hub.watch(request.name, after=request.after_sequence):
             yield event_message(event)
 

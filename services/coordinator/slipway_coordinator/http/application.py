@@ -12,11 +12,13 @@ from google.protobuf.message import Message
 
 from slipway.errors import ModelExportError, ServiceError
 from slipway.rpc.values import status_of
-from slipway.security.access.rules import RULES
+from slipway.security.access.rules import RULES, Rule
+from slipway.security.interceptor import check_project, check_role, current_principal
 from slipway.texts import number_of
+from slipway_coordinator.api.requests import field_error
 from slipway_coordinator.http.calls import Handlers, HttpContext, run_call
 from slipway_coordinator.http.errors import HttpError
-from slipway_coordinator.http.messages import content_request_of, request_of
+from slipway_coordinator.http.messages import bare_request_of, content_request_of, request_of
 from slipway_coordinator.http.origins import check_origin
 from slipway_coordinator.http.requests import HttpRequest, Receive, Scope, Send
 from slipway_coordinator.http.responses import Content, Document, Events, Response, send_document, send_status
@@ -27,7 +29,7 @@ log = logging.getLogger("slipway.coordinator.http")
 SERVICES = ("slipway.v1.ExportService", "slipway.v1.ArtifactService")
 
 _HEALTH, _DESCRIPTION = "/healthz", "/openapi.json"
-_SMALL_BODY = 64 << 10
+_SMALL_BYTES = 4 << 10
 _LARGEST_NUMBER = (1 << 63) - 1
 
 
@@ -107,16 +109,17 @@ class HttpApplication:
         await _finish(route, call, response, abort, ending=self._ending)
 
     async def _call(self, route: Route, path: Mapping[str, str], request: HttpRequest, response: Response) -> None:
-        context = HttpContext(request, response.write)
-        async with response.beating() if isinstance(response, Events) else contextlib.nullcontext():
+        events = response if isinstance(response, Events) else None
+        context = HttpContext(request, response.write, None if events is None else events.admit)
+        async with contextlib.nullcontext() if events is None else events.beating():
             requests = _requests(route, path, request, response)
             message = await run_call(self._handlers, route.method, requests, context)
-        if context.status is None:
+        if context.status is None or (isinstance(response, Content) and response.is_enough):
             await response.end(message)
             return
         if response.begun and isinstance(response, Content):
             raise ServiceError("the content ended early", reason="CANCELLED")
-        await response.fail(context.status)
+        await response.fail(context.status, http=413 if request.is_too_large else 0)
 
 
 async def _finish(
@@ -150,8 +153,8 @@ def _response(route: Route, request: HttpRequest, send: Send) -> Response:
     if not route.streams_responses:
         return Document(send)
     if not route.returns_content:
-        return Events(send)
-    return Content(send, route.rule.response_body, ranged=request.range_start is not None)
+        return Events(send, resumed=_last_event(request) is not None)
+    return Content(send, route.rule.response_body, ranged=request.range_start is not None, head=request.verb == "HEAD")
 
 
 async def _requests(
@@ -162,20 +165,43 @@ async def _requests(
         async for message in _content_requests(route, path, request):
             yield message.SerializeToString()
         return
-    body = await request.body(most=RULES[route.method].max_bytes)
-    if len(body) > _SMALL_BODY:  # other calls go on while it is parsed
+    rule = RULES[route.method]
+    # What others send is neither read nor parsed: the checks behind, which refuse them, need only the path.
+    if not _is_admitted(rule, route, path):
+        yield bare_request_of(route, path).SerializeToString()
+        return
+    body = await request.body(most=rule.max_bytes)
+    if len(body) + len(request.query) > _SMALL_BYTES:  # other calls go on while it is parsed
         message = await asyncio.to_thread(request_of, route, path, request.query, body)
     else:
         message = request_of(route, path, request.query, body)
     if isinstance(response, Content):
         if request.range_start is not None:
+            if message.offset:  # type: ignore[attr-defined]  # of any request for content
+                raise field_error("offset", message.offset, "is not given together with a Range header")  # type: ignore[attr-defined]
             message.offset = request.range_start  # type: ignore[attr-defined]  # of any request for content
         response.offset = message.offset  # type: ignore[attr-defined]
     elif isinstance(response, Events):
-        last = number_of(request.header("last-event-id"), most=_LARGEST_NUMBER)
+        last = _last_event(request)
         if last is not None:
             message.after_sequence = last  # type: ignore[attr-defined]  # of any request for events
     yield message.SerializeToString()
+
+
+def _is_admitted(rule: Rule, route: Route, path: Mapping[str, str]) -> bool:
+    """Return whether the caller may make a call, before its request is parsed: JSON costs more than gRPC's messages."""
+    principal = current_principal.get()
+    try:
+        check_role(rule, principal, route.method)
+        if rule.resource in path:
+            check_project(principal, rule.resource, path[rule.resource])
+    except ModelExportError:
+        return False
+    return True
+
+
+def _last_event(request: HttpRequest) -> int | None:
+    return number_of(request.header("last-event-id"), most=_LARGEST_NUMBER)
 
 
 async def _content_requests(route: Route, path: Mapping[str, str], request: HttpRequest) -> AsyncIterator[Message]:

@@ -34,11 +34,13 @@ class HttpContext:
     Attributes:
         request: The HTTP request.
         on_response: Sends a response of a stream.
+        on_admitted: Called when the call may begin its stream of responses.
         status: How the call was ended; None while it was not.
     """
 
     request: HttpRequest
     on_response: Callable[[Message], Awaitable[None]] | None = None
+    on_admitted: Callable[[], None] | None = None
     status: status_pb2.Status | None = None
     _trailing: Metadata = field(default=())
 
@@ -72,6 +74,11 @@ class HttpContext:
             if key == STATUS_KEY and isinstance(value, bytes):
                 self.status = status_pb2.Status.FromString(value)
         raise grpc.aio.AbortError
+
+    async def send_initial_metadata(self, _: Metadata) -> None:
+        """Note that the call may begin its stream of responses."""
+        if self.on_admitted is not None:
+            self.on_admitted()
 
     async def write(self, response: Message) -> None:
         """Send a response of a stream."""

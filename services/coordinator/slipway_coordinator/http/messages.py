@@ -73,6 +73,15 @@ def request_of(route: Route, path: Mapping[str, str], query: bytes, body: bytes)
     return _parse({**data, **path}, route)
 
 
+def bare_request_of(route: Route, path: Mapping[str, str]) -> Message:
+    """Return the request that an HTTP request would make by its path alone.
+
+    Raises:
+        ServiceError: As :func:`request_of`.
+    """
+    return _parse(path, route)
+
+
 def content_request_of(route: Route, path: Mapping[str, str], query: bytes) -> Message:
     """Return the first request of a stream of content, which an HTTP request makes without its body.
 

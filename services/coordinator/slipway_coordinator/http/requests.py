@@ -26,6 +26,9 @@ class HttpRequest:
     Args:
         scope: As ASGI gives it; ``state`` has ``certificate_names`` of the connection.
         receive: As ASGI gives it.
+
+    Attributes:
+        is_too_large: Whether :meth:`body` has refused its body.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -36,6 +39,7 @@ class HttpRequest:
         self.client: tuple[str, int] = tuple(scope["client"] or ("", 0))
         self.encrypted: bool = scope["scheme"] == "https"
         self.certificate_names: Sequence[str] = scope["state"].get("certificate_names", ())
+        self.is_too_large = False
         self._receive = receive
         self._read = asyncio.Event()
 
@@ -97,20 +101,20 @@ class HttpRequest:
             ServiceError: reason ``LIMIT_EXCEEDED`` if it is larger than ``most``.
         """
         if (self.content_length or 0) > most:
-            raise _too_large_error(most)
+            raise self._too_large_error(most)
         data = bytearray()
         async for chunk in self.chunks():
             data += chunk
             if len(data) > most:
-                raise _too_large_error(most)
+                raise self._too_large_error(most)
         return bytes(data)
+
+    def _too_large_error(self, most: int) -> ServiceError:
+        self.is_too_large = True
+        return limit_error(f"the body has more than {most} bytes", field="")
 
     async def wait_for_disconnect(self) -> None:
         """Return when the client has left after the end of its body; whoever reads the body learns of it before."""
         await self._read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
-
-
-def _too_large_error(most: int) -> ServiceError:
-    return limit_error(f"the body has more than {most} bytes", field="")

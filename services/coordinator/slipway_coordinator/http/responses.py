@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
-from google.rpc import code_pb2, status_pb2
+from google.rpc import status_pb2
 
+from slipway.errors import ServiceError
+from slipway.rpc.values import failure_of_status
 from slipway_coordinator.http.errors import error_headers, http_status
 from slipway_coordinator.http.messages import json_of
 from slipway_coordinator.http.requests import Send
@@ -19,7 +21,8 @@ _FIRST_HEARTBEAT_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 15.0
 """Proxies end connections that are silent for a minute, often for less."""
 _LAST_WORDS_SECONDS = 1.0
-_LARGE = 64 << 10
+_LARGE = 4 << 10
+"""From this size on, a message is converted in a thread: that may take as long as a thousand small calls."""
 _ALWAYS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
@@ -38,8 +41,8 @@ class Response(Protocol):
     async def end(self, message: Message | None) -> None:
         """Send the only response, or the end of the stream."""
 
-    async def fail(self, status: status_pb2.Status) -> None:
-        """Send what ended the call."""
+    async def fail(self, status: status_pb2.Status, *, http: int = 0) -> None:
+        """Send what ended the call, under another HTTP status than its code's if one is given."""
 
 
 async def send_document(
@@ -75,31 +78,36 @@ class Document:
     async def end(self, message: Message | None) -> None:
         """Send the response."""
         assert message is not None
-        large = message.ByteSize() > _LARGE  # other calls go on while it is converted
-        document = await asyncio.to_thread(json_of, message) if large else json_of(message)
+        document = await _converted(message)
         self.begun = True
         await send_document(self._send, 200, document)
 
-    async def fail(self, status: status_pb2.Status) -> None:
+    async def fail(self, status: status_pb2.Status, *, http: int = 0) -> None:
         """Send the failure."""
-        await send_status(self._send, status)
+        await send_status(self._send, status, http=http)
 
 
 class Events:
     """The responses of a call as server-sent events: the id is the event's ``sequence``, the name its kind, the data its JSON.
 
-    Comments are sent while nothing happens. A failure after the begin is the event ``error``.
+    Comments are sent while nothing happens. A failure after the begin is the event ``failure``: browsers have an event ``error`` of
+    their own.
+
+    Args:
+        send: As ASGI gives it.
+        resumed: Whether the client has seen events before.
     """
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, *, resumed: bool) -> None:
+        self._send, self._resumed = send, resumed
+        self._admitted = asyncio.Event()
         self._turn = asyncio.Lock()
         self._last = asyncio.get_running_loop().time()
         self.begun = False
 
     @contextlib.asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Send heartbeats while the block runs."""
+        """Send heartbeats while the block runs, from :meth:`admit` on: they begin the response, which no refusal can replace then."""
         task = asyncio.create_task(self._beat())
         try:
             yield
@@ -107,29 +115,37 @@ class Events:
             task.cancel()
             await asyncio.wait([task])
 
+    def admit(self) -> None:
+        """Begin the heartbeats."""
+        self._admitted.set()
+
     async def write(self, message: Message) -> None:
         """Send an event."""
         event: Any = message
-        large = message.ByteSize() > _LARGE
-        data = await asyncio.to_thread(json_of, message) if large else json_of(message)
+        data = await _converted(message)
         kind = event.WhichOneof("event") or "message"
         await self._put(f"id: {event.sequence}\nevent: {kind}\ndata: {data}\n\n")
 
     async def end(self, message: Message | None) -> None:  # noqa: ARG002 - a stream has no response of its own
-        """Send the end."""
-        await self._put("")
+        """Send the end; to a client that has seen everything, the status at which browsers do not reconnect."""
+        if self._resumed and not self.begun:
+            self.begun = True
+            await _begin(self._send, 204, _ALWAYS)
+        else:
+            await self._put("")
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def fail(self, status: status_pb2.Status) -> None:
+    async def fail(self, status: status_pb2.Status, *, http: int = 0) -> None:
         """Send the failure."""
         if not self.begun:
-            await send_status(self._send, status)
+            await send_status(self._send, status, http=http)
             return
         async with asyncio.timeout(_LAST_WORDS_SECONDS):
-            await self._put(f"event: error\ndata: {json_of(status)}\n\n")
+            await self._put(f"event: failure\ndata: {json_of(status)}\n\n")
             await self._send({"type": "http.response.body", "body": b""})
 
     async def _beat(self) -> None:
+        await self._admitted.wait()
         loop, pause = asyncio.get_running_loop(), _FIRST_HEARTBEAT_SECONDS
         while True:
             await asyncio.sleep(pause)
@@ -158,20 +174,29 @@ class Content:
         send: As ASGI gives it.
         field: Field of each response that has the bytes.
         ranged: Whether a range was asked for.
+        head: Whether only the headers are asked for.
 
     Attributes:
         offset: First byte that was asked for.
+        is_enough: Whether all that was asked for is sent, except for the end.
     """
 
-    def __init__(self, send: Send, field: str, *, ranged: bool) -> None:
-        self._send, self._field, self._ranged = send, field, ranged
+    def __init__(self, send: Send, field: str, *, ranged: bool, head: bool) -> None:
+        self._send, self._field, self._ranged, self._head = send, field, ranged, head
         self.offset = 0
-        self.begun = False
+        self.begun = self.is_enough = False
 
     async def write(self, message: Message) -> None:
-        """Send bytes; the first message has the size of the whole content."""
+        """Send bytes; the first message has the size of the whole content.
+
+        Raises:
+            ServiceError: reason ``CANCELLED`` once the headers are sent, if no more is asked for.
+        """
         if not self.begun:
             await self._start(int(getattr(message, "size_bytes")))  # noqa: B009 - of any message of content
+            if self._head:
+                self.is_enough = True
+                raise ServiceError("only the headers were asked for", reason="CANCELLED")
         data = getattr(message, self._field)
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -180,14 +205,19 @@ class Content:
         """Send the end."""
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def fail(self, status: status_pb2.Status) -> None:
+    async def fail(self, status: status_pb2.Status, *, http: int = 0) -> None:
         """Send the failure; a range beyond the end has a status of its own."""
-        beyond = self._ranged and status.code == code_pb2.INVALID_ARGUMENT
-        await send_status(self._send, status, http=416 if beyond else 0)
+        size = failure_of_status(status).about.get("size_bytes", "") if self._ranged else ""
+        if size:
+            await send_status(self._send, status, http=416, headers={"content-range": f"bytes */{size}"})
+        else:
+            await send_status(self._send, status, http=http)
 
     async def _start(self, size: int) -> None:
         self.begun = True
-        headers = {"content-type": "application/octet-stream", "accept-ranges": "bytes", **_ALWAYS}
+        headers = {"content-type": "application/octet-stream", **_ALWAYS}
+        if self._ranged or not self.offset:  # a range is of the whole content, not of what a query has left of it
+            headers["accept-ranges"] = "bytes"
         headers["content-length"] = str(size - self.offset)
         if not self._ranged:
             await _begin(self._send, 200, headers)
@@ -195,6 +225,11 @@ class Content:
             await _begin(self._send, 416, {**headers, "content-range": f"bytes */{size}"})
         else:
             await _begin(self._send, 206, {**headers, "content-range": f"bytes {self.offset}-{size - 1}/{size}"})
+
+
+async def _converted(message: Message) -> str:
+    """Return a message as JSON; other calls go on while a large one is converted."""
+    return await asyncio.to_thread(json_of, message) if message.ByteSize() > _LARGE else json_of(message)
 
 
 async def _begin(send: Send, status: int, headers: Mapping[str, str]) -> None:

@@ -41,6 +41,12 @@ class Route:
         """Whether the response's body is bytes and not JSON."""
         return self.streams_responses and bool(self.rule.response_body)
 
+    @property
+    def verbs(self) -> Sequence[str]:
+        """Its HTTP methods: with GET comes HEAD, except for events, which have no end."""
+        endless = self.streams_responses and not self.returns_content
+        return ["GET", "HEAD"] if self.rule.verb == "GET" and not endless else [self.rule.verb]
+
     def new_request(self) -> Message:
         """Return an empty request."""
         return GetMessageClass(self.request)()
@@ -75,9 +81,9 @@ class Routes:
             raise HttpError(failure, 404)
         custom = matches[0][0].rule.custom_verb
         for route, match in matches:
-            if route.rule.verb == verb and route.rule.custom_verb == custom:
+            if verb in route.verbs and route.rule.custom_verb == custom:
                 return route, {name: _decode(name, value) for name, value in match.groupdict().items()}
-        allowed = sorted({route.rule.verb for route, _ in matches if route.rule.custom_verb == custom})
+        allowed = sorted({each for route, _ in matches if route.rule.custom_verb == custom for each in route.verbs})
         failure = ServiceError(
             "no call with this path has this HTTP method", reason="CALL_NOT_FOUND", remedy=f"use {' or '.join(allowed)}"
         )

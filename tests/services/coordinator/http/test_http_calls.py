@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import re
 from itertools import count
@@ -128,7 +129,16 @@ def test_content_is_read_from_a_byte(place: HttpPlace, artifact: str) -> None:
     assert rest.headers["content-range"] == f"bytes 100000-{size - 1}/{size}"
     assert place.call("viewer", "GET", f"{path}?offset=100000").body == CONTENT[100_000:]
     for beyond in (size, size + 1):
-        assert place.call("viewer", "GET", path, range=f"bytes={beyond}-").status == 416
+        refused = place.call("viewer", "GET", path, range=f"bytes={beyond}-")
+        assert (refused.status, refused.headers["content-range"]) == (416, f"bytes */{size}")
+    for both in (f"{path}?offset=5", f"{path}?offset={size + 1}"):
+        refused = place.call("viewer", "GET", both, range="bytes=1-")
+        assert (refused.status, refused.fields) == (400, ["offset"])
+    missing = place.call("viewer", "GET", path.replace(digest(CONTENT), "sha256:short"), range="bytes=1-")
+    assert missing.status == 404
+    part = place.call("viewer", "GET", f"{path}?offset=5")
+    assert "accept-ranges" not in part.headers  # a range would be of the whole
+    assert place.call("viewer", "GET", f"{path}?offset={size + 1}").status == 400
     for other in (
         "bytes=1-2",
         "bytes=-5",
@@ -138,6 +148,22 @@ def test_content_is_read_from_a_byte(place: HttpPlace, artifact: str) -> None:
     ):  # all of it is right, too
         whole = place.call("viewer", "GET", path, range=other)
         assert (whole.status, len(whole.body)) == (200, size)
+
+
+def test_a_head_is_that_of_the_response(place: HttpPlace, artifact: str) -> None:
+    listed = f"/v1/projects/red/artifacts/{artifact}"
+    for path in (listed, f"{listed}/blobs/{digest(CONTENT)}"):
+        head, whole = (place.call("viewer", verb, path) for verb in ("HEAD", "GET"))
+        assert (head.status, head.headers["content-length"], head.body) == (200, str(len(whole.body)), b"")
+        again = http.client.HTTPConnection(place.http_address, timeout=60)
+        for _ in range(3):  # over one connection
+            again.request("HEAD", path, headers={"authorization": f"Bearer {place.tokens['viewer']}"})
+            assert again.getresponse().read() == b""
+            assert again.sock is not None
+        again.close()
+    assert place.call("viewer", "HEAD", "/v1/projects/red/exports/none").status == 404
+    refused = place.call("viewer", "HEAD", "/v1/projects/red/exports/none:cancel")
+    assert (refused.status, refused.headers["allow"]) == (405, "POST")
 
 
 def test_wrong_content_is_refused(place: HttpPlace) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
 from slipway_coordinator.http import responses
+from slipway_coordinator.model.records import ExportRecord
 from support.coordinators.event_readers import Reader, submit
 from support.coordinators.harness import wait_for
 from support.coordinators.http_places import HttpPlace
@@ -26,8 +28,9 @@ def test_events_come_until_the_export_ends(place: HttpPlace) -> None:
     ids = [int(event["id"]) for event in (first, *rest)]
     assert ids == sorted(set(ids))
     reader.close()
-    again = list(Reader(place, name, **{"last-event-id": str(ids[-1])}).events())
-    assert again == []
+    again = Reader(place, name, **{"last-event-id": str(ids[-1])})
+    assert again.response.status == 204  # browsers do not reconnect after that
+    assert list(again.events()) == []
     newest = list(Reader(place, name, **{"last-event-id": str(ids[-1] - 1)}).events())
     assert [event["id"] for event in newest] == [str(ids[-1])]
     for nothing in ("x", "-1", "9" * 400):  # an id that no event has is none
@@ -55,3 +58,17 @@ def test_a_stream_that_nobody_may_see_is_refused_before_it_begins(place: HttpPla
     refused = place.call("neighbour", "GET", f"/v1/{name}:watch")
     assert (refused.status, refused.reason) == (404, "EXPORT_NOT_FOUND")
     assert place.call("viewer", "GET", "/v1/projects/red/exports/none:watch").status == 404
+    assert place.call("viewer", "HEAD", f"/v1/{name}:watch").status == 405
+
+
+def test_a_refusal_that_takes_long_is_not_begun_as_a_stream(place: HttpPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = place.server.coordinator.load
+
+    async def load_slowly(name: str) -> ExportRecord | None:
+        await asyncio.sleep(0.5)
+        return await load(name)
+
+    monkeypatch.setattr(responses, "_FIRST_HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(place.server.coordinator, "load", load_slowly)
+    refused = place.call("viewer", "GET", "/v1/projects/red/exports/none:watch")
+    assert (refused.status, refused.reason) == (404, "EXPORT_NOT_FOUND")

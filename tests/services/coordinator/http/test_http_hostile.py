@@ -55,7 +55,7 @@ def served(place: HttpPlace, caplog: pytest.LogCaptureFixture) -> Iterator[None]
 )
 def test_a_body_that_is_no_request_is_refused(place: HttpPlace, body: bytes) -> None:
     refused = place.call("submitter", "POST", EXPORTS, body, content_type="application/json")
-    assert refused.status in {400, 429}, refused.body
+    assert refused.status in {400, 413, 429}, refused.body
     assert refused.reason in {"REQUEST_INVALID", "LIMIT_EXCEEDED", "CONFIGURATION_INVALID"}
     assert "\x1b" not in str(refused.info) + refused.json["message"]
     assert len(refused.body) < 8000
@@ -80,7 +80,7 @@ def test_a_body_beyond_its_limit_is_not_read(place: HttpPlace) -> None:
     large = b'{"labels": {"a": "' + b"x" * (2 << 20) + b'"}}'
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         refused = place.call("submitter", "POST", EXPORTS, large, content_type="application/json")
-        assert (refused.status, refused.reason) == (429, "LIMIT_EXCEEDED")
+        assert (refused.status, refused.reason) == (413, "LIMIT_EXCEEDED")
     nobody = exchange(
         place,
         b"POST /v1/projects/red/exports HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -88,6 +88,14 @@ def test_a_body_beyond_its_limit_is_not_read(place: HttpPlace) -> None:
     )
     assert nobody.startswith(b"HTTP/1.1 401")  # before it has sent anything
     assert b"100 Continue" not in nobody
+
+
+@pytest.mark.parametrize("who", ["viewer", "neighbour"])
+def test_a_body_of_a_caller_who_may_not_call_is_not_parsed(place: HttpPlace, who: str) -> None:
+    refused = place.call(who, "POST", EXPORTS, b"{", content_type="application/json")
+    assert (refused.status, refused.reason) == (403, "PERMISSION_DENIED")
+    hidden = place.call("neighbour", "POST", f"{EXPORTS}/x:cancel", b"{", content_type="application/json")
+    assert (hidden.status, hidden.reason) == (404, "EXPORT_NOT_FOUND")
 
 
 @pytest.mark.parametrize(
