@@ -28,7 +28,6 @@ from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.rpc.serving import Context, abort, add_health_and_reflection
 from slipway.security.server import ServerSecurity, coordinator_security
-from slipway.security.tls import is_private_address
 from slipway.service_flags import run_service, with_security_flags
 from slipway.settings import Settings
 from slipway.settings.security import Security
@@ -144,8 +143,9 @@ class CoordinatorServer:
         from slipway_coordinator.http.application import HttpApplication
         from slipway_coordinator.http.listener import HttpListener
 
-        private = is_private_address(address)
-        application = HttpApplication(self._server.checked_handler, active=lambda: self.active, private=private)
+        application = HttpApplication(
+            self._server.checked_handler, active=lambda: self.active, names=self._security.names_over_http()
+        )
         return HttpListener(application, address, self._security.tls)
 
     async def activate(self) -> None:
@@ -322,6 +322,7 @@ def _run(arguments: argparse.Namespace) -> None:
         health_address=arguments.health_listen,
         token_address=arguments.token_listen,
         http_address=arguments.http,
+        http_names=arguments.http_name,
         allow_anonymous=arguments.allow_anonymous,
     )
     with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:

@@ -79,6 +79,13 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         help="port for JSON over HTTP, off by default; use the same port on all coordinators of a state",
     )
     parser.add_argument(
+        "--http-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name by which clients call --http without an access file, besides localhost, its HOST and addresses; repeat for more",
+    )
+    parser.add_argument(
         "--advertise",
         type=_address,
         metavar="HOST:PORT",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ class ServerSecurity:
         token_address: ``HOST:PORT`` of a second TLS port that requires no client certificate, for callers with a token.
             Empty for none.
         http_address: ``HOST:PORT`` of the port for JSON over HTTP; with TLS where the main port has it. Empty for none.
+        http_names: Names by which clients call that port, besides its own.
         audits: Whether to write the audit log.
     """
 
@@ -44,6 +46,7 @@ class ServerSecurity:
     health_address: str = ""
     token_address: str = ""
     http_address: str = ""
+    http_names: frozenset[str] = frozenset()
     audits: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +62,16 @@ class ServerSecurity:
                 reason="TLS_INVALID",
                 remedy="give --tls-ca-file, or leave out --token-listen: the main port takes tokens",
             )
+
+    def names_over_http(self) -> frozenset[str] | None:
+        """Return the only names by which the port for HTTP may be called; None if all may, because callers show who they are.
+
+        Without an access file, the address alone lets callers in, and a page can give its own name this address.
+        """
+        if not isinstance(self.authenticator, Everyone):
+            return None
+        names = ("localhost", self.http_address.rpartition(":")[0], *self.http_names)
+        return frozenset(name.lower() for name in names if name)
 
     def interceptor(self) -> AccessInterceptor:
         """Return the interceptor that checks this server's calls."""
@@ -95,6 +108,7 @@ def coordinator_security(
     health_address: str = "",
     token_address: str = "",
     http_address: str = "",
+    http_names: Collection[str] = (),
     allow_anonymous: bool = False,
 ) -> ServerSecurity:
     """Return the security of a coordinator.
@@ -124,6 +138,7 @@ def coordinator_security(
         health_address=health_address,
         token_address=token_address,
         http_address=http_address,
+        http_names=frozenset(http_names),
         audits=True,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from importlib import resources
 
 from google.protobuf.message import Message
@@ -39,13 +39,13 @@ class HttpApplication:
     Args:
         handlers: Finds a call behind all checks.
         active: Whether the coordinator takes calls.
-        private: Whether only this machine reaches the address: then requests for other hosts are refused.
+        names: Names by which it may be called, besides addresses; None for all. See :func:`check_origin`.
     """
 
-    def __init__(self, handlers: Handlers, *, active: Callable[[], bool], private: bool) -> None:
+    def __init__(self, handlers: Handlers, *, active: Callable[[], bool], names: Collection[str] | None) -> None:
         self._handlers = handlers
         self._active = active
-        self._private = private
+        self._names = names
         self._routes = Routes(*SERVICES)
         self._calls: set[asyncio.Task[None]] = set()
         self._ending = False
@@ -60,7 +60,7 @@ class HttpApplication:
             await send_status(send, status_of(error.failure()))
 
     async def _serve(self, request: HttpRequest, send: Send, abort: Callable[[], None]) -> None:
-        check_origin(request, private=self._private)
+        check_origin(request, names=self._names)
         if request.path in {_HEALTH, _DESCRIPTION}:
             await self._serve_page(request, send)
             return

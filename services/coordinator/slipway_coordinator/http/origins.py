@@ -6,21 +6,24 @@ the address alone lets callers in, such requests would have all rights.
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from slipway.errors import ServiceError
+from slipway.texts import quoted
 from slipway_coordinator.http.requests import HttpRequest
 
-_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAME = frozenset({"", "same-origin", "none"})
 
 
-def check_origin(request: HttpRequest, *, private: bool) -> None:
+def check_origin(request: HttpRequest, *, names: Collection[str] | None) -> None:
     """Refuse a request that a page of another site made.
 
     Args:
         request: The request.
-        private: Whether the server listens on this machine alone; then it has no other name.
+        names: Names by which the server may be called, besides addresses: a page cannot have the address of another server as its
+            name. None if it may have any, because callers show who they are.
 
     Raises:
         ServiceError: reason ``PERMISSION_DENIED``.
@@ -29,8 +32,12 @@ def check_origin(request: HttpRequest, *, private: bool) -> None:
     origin = request.header("origin")
     if request.header("sec-fetch-site").lower() not in _SAME or (origin and _host_of(origin) != host.lower()):
         raise _refusal("pages of other sites may not call this coordinator", "call it from a program or a server")
-    if private and _name_of(host) not in _HERE:
-        raise _refusal("this coordinator is called localhost, and by no other name", "call it by http://localhost:PORT")
+    name = _name_of(host)
+    if names is not None and name not in names and not _is_address(name):
+        raise _refusal(
+            f"without an access file, this coordinator is not called {quoted(name)}",
+            "call it by its address or by localhost, or name it to the coordinator with --http-name",
+        )
 
 
 def _refusal(what: str, remedy: str) -> ServiceError:
@@ -49,3 +56,11 @@ def _name_of(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
