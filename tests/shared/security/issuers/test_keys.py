@@ -101,6 +101,16 @@ async def test_calls_that_wait_for_keys_have_a_limit(issuer: OidcIssuer, monkeyp
     assert clocked.keys._waiting == 0
 
 
+async def test_calls_with_a_known_key_need_no_place_among_those_that_wait(issuer: OidcIssuer, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [GOOD_KEY]}))
+    clocked = Clocked(issuer, file=path)
+    assert await clocked.reason() == "found"
+    path.write_text(json.dumps({"keys": [GOOD_KEY]}) + "\n")
+    clocked.now += 30
+    assert set(await asyncio.gather(*(clocked.reason() for _ in range(2 * MOST_WAITING)))) == {"found"}
+
+
 async def test_an_issuer_that_was_down_is_asked_again_soon(issuer: OidcIssuer) -> None:
     clocked = Clocked(issuer, refresh_seconds=300.0)
     issuer.changes[DISCOVERY] = 503

@@ -114,8 +114,7 @@ class IssuerKeys:
         """Return the key of an id; without an id the only key. None if the issuer has no such key.
 
         Raises:
-            ServiceError: reason ``ISSUER_UNAVAILABLE`` if there are no keys, if they may be outdated and lack this one, or if too
-                many calls wait for them.
+            ServiceError: reason ``ISSUER_UNAVAILABLE`` if there are no keys, or they may be outdated and lack this one.
         """
         is_known = False
         if not self._are_kept() or self._is_rewritten() or self._get(kid) is None:
@@ -124,7 +123,7 @@ class IssuerKeys:
             self._start()
         key = self._get(kid) if self._are_kept() else None
         if key is None and not is_known:
-            what = "its keys cannot be fetched" if self._problem else "it may have a new key, which is fetched soon"
+            what = "its keys cannot be fetched" if self._problem else "it may have a new key, which is not fetched yet"
             raise unavailable_error(self._source.name, what, retry_seconds=self._pause())
         return key
 
@@ -149,13 +148,14 @@ class IssuerKeys:
         return self._source.file is not None and signature((self._source.file,)) != self._seen
 
     async def _refresh(self) -> bool:
-        """Wait for a fetch, unless one was tried only just now; return whether it began for this call and brought keys."""
+        """Wait for a fetch, unless one was tried only just now or too many calls wait already.
+
+        Return whether it began for this call, and brought keys.
+        """
         is_joined, loaded = self._fetching is not None, self._loaded
         task = self._start()
-        if task is None:
+        if task is None or self._waiting >= MOST_WAITING:
             return False
-        if self._waiting >= MOST_WAITING:
-            raise unavailable_error(self._source.name, "too many calls wait for its keys", retry_seconds=1.0)
         self._waiting += 1
         try:
             await asyncio.wait([task])  # until FETCH_SECONDS at most
@@ -164,8 +164,8 @@ class IssuerKeys:
         return not is_joined and self._loaded != loaded
 
     def _pause(self) -> float:
-        """Return the seconds until a fetch may begin."""
-        if self._tried is None:
+        """Return the seconds until a fetch may begin; none while one is under way."""
+        if self._tried is None or self._fetching is not None:
             return 0.0
         pause = self._source.refresh_seconds
         return self._tried + (min(pause, _RETRY_SECONDS) if self._problem else pause) - self._clock()
