@@ -189,6 +189,7 @@ class Document:
             said = f"Server-sent events: the data of each is a {event}, its id the sequence. A failure is the event `failure`."
             return {
                 "200": {"description": said, "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+                "204": {"description": "The export has ended, and Last-Event-ID is its last event."},
                 "default": failure,
             }
         content = {"application/octet-stream": {"schema": {}}}
