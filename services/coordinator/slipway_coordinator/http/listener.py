@@ -8,7 +8,7 @@ import functools
 import logging
 import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any, cast
 
 import h11
@@ -218,10 +218,17 @@ class _Connection(H11Protocol):
         self._stop_waiting()
 
     async def _serve(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: MutableMapping[str, Any]) -> None:
+            try:
+                async with asyncio.timeout(_PATIENCE_SECONDS):  # until there is room behind what is not read yet
+                    await send(message)
+            except TimeoutError:
+                self.transport.abort()
+
         self._requests += 1
         self._stop_waiting()
         try:
-            await app(scope, receive, send)
+            await app(scope, receive, send_in_time)
         finally:
             self._requests -= 1
             self._wait_for_request()

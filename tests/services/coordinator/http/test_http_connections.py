@@ -103,6 +103,15 @@ async def test_a_reader_that_is_too_slow_does_not_keep_a_response(monkeypatch: p
     assert len(received) < len(CONTENT)
 
 
+async def test_a_second_request_does_not_keep_a_response_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_PATIENCE_SECONDS", 0.5)
+    async with serving() as port:
+        with connected(port) as connection:
+            connection.sendall(GET + GET)
+            await asyncio.sleep(2)
+            assert len(await asyncio.to_thread(read, connection, pause=0)) < len(CONTENT)
+
+
 async def test_connections_count_before_their_handshake(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "_MOST_OF_A_HOST", 3)
     async with serving(authority.files("server", "localhost")) as port:
