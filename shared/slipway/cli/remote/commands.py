@@ -38,7 +38,8 @@ Filter = Annotated[
     ),
 ]
 Priority = Annotated[
-    int, typer.Option("--priority", min=-100, max=100, help="Among waiting exports of a project, the highest runs first.")
+    int,
+    typer.Option("--priority", min=-100, max=100, help="Among waiting exports of a project, the highest runs first."),
 ]
 
 
