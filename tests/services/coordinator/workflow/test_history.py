@@ -104,7 +104,7 @@ def test_filters(client: Client, listed: list[str], text: str, expected: Any) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["state", "state = odd", "state < queued", "state=queued OR state=failed", "label.=x", "name=x", "create_time > soon",
+    ["state", "state = odd", "state < queued", "state=queued XOR state=failed", "label.=x", "name=x", "create_time > soon",
      'label.a="open', "state=queued AND", " AND ".join(["label.a=b"] * 17), "label.a=b; DROP TABLE slipway_exports"],
 )  # fmt: skip
 def test_filters_that_are_not_understood(client: Client, text: str) -> None:
