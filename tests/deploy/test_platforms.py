@@ -25,7 +25,10 @@ OUT_OF_REACH = ("Failed to fetch", "error sending request")
 
 @pytest.mark.skipif(not UV.exists(), reason="uv asks for versions: pip install uv")
 @pytest.mark.parametrize("python", ["3.11", pytest.param("3.13", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize(
+    "platform",
+    [each if each == "aarch64-apple-darwin" else pytest.param(each, marks=pytest.mark.slow) for each in PLATFORMS],
+)
 def test_everything_can_be_installed(platform: str, python: str, tmp_path: Path) -> None:
     words = [
         "pip",

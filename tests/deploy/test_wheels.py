@@ -49,6 +49,7 @@ def kernels(wheel: zipfile.ZipFile) -> list[str]:
     return [name for name in wheel.namelist() if Path(name).name.startswith("_kernel")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_kernels_name_the_platform_and_no_python(tmp_path: Path) -> None:
     wheel = made(tmp_path)

@@ -59,6 +59,7 @@ def test_the_script_reads_every_input_of_the_action() -> None:
     assert set(given) <= used
 
 
+@pytest.mark.slow
 def test_a_job_exports_and_shows_what_it_made(run: Path, tmp_path: Path) -> None:
     settings = "validation.effort=quick\nvalidation.benchmark_performance=false\n"
     done, outputs, page = step(run, tmp_path, SETTINGS=settings)
