@@ -72,8 +72,8 @@ class Document:
         self.begun = False
 
     async def write(self, message: Message) -> None:
-        """Never called: the call has one response."""
-        raise NotImplementedError
+        """Refuse a second response: the call has one."""
+        raise AssertionError(f"a second response, a {type(message).__name__}")
 
     async def end(self, message: Message | None) -> None:
         """Send the response."""
