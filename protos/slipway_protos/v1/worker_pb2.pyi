@@ -14,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending", "parameters")
+    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending", "parameters", "slots")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class SynchronizeRequest(_message.Message):
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     ENDING_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     stages: _containers.RepeatedScalarFieldContainer[str]
     capabilities: Capabilities
@@ -40,7 +41,8 @@ class SynchronizeRequest(_message.Message):
     max_wait: _duration_pb2.Duration
     ending: bool
     parameters: _containers.MessageMap[str, StageParameters]
-    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ..., parameters: _Optional[_Mapping[str, StageParameters]] = ...) -> None: ...
+    slots: int
+    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ..., parameters: _Optional[_Mapping[str, StageParameters]] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class StageParameters(_message.Message):
     __slots__ = ("names",)
@@ -49,7 +51,7 @@ class StageParameters(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("gpu_architecture", "gpu_memory_bytes", "memory_bytes", "scratch_bytes", "versions")
+    __slots__ = ("gpu_architecture", "gpu_memory_bytes", "memory_bytes", "scratch_bytes", "versions", "processors")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,12 +64,14 @@ class Capabilities(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SCRATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     gpu_architecture: str
     gpu_memory_bytes: int
     memory_bytes: int
     scratch_bytes: int
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, gpu_architecture: _Optional[str] = ..., gpu_memory_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., scratch_bytes: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    processors: int
+    def __init__(self, gpu_architecture: _Optional[str] = ..., gpu_memory_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., scratch_bytes: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., processors: _Optional[int] = ...) -> None: ...
 
 class RunningTask(_message.Message):
     __slots__ = ("task", "lease_epoch", "progress", "logs")
