@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipway.files.json_documents import read_json_object
-from slipway.security.access.issuers.fetching import MOST_BYTES, Connections, FetchError, fetch_json, run_fetch
+from slipway.security.access.issuers.fetching import MOST_BYTES, FetchError, fetch_json, run_fetch
 from slipway.security.access.issuers.settings import Issuer, check_url, origin_of
 from slipway.security.access.refusals import unavailable_error
+from slipway.security.outgoing import Connections
 from slipway.security.reloading import signature
 
 if TYPE_CHECKING:

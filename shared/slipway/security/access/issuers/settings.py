@@ -23,7 +23,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
@@ -31,6 +30,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints, model_validator
 
 from slipway.security.access.grants import Grant
+from slipway.security.outgoing import check_address
 from slipway.texts import hidden_character
 
 Algorithm = Literal[
@@ -119,20 +119,7 @@ def check_url(url: str) -> str:
     Raises:
         ValueError: It is another one; the message does not repeat it, as it may hold a password.
     """
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if (
-        parts.username is not None
-        or parts.password is not None
-        or parts.fragment
-        or hidden_character(url)
-        or " " in url
-    ):
-        raise ValueError("the address of an issuer or its keys has no user, password, fragment or space")
-    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
-        raise ValueError("the address of an issuer or its keys begins with https:// (http:// on loopback alone)")
-    parts.port  # noqa: B018 - raises ValueError for an impossible port
-    return url
+    return check_address(url, what="the address of an issuer or its keys")
 
 
 def origin_of(url: str) -> tuple[str, str, int]:
@@ -163,11 +150,3 @@ def _has(claim: Any, values: Any) -> bool:
     entries = claim if isinstance(claim, list) else [claim]
     accepted = {(type(value), value) for value in (values if isinstance(values, tuple) else (values,))}
     return any(isinstance(entry, str | int) and (type(entry), entry) in accepted for entry in entries)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
