@@ -297,5 +297,16 @@ REASONS: Mapping[str, Reason] = {
     ),
     "ETAG_MISMATCH": Reason(_C.ABORTED, "the export has changed since the caller read it"),
     "NO_WORKER": Reason(_C.UNAVAILABLE, "no worker runs this stage", retryable=True),
+    "WORKER_UNFIT": Reason(
+        _C.UNAVAILABLE, "the workers that run this stage lack a GPU of that kind, memory or a library", retryable=True
+    ),
+    "WORKER_OUTDATED": Reason(
+        _C.UNAVAILABLE,
+        "the workers that run this stage are of another version, which lacks a parameter",
+        retryable=True,
+    ),
+    "WORKERS_DRAINING": Reason(
+        _C.UNAVAILABLE, "the workers that can run this stage take no new tasks at the moment", retryable=True
+    ),
     "INTERNAL": Reason(_C.INTERNAL, "a fault in Slipway itself"),
 }

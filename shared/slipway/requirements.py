@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from slipway.sizes import format_size
@@ -102,6 +103,15 @@ ANY = Requirements()
 """No requirements: every worker with the stage qualifies."""
 
 
+class Lack(StrEnum):
+    """What workers lack for a task that none of them takes; each is a reason of :mod:`slipway.reasons`."""
+
+    STAGE = "NO_WORKER"
+    ABILITY = "WORKER_UNFIT"
+    VERSION = "WORKER_OUTDATED"
+    READINESS = "WORKERS_DRAINING"
+
+
 class Placement(NamedTuple):
     """The workers that an offer is for.
 
@@ -136,24 +146,32 @@ class Placement(NamedTuple):
             names = {name for name in names if needs.met_by(known[name])} or names
         return names
 
-    def lacking(self, workers: Iterable[Abilities]) -> str:
-        """Say why no worker takes the task, with the needs of the task and the abilities of the workers."""
+    def lack(self, workers: Iterable[Abilities]) -> tuple[Lack, str]:
+        """Return why no worker takes the task, and the same for people, with the needs of the task and the abilities of the workers."""
         serving = [worker for worker in workers if self.stage in worker.stages]
         if not serving:
-            return f"no worker runs the stage {self.stage}"
+            return Lack.STAGE, f"no worker runs the stage {self.stage}"
         able = sum(self.can(worker) for worker in serving)
         if able:
-            return f"the workers that can run {self.stage} ({able}) take no new tasks: they are shutting down, or their disks are full"
+            return (
+                Lack.READINESS,
+                f"the workers that can run {self.stage} ({able}) take no new tasks: they are shutting down, or their disks are full",
+            )
         fitting = [worker for worker in serving if self.requirements.met_by(worker)]
         unknown = sorted(set[str]().union(*(worker.unknown(self.stage, self.parameters) for worker in fitting)))
         if fitting:
             names = ", ".join(unknown)
             return (
-                f"the workers that run {self.stage} ({len(fitting)}) are of another version: they do not know {names}"
+                Lack.VERSION,
+                f"the workers that run {self.stage} ({len(fitting)}) are of another version: they do not know {names}",
             )
         needs = " or ".join(str(needs) for needs in self.requirements.any_of)
         have = "; ".join(sorted({self._has(worker) for worker in serving}))
-        return f"{self.stage} needs {needs}; its workers ({len(serving)}) have {have}"
+        return Lack.ABILITY, f"{self.stage} needs {needs}; its workers ({len(serving)}) have {have}"
+
+    def lacking(self, workers: Iterable[Abilities]) -> str:
+        """Say why no worker takes the task."""
+        return self.lack(workers)[1]
 
     def _has(self, worker: Abilities) -> str:
         asked = self.requirements.any_of

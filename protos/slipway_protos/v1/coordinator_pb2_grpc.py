@@ -62,7 +62,8 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """Returns the workers that are alive, by name, and the tasks that wait for one. INVALID_ARGUMENT: malformed page token or page size.
+        """Returns the workers that are alive, in the order in which they joined, and the tasks that wait for one.
+        INVALID_ARGUMENT: malformed page token or page size.
 
         Operators of all projects see everything. Other callers see the workers that now run tasks of projects that they may see, with those
         tasks alone; all other workers are only counted. They see the waiting tasks of these projects; those of other projects are

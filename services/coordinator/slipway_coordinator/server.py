@@ -33,6 +33,7 @@ from slipway.settings import Settings
 from slipway.settings.security import Security
 from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.artifact_service import ArtifactService
+from slipway_coordinator.api.coordinator_service import CoordinatorService
 from slipway_coordinator.api.export_service import ExportService
 from slipway_coordinator.api.worker_service import WorkerService
 from slipway_coordinator.broker.scaler import SERVICE as SCALER
@@ -49,14 +50,20 @@ from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers import TransferLimits
 from slipway_coordinator.workflow.observation import Gauges
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
-from slipway_protos.v1 import artifact_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
+from slipway_protos.v1 import artifact_pb2_grpc, coordinator_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
 
 if TYPE_CHECKING:
     from slipway_coordinator.http.listener import HttpListener
 
 log = logging.getLogger("slipway.coordinator")
 
-SERVICES = ("slipway.v1.ExportService", "slipway.v1.ArtifactService", "slipway.v1.WorkerService", SCALER)
+SERVICES = (
+    "slipway.v1.ExportService",
+    "slipway.v1.ArtifactService",
+    "slipway.v1.CoordinatorService",
+    "slipway.v1.WorkerService",
+    SCALER,
+)
 
 _OURS = "/slipway.v1."
 
@@ -92,6 +99,9 @@ class CoordinatorServer:
         export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
         self._artifacts = ArtifactService(self.coordinator, lambda: blobs_of(store()))
         artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(self._artifacts, self._server)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
+            CoordinatorService(self.coordinator), self._server
+        )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self.coordinator), self._server)
         scaler = ExternalScaler(self.coordinator.broker.board)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(scaler, self._server)

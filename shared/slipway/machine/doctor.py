@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from slipway.errors import ModelExportError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, refused_formats, translate_format_errors
 from slipway.formats.settings import every_choice
-from slipway.formats.tasks import FormatRequest, PlannedTask
+from slipway.formats.steps import plain_request, stages_of, steps_before
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
 from slipway.machine.libraries import install_remedy, is_runnable, with_install_lines
 from slipway.machine.processors import first_gpu, processor_name
@@ -111,9 +111,7 @@ def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
 
 def _outputs_health(each: Format[Any], by_name: Mapping[str, StageHealth]) -> Iterator[FormatHealth]:
     """Yield a format's plain output, its levels, and each variant that its settings can ask for."""
-    request = FormatRequest(
-        each.name, each.settings(), (), model="task:merged/model", base="source:base", adapter="source:adapter"
-    )
+    request = plain_request(each)
     asked = [(each.name, "", request)]
     if each.levels:
         asked.append((f"{each.name}-<level>", each.levels[0], replace(request, levels=each.levels[:1])))
@@ -125,21 +123,10 @@ def _outputs_health(each: Format[Any], by_name: Mapping[str, StageHealth]) -> It
             ]
         for output, kind, one in asked:
             with translate_format_errors(each):
-                needed = _stages_before(tuple(each.plan(one)), each.output_name(kind), model=one.model)
-            yield _format_health(output, needed, by_name)
+                steps = steps_before(tuple(each.plan(one)), each.output_name(kind), model=one.model)
+            yield _format_health(output, stages_of(steps), by_name)
     except ModelExportError as error:
         yield FormatHealth(each.name, available=False, detail=str(error))
-
-
-def _stages_before(tasks: Sequence[PlannedTask], output: str, *, model: str) -> list[str]:
-    """Return the stages that make an output, in order; if no task delivers it, it is the merged model itself."""
-    stages, wanted = list[str](), set[str]()
-    for task in reversed(tasks):
-        if task.format == output or task.reference in wanted:
-            wanted |= set(task.inputs.values())
-            stages.append(task.stage)
-    merged = [stage_of(Role.MERGE).name] if model in wanted or not stages else []
-    return [*merged, *dict.fromkeys(reversed(stages))]
 
 
 def _format_health(output: str, needed: Iterable[str], by_name: Mapping[str, StageHealth]) -> FormatHealth:

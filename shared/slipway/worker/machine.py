@@ -57,6 +57,7 @@ class Machine:
             memory_bytes=int(self.memory_bytes * MEMORY_SHARE / slots),
             scratch_bytes=self.scratch_bytes,
             versions=self.libraries,
+            processors=self.cores,
         )
 
 

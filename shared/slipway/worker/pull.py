@@ -190,6 +190,7 @@ class Worker:
             worker_id=self.options.worker_id,
             stages=self.options.stages,
             capabilities=self.machine.capabilities(slots=self.options.slots),
+            slots=self.options.slots,
             free_slots=max(self.free_slots, 0),
             draining=self._stopping.is_set() or not self.room.enough,
             ending=self._stopping.is_set(),

@@ -26,7 +26,8 @@ ALL_PROJECTS_PARENT = "projects/-"
 PAGE_BYTES = 3 << 20
 """Limit for the exports in one response: gRPC clients accept 4 MiB by default."""
 
-_ITEM_BYTES = 8  # tag and length
+ITEM_BYTES = 8
+"""Size of the tag and length of an item in a response."""
 _READ_AT_ONCE = 20  # reading records holds the interpreter lock; other threads run between batches
 
 Place = tuple[float, str]
@@ -149,7 +150,7 @@ def page_of(
         records = database.page(conditions, limit=limit, after=after, oldest_first=oldest_first)
         for record in records:
             message = _view_message(record, view)
-            room -= message.ByteSize() + _ITEM_BYTES
+            room -= message.ByteSize() + ITEM_BYTES
             if len(page) == size or (page and room < 0):
                 return page, after
             page.append(message)

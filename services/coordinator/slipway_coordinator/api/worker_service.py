@@ -38,7 +38,7 @@ _MOST = 99  # together with a principal's name it must fit the database column
 _WORKER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{_MOST}}}")
 
 _MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
-_MOST_PARAMETERS = 256
+_MOST_PARAMETERS, _MOST_SLOTS = 256, 1 << 16
 _LINE_LENGTH, _WORD_LENGTH = 5000, 200
 _LARGEST = 2**62
 
@@ -149,12 +149,15 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
     return WorkerReport(
         worker=worker,
         stages=frozenset(request.stages),
+        slots=min(max(request.slots, 0), _MOST_SLOTS),
         free_slots=request.free_slots,
         draining=request.draining,
         ending=request.ending,
         memory_bytes=_clamp(can.memory_bytes),
         gpu_architecture=can.gpu_architecture,
         gpu_memory_bytes=_clamp(can.gpu_memory_bytes),
+        processors=max(can.processors, 0),
+        scratch_bytes=_clamp(can.scratch_bytes),
         libraries=dict(can.versions),
         parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
         running=tuple(Held(AttemptKey.parse(running.task), running.lease_epoch) for running in request.running),

@@ -40,11 +40,17 @@ class Lease:
 
 @dataclass
 class KnownWorker:
-    """A worker's last report, and when it was made."""
+    """A worker's last report, and when it was made.
+
+    ``seen`` is of the board's clock; ``joined`` and ``reported`` are seconds since the epoch, and ``joined`` is the time of the first
+    report since it is known.
+    """
 
     report: WorkerReport
     abilities: Abilities
     seen: float
+    joined: float = 0.0
+    reported: float = 0.0
 
     @property
     def draining(self) -> bool:
@@ -96,7 +102,9 @@ class Board:
         if report.ending and not report.running:
             self.workers.pop(report.worker, None)
             return
-        self.workers[report.worker] = KnownWorker(report, report.abilities, self.clock())
+        now, known = time.time(), self.workers.get(report.worker)
+        joined = now if known is None else known.joined
+        self.workers[report.worker] = KnownWorker(report, report.abilities, self.clock(), joined, now)
 
     # Changes of an attempt
 
@@ -122,7 +130,7 @@ class Board:
         if free <= 0 or not self.waiting:
             return chosen
         shares = self._shares.setdefault(report.stages, Shares())
-        weight, ready, running = self.projects().weight, self._ready(), self._running_by_project(report.stages)
+        weight, ready, running = self.projects().weight, self.ready(), self._running_by_project(report.stages)
         while free > 0 and not self._has_exclusive(report.worker):
             turns = shares.order(self.waiting.projects, running, weight)
             offer = self.waiting.first(report.worker, ready, projects=turns, importing=self.importing())
@@ -239,6 +247,11 @@ class Board:
         now = self.clock()
         return [(key, lease) for key, lease in self.held.items() if lease.epoch and lease.expires < now]
 
+    def offered_ages(self) -> list[tuple[Offer, float]]:
+        """Return the offers that wait, each with the seconds since it was offered."""
+        now = self.clock()
+        return [(offer, max(now - self._offered_since.get(key, now), 0.0)) for key, offer in self.waiting.items()]
+
     def load(self) -> Load:
         """Return what waits and runs now, and the workers' stages. Safe from any thread."""
         now = self.clock()
@@ -307,16 +320,17 @@ class Board:
         """
         now = self.clock()
         late = [offer for key, offer in self.waiting.items() if self._offered_since[key] + longer_than < now]
-        workers = self._ready() if now_ready else {name: one.abilities for name, one in self.workers.items()}
+        workers = self.ready() if now_ready else {name: one.abilities for name, one in self.workers.items()}
         taken = {one: any(one.can(worker) for worker in workers.values()) for one in {each.placement for each in late}}
         return [offer for offer in late if not taken[offer.placement]]
+
+    def ready(self) -> dict[str, Abilities]:
+        """Return the abilities of the workers that take new tasks at this moment, by name."""
+        return {name: worker.abilities for name, worker in self.workers.items() if not worker.draining}
 
     def lacking(self, offer: Offer) -> str:
         """Describe what workers lack for an offer that none of them can take, or takes now."""
         return offer.placement.lacking(worker.abilities for worker in self.workers.values())
-
-    def _ready(self) -> dict[str, Abilities]:
-        return {name: worker.abilities for name, worker in self.workers.items() if not worker.draining}
 
     def _running_by_project(self, stages: frozenset[str]) -> Counter[str]:
         """Count attempts on workers of these stages; where a worker has not reported since a restart, its task's stage decides."""

@@ -26,7 +26,7 @@ from slipway_coordinator.http.routes import Route, Routes
 
 log = logging.getLogger("slipway.coordinator.http")
 
-SERVICES = ("slipway.v1.ExportService", "slipway.v1.ArtifactService")
+SERVICES = ("slipway.v1.ExportService", "slipway.v1.ArtifactService", "slipway.v1.CoordinatorService")
 
 _HEALTH, _DESCRIPTION = "/healthz", "/openapi.json"
 _SMALL_BYTES = 4 << 10

@@ -84,16 +84,22 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """A worker's report on itself, sent with every call. ``draining``: it takes no new tasks now; ``ending``: it never will again."""
+    """A worker's report on itself, sent with every call. ``draining``: it takes no new tasks now; ``ending``: it never will again.
+
+    ``slots`` and ``processors`` are 0 of a worker of an earlier version.
+    """
 
     worker: str
     stages: frozenset[str]
+    slots: int = 0
     free_slots: int = 0
     draining: bool = False
     ending: bool = False
     memory_bytes: int = 0
     gpu_architecture: str = ""
     gpu_memory_bytes: int = 0
+    processors: int = 0
+    scratch_bytes: int = 0
     libraries: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, frozenset[str]] = field(default_factory=dict)
     running: tuple[Held, ...] = ()

@@ -60,6 +60,9 @@ RULES: Mapping[str, Rule] = {
     "/slipway.v1.ArtifactService/CreateArtifact": Rule(
         SUBMITTERS, "parent", max_bytes=8 * _MIB, plain=False, seconds=120.0
     ),
+    # Formats are the same for everybody; of workers and of what waits, each caller sees what its projects show.
+    "/slipway.v1.CoordinatorService/ListFormats": Rule(VIEWERS, max_bytes=_SMALL),
+    "/slipway.v1.CoordinatorService/ListWorkers": Rule(VIEWERS, max_bytes=_SMALL),
     "/slipway.v1.WorkerService/Synchronize": _REPORT,
     "/slipway.v1.WorkerService/CompleteTask": _REPORT,
     "/slipway.v1.StageService/Describe": Rule(VIEWERS, max_bytes=_SMALL),

@@ -120,10 +120,10 @@ def test_a_store_that_does_not_answer_is_waited_for_longer_and_longer() -> None:
     assert waits == [15, 30, 60, 120]
 
 
-# Reasons of calls and services, with which no stage ends; NO_WORKER is one the coordinator gives up with.
+# Reasons of calls, services and waiting tasks, with which no stage ends; NO_WORKER is one the coordinator gives up with.
 NOT_OF_TASKS = {
     "CALL_TIMEOUT", "COORDINATOR_LOCKED", "COORDINATOR_UNAVAILABLE", "ISSUER_UNAVAILABLE", "NO_WORKER", "QUEUE_FULL", "REGISTRY_UNAVAILABLE", "REQUESTS_FULL", "TRANSFER_SLOW", "UPLOADS_FULL",
-    "UPLOAD_LOST", "WORKER_BUSY",
+    "UPLOAD_LOST", "WORKERS_DRAINING", "WORKER_BUSY", "WORKER_OUTDATED", "WORKER_UNFIT",
 }  # fmt: skip
 
 
