@@ -35,7 +35,7 @@ _TELEMETRY = ("opentelemetry.exporter", "opentelemetry.sdk")
 
 EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     WORKER_EXTRA: (*_SERVER, *_TELEMETRY, "psutil"),
-    "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy", "uvicorn"),
+    "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy", "standardwebhooks", "uvicorn"),
     "oidc": ("joserfc",),
     "report": ("jinja2",),
     "mlflow": ("mlflow",),

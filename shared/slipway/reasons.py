@@ -275,6 +275,7 @@ REASONS: Mapping[str, Reason] = {
     "TLS_INVALID": Reason(_C.INVALID_INPUT, "a certificate, key or authority is not usable, or TLS is required"),
     "ACCESS_INVALID": Reason(_C.INVALID_INPUT, "the access file or a token file is not usable"),
     "ACCESS_OPEN": Reason(_C.INVALID_INPUT, "a coordinator would take commands from everybody on a network"),
+    "WEBHOOKS_INVALID": Reason(_C.INVALID_INPUT, "the webhooks file, or a file it names, is not usable"),
     "LEASE_LOST": Reason(_C.PRECONDITION, "the task has since been given to another worker"),
     "WORKER_BUSY": Reason(_C.RESOURCE, "the worker already runs as many tasks as it may", retryable=True),
     "COORDINATOR_UNAVAILABLE": Reason(_C.UNAVAILABLE, "the coordinator does not respond", retryable=True),

@@ -29,6 +29,7 @@ from slipway_coordinator.model.rules import RuleTable, default_rules
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import State
+from slipway_coordinator.storage.deliveries import Announcer
 from slipway_coordinator.storage.events import Hub
 from slipway_coordinator.storage.inbox import Inbox, InboxEvent
 from slipway_coordinator.storage.journal import Journal, retry_until_available, shield, translate_database_errors
@@ -87,6 +88,7 @@ class Coordinator:
         options: How it runs.
         precedents: What worked before.
         projects: Returns the weights and quotas of projects.
+        announcer: Makes the deliveries to receivers of webhooks; None if there are none.
     """
 
     def __init__(
@@ -95,13 +97,14 @@ class Coordinator:
         *,
         precedents: Precedents | None = None,
         projects: CurrentProjects = lambda: ALIKE,
+        announcer: Announcer | None = None,
     ) -> None:
         self.options, self.projects = options, projects
         self._precedents = precedents or Precedents(None)
         self.rules = options.rules
         self.alone = options.workers_gone
         self._executor = ThreadPoolExecutor(_READERS, thread_name_prefix="slipway-state")
-        self.database = database = Database(options.state.url)
+        self.database = database = Database(options.state.url, announcer=announcer)
         self.journal = journal = Journal(database.transactions)
         self.hub = Hub(reserve=lambda name: journal.commit(lambda: database.reserve_sequences(name)), load=self.load)
         self.inbox = Inbox(self._read_events)

@@ -48,6 +48,9 @@ from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import State, check_access, state_at, translate_startup_errors
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers import TransferLimits
+from slipway_coordinator.webhooks.announcer import WebhookAnnouncer
+from slipway_coordinator.webhooks.receivers import WebhooksFile
+from slipway_coordinator.webhooks.sender import Sender
 from slipway_coordinator.workflow.observation import Gauges
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import artifact_pb2_grpc, coordinator_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
@@ -78,6 +81,7 @@ class CoordinatorServer:
         address: ``HOST:PORT`` or ``unix:PATH``.
         store: Opens the artifact store, for clients and precedents; called at the first use.
         security: Access rules of connections and calls.
+        webhooks: Receivers of events; None for none.
     """
 
     def __init__(
@@ -87,10 +91,13 @@ class CoordinatorServer:
         address: str,
         store: Callable[[], ArtifactStore],
         security: ServerSecurity | None = None,
+        webhooks: WebhooksFile | None = None,
     ) -> None:
         self._security = security or ServerSecurity()
         projects = self._security.authenticator.projects
-        self.coordinator = Coordinator(options, precedents=Precedents(store), projects=projects)
+        announcer = None if webhooks is None else WebhookAnnouncer(webhooks.current)
+        self.coordinator = Coordinator(options, precedents=Precedents(store), projects=projects, announcer=announcer)
+        self._sender = None if webhooks is None else Sender(self.coordinator, webhooks.current)
         self._address = address
         self._gate = Gate()
         self._http: HttpListener | None = None
@@ -165,6 +172,8 @@ class CoordinatorServer:
             ServiceError: the state cannot be used.
         """
         await self.coordinator.start()
+        if self._sender is not None:
+            self._sender.start()
         self._gate.is_open = True
         self._health.set_serving(*SERVICES, serving=True)
 
@@ -175,6 +184,8 @@ class CoordinatorServer:
             await self._http.stop()
         await self._server.stop(grace=0.2)
         await self._artifacts.transfers.close()
+        if self._sender is not None:
+            await self._sender.stop()
         if self._gate.is_open:
             await self.coordinator.stop()
 
@@ -185,6 +196,7 @@ async def serve(
     address: str,
     store: Callable[[], ArtifactStore],
     security: ServerSecurity | None = None,
+    webhooks: WebhooksFile | None = None,
     advertise: str = "",
 ) -> None:
     """Serve until SIGTERM or SIGINT; on a shared state, first stand by and forward until this coordinator becomes active.
@@ -194,6 +206,7 @@ async def serve(
         address: ``HOST:PORT`` or ``unix:PATH``.
         store: Opens the artifact store for clients.
         security: Access rules of connections and calls.
+        webhooks: Receivers of events; None for none.
         advertise: ``HOST:PORT`` at which standbys reach this process; derived from ``address`` if empty.
 
     Raises:
@@ -210,7 +223,8 @@ async def serve(
     if not held and not options.state.shared:
         raise lock.refusal()
     health = HealthPort(security.health_address, SERVICES, security.interceptor())
-    server = CoordinatorServer(options, address=address, store=store, security=replace(security, health_address=""))
+    own_security = replace(security, health_address="")
+    server = CoordinatorServer(options, address=address, store=store, security=own_security, webhooks=webhooks)
     try:
         await health.start()
         with reading(Gauges(server.coordinator.broker.board, active=lambda: server.active)):
@@ -335,6 +349,7 @@ def _run(arguments: argparse.Namespace) -> None:
         http_names=arguments.http_name,
         allow_anonymous=arguments.allow_anonymous,
     )
+    webhooks = None if arguments.webhooks is None else WebhooksFile(arguments.webhooks)
     with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:
         if port:
             log.info(f"metrics on port {port}")
@@ -347,6 +362,7 @@ def _run(arguments: argparse.Namespace) -> None:
                 address=arguments.listen,
                 store=lambda: open_store(settings),
                 security=security,
+                webhooks=webhooks,
                 advertise=arguments.advertise,
             )
         )

@@ -47,6 +47,9 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         "--recovery-rules", type=Path, metavar="FILE", help="recovery table; by default the built-in one"
     )
     parser.add_argument(
+        "--webhooks", type=Path, metavar="FILE", help="receivers of signed events of exports; none by default"
+    )
+    parser.add_argument(
         "--lease-seconds",
         type=at_least(1.0),
         default=30.0,

@@ -107,6 +107,22 @@ CLIENT_REFUSALS = Counter(
     "Refused uploads (received) and downloads (sent) of files, by reason.",
     ("direction", "reason"),
 )
+WEBHOOK_ATTEMPTS = Counter(
+    "slipway_webhook_attempts_total",
+    "Attempts to send an event to a receiver of webhooks, by outcome: delivered, failed or gone.",
+    ("receiver", "outcome"),
+)
+WEBHOOK_LOST = Counter(
+    "slipway_webhook_events_lost_total",
+    "Events that a receiver did not take in time or does not want (410).",
+    ("receiver",),
+)
+WEBHOOK_WAITING = Gauge(
+    "slipway_webhook_events_waiting", "Events that a receiver of webhooks has yet to take.", ("receiver",)
+)
+WEBHOOK_AGE = Gauge(
+    "slipway_webhook_oldest_seconds", "Time that the oldest event has waited for its receiver.", ("receiver",)
+)
 
 # A worker's
 SLOTS = Gauge("slipway_worker_slots", "Number of tasks that this worker can run at the same time.")

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from slipway.errors import ServiceError
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage import migrations, schema
+from slipway_coordinator.storage.deliveries import Announcer, Deliveries
 from slipway_coordinator.storage.events import SEQUENCE_BLOCK
 from slipway_coordinator.storage.inbox import Events
 from slipway_coordinator.storage.journal import Transactions
@@ -66,15 +67,17 @@ class Database:
 
     Args:
         url: SQLAlchemy URL; for SQLite ``sqlite:///FILE``.
+        announcer: Makes the deliveries to receivers of webhooks; None if there are none.
 
     Attributes:
         transactions: The transactions of all calls, except those that concern artifacts alone.
         leases: The table of leases.
         events: The table of events.
+        deliveries: The table of deliveries to receivers of webhooks.
         ownership: The tables of projects' artifacts.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, announcer: Announcer | None = None) -> None:
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
@@ -83,6 +86,7 @@ class Database:
         self.transactions = Transactions(self._engine)
         self.leases = Leases(self.transactions)
         self.events = Events(self.transactions)
+        self.deliveries = Deliveries(self.transactions, announcer)
         self.ownership = Ownership(self._engine)
 
     def prepare(self) -> None:
@@ -128,6 +132,7 @@ class Database:
                 return False
             _note_labels(connection, record)
             _note_artifacts(connection, record.name, record.sources.values(), project=record.project)
+            self.deliveries.note_change(None, record)
         return True
 
     def save(self, record: ExportRecord, *, before: ExportRecord | None = None) -> bool:
@@ -139,7 +144,9 @@ class Database:
         """
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
+            state = self.deliveries.read_state(record.name)
             if connection.execute(_SAVE, {"name": record.name, **_revision_columns(record)}).rowcount:
+                self.deliveries.note_change(state, record)
                 _note_artifacts(connection, record.name, made, project=record.project)
                 if before is not None and before.labels != record.labels:
                     connection.execute(sa.delete(_labels).where(_labels.c.export == record.name))
@@ -199,6 +206,7 @@ class Database:
     def delete(self, name: str) -> None:
         """Forget an export and its leases."""
         with self.transactions.begin() as connection:
+            self.deliveries.note_deletion(name)
             connection.execute(sa.delete(_exports).where(_exports.c.name == name))
             connection.execute(sa.delete(_labels).where(_labels.c.export == name))
             self.leases.forget(name)

@@ -108,7 +108,23 @@ def _creator(connection: sa.Connection) -> None:
     _run(connection, "ALTER TABLE slipway_exports ADD COLUMN creator VARCHAR(100) NOT NULL DEFAULT ''")
 
 
-MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (_first, _history, _ownership, _events, _epochs, _creator)
+def _deliveries(connection: sa.Connection) -> None:
+    _run(
+        connection,
+        """CREATE TABLE slipway_deliveries (
+            receiver VARCHAR(100) NOT NULL, id VARCHAR(64) NOT NULL, type VARCHAR(60) NOT NULL, export VARCHAR(300) NOT NULL,
+            export_create_time DOUBLE PRECISION NOT NULL, revision INTEGER NOT NULL, create_time DOUBLE PRECISION NOT NULL,
+            attempts INTEGER NOT NULL, due_time DOUBLE PRECISION NOT NULL, body TEXT NOT NULL, PRIMARY KEY (receiver, id))""",
+        """CREATE INDEX ix_slipway_deliveries_order
+            ON slipway_deliveries (receiver, export, export_create_time, revision)""",
+        "CREATE INDEX ix_slipway_deliveries_due ON slipway_deliveries (receiver, due_time)",
+    )
+
+
+MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (
+    *(_first, _history, _ownership, _events, _epochs, _creator),
+    _deliveries,
+)
 
 
 def migrate(engine: sa.Engine, migrations: Sequence[Callable[[sa.Connection], None]] = MIGRATIONS) -> int:

@@ -77,3 +77,20 @@ events = sa.Table(
     sa.Column("key", sa.String(600), nullable=False, unique=True),
     sa.Column("event", sa.Text, nullable=False),
 )
+
+deliveries = sa.Table(
+    "slipway_deliveries",
+    metadata,
+    sa.Column("receiver", sa.String(100), primary_key=True),
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("type", sa.String(60), nullable=False),
+    sa.Column("export", sa.String(300), nullable=False),
+    sa.Column("export_create_time", sa.Double, nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("create_time", sa.Double, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("due_time", sa.Double, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Index("ix_slipway_deliveries_order", "receiver", "export", "export_create_time", "revision"),
+    sa.Index("ix_slipway_deliveries_due", "receiver", "due_time"),
+)

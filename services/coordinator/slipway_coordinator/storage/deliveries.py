@@ -1,0 +1,207 @@
+"""The table of deliveries: events of exports that are to be sent to the receivers of webhooks, each until it has arrived.
+
+A delivery is stored in the transaction of the change it tells, so neither exists without the other. The body is that of the moment of
+the change. Repeating a change stores nothing twice: the id of an event follows from the change.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import sqlalchemy as sa
+
+from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.storage.journal import Transactions
+from slipway_coordinator.storage.schema import deliveries as _deliveries
+from slipway_coordinator.storage.schema import exports as _exports
+
+log = logging.getLogger("slipway.coordinator")
+
+_ADD = sa.text("""
+    INSERT INTO slipway_deliveries
+        (receiver, id, type, export, export_create_time, revision, create_time, attempts, due_time, body)
+    VALUES
+        (:receiver, :id, :type, :export, :export_create_time, :revision, :create_time, 0, :create_time, :body)
+    ON CONFLICT DO NOTHING
+""")
+
+# The oldest delivery of each export, as an export's events arrive in their order.
+_DUE = sa.text("""
+    SELECT receiver, id, type, export, export_create_time, revision, create_time, attempts, body
+    FROM slipway_deliveries AS d
+    WHERE receiver = :receiver AND due_time <= :now AND NOT EXISTS (
+        SELECT 1 FROM slipway_deliveries AS e
+        WHERE e.receiver = d.receiver AND e.export = d.export AND (
+            e.export_create_time < d.export_create_time
+            OR (e.export_create_time = d.export_create_time AND e.revision < d.revision)))
+    ORDER BY due_time, id LIMIT :most
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An event that is to be sent to a receiver.
+
+    Attributes:
+        receiver: Name of the receiver.
+        id: Id of the event, the same at every attempt and for all receivers.
+        type: Type of the event.
+        export: Name of the export.
+        export_create_time: When the export was created: another export may get the name of a deleted one.
+        revision: Revision of the export that the event tells; the order of an export's events.
+        body: What is sent.
+        create_time: When it was stored; seconds since the epoch, set by the table.
+        attempts: How often it was tried.
+    """
+
+    receiver: str
+    id: str
+    type: str
+    export: str
+    export_create_time: float
+    revision: int
+    body: str
+    create_time: float = 0.0
+    attempts: int = 0
+
+
+class Waiting(NamedTuple):
+    """The deliveries that a receiver has yet to take: how many, and when the oldest was stored."""
+
+    number: int
+    oldest: float
+
+
+class Announcer(Protocol):
+    """Makes the deliveries of a change. It is called within the change's transaction, so it is quick."""
+
+    def tell_change(self, before: ExportState | None, after: ExportRecord) -> Sequence[Delivery]:
+        """Return the deliveries of a new export (``before`` is None) or of a new revision, whose state may be the same."""
+
+    def tell_deletion(self, record: ExportRecord) -> Sequence[Delivery]:
+        """Return the deliveries of an export's deletion."""
+
+
+class Deliveries:
+    """The table. All calls block for some milliseconds, and join an open transaction.
+
+    Args:
+        transactions: The database; see :class:`~slipway_coordinator.storage.database.Database`.
+        announcer: Makes the deliveries of changes; None if there are no receivers.
+    """
+
+    def __init__(self, transactions: Transactions, announcer: Announcer | None = None) -> None:
+        self._transactions = transactions
+        self._announcer = announcer
+
+    # Within the transaction of a change
+
+    def read_state(self, export: str) -> ExportState | None:
+        """Return the stored state of an export, for :meth:`note_change`; None if nothing will be noted."""
+        if self._announcer is None:
+            return None
+        with self._transactions.begin() as connection:
+            state = connection.execute(sa.select(_exports.c.state).where(_exports.c.name == export)).scalar()
+        return None if state is None else ExportState(state)
+
+    def note_change(self, before: ExportState | None, after: ExportRecord) -> None:
+        """Store the deliveries of a change that was just made."""
+        if self._announcer is not None:
+            tell = self._announcer.tell_change
+            self._add(lambda: tell(before, after), after.name)
+
+    def note_deletion(self, export: str) -> None:
+        """Store the deliveries of a deletion that is about to be made."""
+        if self._announcer is None:
+            return
+        with self._transactions.begin() as connection:
+            text = connection.execute(sa.select(_exports.c.record).where(_exports.c.name == export)).scalar()
+        if text is not None:
+            tell = self._announcer.tell_deletion
+            self._add(lambda: tell(ExportRecord.model_validate_json(text)), export)
+
+    def _add(self, make: Callable[[], Sequence[Delivery]], export: str) -> None:
+        try:
+            made = make()
+        except Exception:  # a fault in the making of an event must not keep its export from going on
+            log.exception(f"no event can be made for a change of {export}")
+            return
+        now = time.time()
+        rows = [
+            {
+                "receiver": one.receiver,
+                "id": one.id,
+                "type": one.type,
+                "export": one.export,
+                "export_create_time": one.export_create_time,
+                "revision": one.revision,
+                "create_time": now,
+                "body": one.body,
+            }
+            for one in made
+        ]
+        if rows:
+            with self._transactions.begin() as connection:
+                connection.execute(_ADD, rows)
+
+    # For the sender
+
+    def find_due(self, receiver: str, *, now: float, most: int) -> list[Delivery]:
+        """Return deliveries of a receiver that may be tried now: of each export its oldest one alone."""
+        with self._transactions.begin() as connection:
+            rows = connection.execute(_DUE, {"receiver": receiver, "now": now, "most": most}).mappings()
+            return [Delivery(**row) for row in rows]
+
+    def remove(self, receiver: str, delivery_id: str) -> None:
+        """Remove a delivery that has arrived, or that the receiver does not want."""
+        with self._transactions.begin() as connection:
+            connection.execute(sa.delete(_deliveries).where(*_is(receiver, delivery_id)))
+
+    def postpone(self, receiver: str, delivery_id: str, *, until: float) -> None:
+        """Note an attempt that failed, and the time of the next one."""
+        self._postpone(*_is(receiver, delivery_id), until=until)
+
+    def postpone_due(self, receiver: str, *, now: float, until: float) -> None:
+        """Note for all deliveries that are due that an attempt failed: the receiver takes none."""
+        self._postpone(_deliveries.c.receiver == receiver, _deliveries.c.due_time <= now, until=until)
+
+    def _postpone(self, *conditions: sa.ColumnElement[bool], until: float) -> None:
+        query = sa.update(_deliveries).where(*conditions)
+        with self._transactions.begin() as connection:
+            connection.execute(query.values(attempts=_deliveries.c.attempts + 1, due_time=until))
+
+    def hasten(self, receiver: str, *, now: float) -> None:
+        """Make all deliveries of a receiver due, because it takes events again."""
+        later = _deliveries.c.receiver == receiver, _deliveries.c.due_time > now
+        with self._transactions.begin() as connection:
+            connection.execute(sa.update(_deliveries).where(*later).values(due_time=now))
+
+    def give_up(self, receiver: str, *, before: float) -> list[Delivery]:
+        """Remove deliveries stored before a time and tried at least once; return them, without their bodies."""
+        old = _deliveries.c.receiver == receiver, _deliveries.c.create_time < before, _deliveries.c.attempts > 0
+        return self._drop(*old)
+
+    def give_up_others(self, receivers: Collection[str], *, before: float) -> list[Delivery]:
+        """Remove deliveries stored before a time for receivers that there are no more; return them, without their bodies."""
+        return self._drop(_deliveries.c.receiver.not_in(sorted(receivers)), _deliveries.c.create_time < before)
+
+    def _drop(self, *conditions: sa.ColumnElement[bool]) -> list[Delivery]:
+        kept = [column for column in _deliveries.c if column.name not in {"body", "due_time"}]
+        with self._transactions.begin() as connection:
+            rows = connection.execute(sa.delete(_deliveries).where(*conditions).returning(*kept)).mappings()
+            return [Delivery(**row, body="") for row in rows]
+
+    def count_waiting(self) -> dict[str, Waiting]:
+        """Return how many deliveries wait, by receiver."""
+        columns = _deliveries.c.receiver, sa.func.count(), sa.func.min(_deliveries.c.create_time)
+        with self._transactions.begin() as connection:
+            rows = connection.execute(sa.select(*columns).group_by(_deliveries.c.receiver)).all()
+        return {receiver: Waiting(number, oldest) for receiver, number, oldest in rows}
+
+
+def _is(receiver: str, delivery_id: str) -> tuple[Any, Any]:
+    return _deliveries.c.receiver == receiver, _deliveries.c.id == delivery_id
