@@ -186,10 +186,13 @@ class Document:
             }
         if not rule.response_body:
             event = self._refer(method.output_type[1:])["$ref"].rpartition("/")[2]
-            said = f"Server-sent events: the data of each is a {event}, its id the sequence. A failure is the event `failure`."
+            endless = any(field.name == "cursor" for field in self._sources.messages[method.output_type[1:]].field)
+            place = "cursor" if endless else "sequence"
+            said = f"Server-sent events: the data of each is a {event}, its id the {place}. A failure is the event `failure`."
+            ended = {"description": "The export has ended, and Last-Event-ID is its last event."}
             return {
                 "200": {"description": said, "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-                "204": {"description": "The export has ended, and Last-Event-ID is its last event."},
+                **({} if endless else {"204": ended}),
                 "default": failure,
             }
         content = {"application/octet-stream": {"schema": {}}}

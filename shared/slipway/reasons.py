@@ -297,6 +297,14 @@ REASONS: Mapping[str, Reason] = {
         _C.TIMEOUT, "a client sent or read a file or stream more slowly than the server allows", retryable=True
     ),
     "ETAG_MISMATCH": Reason(_C.ABORTED, "the export has changed since the caller read it"),
+    "CURSOR_EXPIRED": Reason(
+        _C.PRECONDITION, "the coordinator no longer has everything that happened to exports since this cursor"
+    ),
+    "RIGHTS_CHANGED": Reason(
+        _C.UNAVAILABLE,
+        "the role or the projects of the caller have changed since its stream began; call again",
+        retryable=True,
+    ),
     "NO_WORKER": Reason(_C.UNAVAILABLE, "no worker runs this stage", retryable=True),
     "WORKER_UNFIT": Reason(
         _C.UNAVAILABLE, "the workers that run this stage lack a GPU of that kind, memory or a library", retryable=True

@@ -42,6 +42,13 @@ class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATE_FAILED: _ClassVar[TaskState]
     TASK_STATE_CANCELLED: _ClassVar[TaskState]
     TASK_STATE_SKIPPED: _ClassVar[TaskState]
+
+class ExportChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXPORT_CHANGE_KIND_UNSPECIFIED: _ClassVar[ExportChangeKind]
+    EXPORT_CHANGE_KIND_CREATED: _ClassVar[ExportChangeKind]
+    EXPORT_CHANGE_KIND_STATE_CHANGED: _ClassVar[ExportChangeKind]
+    EXPORT_CHANGE_KIND_DELETED: _ClassVar[ExportChangeKind]
 EXPORT_VIEW_UNSPECIFIED: ExportView
 EXPORT_VIEW_SUMMARY: ExportView
 EXPORT_VIEW_FULL: ExportView
@@ -60,6 +67,10 @@ TASK_STATE_SUCCEEDED: TaskState
 TASK_STATE_FAILED: TaskState
 TASK_STATE_CANCELLED: TaskState
 TASK_STATE_SKIPPED: TaskState
+EXPORT_CHANGE_KIND_UNSPECIFIED: ExportChangeKind
+EXPORT_CHANGE_KIND_CREATED: ExportChangeKind
+EXPORT_CHANGE_KIND_STATE_CHANGED: ExportChangeKind
+EXPORT_CHANGE_KIND_DELETED: ExportChangeKind
 
 class Export(_message.Message):
     __slots__ = ("name", "configuration", "sources", "state", "error", "tasks", "outputs", "warnings", "recovery_profile", "trace_id", "etag", "create_time", "end_time", "labels", "priority", "creator")
@@ -342,3 +353,51 @@ class LogLine(_message.Message):
     level: str
     message: str
     def __init__(self, task: _Optional[str] = ..., level: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class WatchExportsRequest(_message.Message):
+    __slots__ = ("parent", "filter", "cursor", "include_progress")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    filter: str
+    cursor: str
+    include_progress: bool
+    def __init__(self, parent: _Optional[str] = ..., filter: _Optional[str] = ..., cursor: _Optional[str] = ..., include_progress: _Optional[bool] = ...) -> None: ...
+
+class ExportsEvent(_message.Message):
+    __slots__ = ("cursor", "time", "change", "progress", "bookmark")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
+    cursor: str
+    time: _timestamp_pb2.Timestamp
+    change: ExportChange
+    progress: ExportProgress
+    bookmark: ExportsBookmark
+    def __init__(self, cursor: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., change: _Optional[_Union[ExportChange, _Mapping]] = ..., progress: _Optional[_Union[ExportProgress, _Mapping]] = ..., bookmark: _Optional[_Union[ExportsBookmark, _Mapping]] = ...) -> None: ...
+
+class ExportChange(_message.Message):
+    __slots__ = ("kind", "export", "previous_state")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_STATE_FIELD_NUMBER: _ClassVar[int]
+    kind: ExportChangeKind
+    export: Export
+    previous_state: ExportState
+    def __init__(self, kind: _Optional[_Union[ExportChangeKind, str]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., previous_state: _Optional[_Union[ExportState, str]] = ...) -> None: ...
+
+class ExportProgress(_message.Message):
+    __slots__ = ("export", "progress")
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    export: str
+    progress: TaskProgress
+    def __init__(self, export: _Optional[str] = ..., progress: _Optional[_Union[TaskProgress, _Mapping]] = ...) -> None: ...
+
+class ExportsBookmark(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -72,6 +72,11 @@ class ExportServiceStub:
                 request_serializer=slipway_dot_v1_dot_export__pb2.WatchExportRequest.SerializeToString,
                 response_deserializer=slipway_dot_v1_dot_export__pb2.ExportEvent.FromString,
                 _registered_method=True)
+        self.WatchExports = channel.unary_stream(
+                '/slipway.v1.ExportService/WatchExports',
+                request_serializer=slipway_dot_v1_dot_export__pb2.WatchExportsRequest.SerializeToString,
+                response_deserializer=slipway_dot_v1_dot_export__pb2.ExportsEvent.FromString,
+                _registered_method=True)
 
 
 class ExportServiceServicer:
@@ -136,6 +141,18 @@ class ExportServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchExports(self, request, context):
+        """Streams what happens to the exports of a project, or of all projects that the caller may see: creations, changes of state and
+        deletions, in their order. It has no end; it begins with a bookmark at once. INVALID_ARGUMENT: malformed filter, cursor or parent.
+        FAILED_PRECONDITION with reason CURSOR_EXPIRED: the coordinator no longer has everything that happened since this cursor, so list the
+        exports and begin anew.
+        After a disconnect, call again with the last cursor: nothing is lost or repeated. To know all exports and miss no change, begin the
+        stream first, then list them. Over HTTP, these are server-sent events whose id is the cursor, and Last-Event-ID stands for cursor.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExportServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -173,6 +190,11 @@ def add_ExportServiceServicer_to_server(servicer, server):
                     servicer.WatchExport,
                     request_deserializer=slipway_dot_v1_dot_export__pb2.WatchExportRequest.FromString,
                     response_serializer=slipway_dot_v1_dot_export__pb2.ExportEvent.SerializeToString,
+            ),
+            'WatchExports': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchExports,
+                    request_deserializer=slipway_dot_v1_dot_export__pb2.WatchExportsRequest.FromString,
+                    response_serializer=slipway_dot_v1_dot_export__pb2.ExportsEvent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -367,6 +389,33 @@ class ExportService:
             '/slipway.v1.ExportService/WatchExport',
             slipway_dot_v1_dot_export__pb2.WatchExportRequest.SerializeToString,
             slipway_dot_v1_dot_export__pb2.ExportEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchExports(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/slipway.v1.ExportService/WatchExports',
+            slipway_dot_v1_dot_export__pb2.WatchExportsRequest.SerializeToString,
+            slipway_dot_v1_dot_export__pb2.ExportsEvent.FromString,
             options,
             channel_credentials,
             insecure,

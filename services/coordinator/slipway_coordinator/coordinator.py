@@ -37,6 +37,7 @@ from slipway_coordinator.storage.leases import Ledger
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers import TransferLimits
 from slipway_coordinator.workflow import engine, periodic, workflow
+from slipway_coordinator.workflow.feed import Feed
 from slipway_coordinator.workflow.observation import log_failures, observe
 from slipway_coordinator.workflow.periodic import Unserved
 from slipway_coordinator.workflow.workflow import Transition
@@ -105,8 +106,13 @@ class Coordinator:
         self.alone = options.workers_gone
         self._executor = ThreadPoolExecutor(_READERS, thread_name_prefix="slipway-state")
         self.database = database = Database(options.state.url, announcer=announcer)
-        self.journal = journal = Journal(database.transactions)
-        self.hub = Hub(reserve=lambda name: journal.commit(lambda: database.reserve_sequences(name)), load=self.load)
+        self.feed = Feed(database.changes, self.call)
+        self.journal = journal = Journal(database.transactions, on_commit=self.feed.note_stored)
+        self.hub = Hub(
+            reserve=lambda name: journal.commit(lambda: database.reserve_sequences(name)),
+            load=self.load,
+            on_progress=self.feed.note_progress,
+        )
         self.inbox = Inbox(self._read_events)
         ledger = Ledger(database.leases, database.events)
         self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds, projects=projects)
@@ -141,6 +147,7 @@ class Coordinator:
         self._unended.add(*self._unresumed)
         self._spawn(self._resume())
         self._spawn(self._watch_leases())
+        self._spawn(self.feed.run())
         if self.options.retain_days is not None:
             self._spawn(periodic.keep_forgetting(self, days=self.options.retain_days))
 

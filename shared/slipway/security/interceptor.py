@@ -23,6 +23,7 @@ from slipway.security.access.rules import RULES, Rule
 from slipway.security.incoming import SMALL_BYTES, Incoming, Room, check_fields, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
 from slipway.security.measuring import measure_call
+from slipway.security.rechecking import check_unchanged, rechecking
 
 log = logging.getLogger("slipway.security")
 
@@ -120,7 +121,10 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                         check_role(rule, principal, str(details.method))
                         attempt.request = await _parse_request(rule, attempt.data, _make_parser(details, handler))
                         self._check(rule, principal, attempt.request)
-                    async with self._count_stream(principal, context):
+                    async with (
+                        self._count_stream(principal, context),
+                        self._recheck(rule, principal, attempt.request, details, context),
+                    ):
                         await self._send_responses(behaviour(attempt.request, context), context, attempt)
                 except ModelExportError as error:
                     await _abort(context, error)
@@ -218,6 +222,29 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         else:
             with self._streams.one(principal.name):
                 yield
+
+    @contextlib.asynccontextmanager
+    async def _recheck(
+        self, rule: Rule, principal: Principal, request: Any, details: grpc.HandlerCallDetails, context: Context
+    ) -> AsyncIterator[None]:
+        """Check the rights of a caller again and again while the block runs, if the rule says so.
+
+        Raises:
+            ServiceError: reason ``UNAUTHENTICATED``, ``PERMISSION_DENIED`` or ``RIGHTS_CHANGED``.
+        """
+
+        async def check() -> None:
+            now = await self._callers.identify(context)
+            check_role(rule, now, str(details.method))
+            if rule.resource:
+                check_project(now, rule.resource, str(getattr(request, rule.resource)))
+            check_unchanged(principal, now)
+
+        if not rule.rechecked:
+            yield
+            return
+        async with rechecking(check, seconds=self._limits.recheck_seconds):
+            yield
 
     def _check(self, rule: Rule, principal: Principal, request: Any, *, about: str | None = None) -> None:
         """Check the limits of a request and its resource (the rule's field, or ``about`` if given).

@@ -30,6 +30,7 @@ class Limits:
         unnamed_requests: The same of all callers without an identity.
         arrival_seconds: How long a message may take to arrive while another one waits for its place.
         write_seconds: How long a message of a stream may wait for its reader.
+        recheck_seconds: How often the rights of a caller are checked again during a stream without end.
         items: Entries of a list or map in a request.
         labels: Labels and sources of an export.
         text_bytes: Length of a text in a request.
@@ -45,6 +46,7 @@ class Limits:
     unnamed_requests: int = 8
     arrival_seconds: float = 5.0
     write_seconds: float = 60.0
+    recheck_seconds: float = 30.0
     items: int = 256
     labels: int = 64
     text_bytes: int = 4096

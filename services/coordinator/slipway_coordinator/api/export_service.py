@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
@@ -25,7 +26,7 @@ from slipway.security.limits import limit_error
 from slipway.sources.addresses import NOWHERE, Allowed
 from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
-from slipway_coordinator.api.messages import event_message, export_message
+from slipway_coordinator.api.messages import event_message, export_message, exports_event_message
 from slipway_coordinator.api.requests import (
     ID,
     check_understood,
@@ -40,7 +41,8 @@ from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.importing import import_task
 from slipway_coordinator.model.quotas import FULL, check_priority
 from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord
-from slipway_coordinator.storage.filters import in_projects, page_start, page_token, parse_filter
+from slipway_coordinator.storage.changes import Position
+from slipway_coordinator.storage.filters import in_projects, page_start, page_token, parse_filter, parse_predicate
 from slipway_protos.v1 import export_pb2, export_pb2_grpc
 
 _NAME = re.compile(rf"projects/{ID}/exports/{ID}")
@@ -187,6 +189,23 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         async for event in self._coordinator.hub.watch(request.name, after=request.after_sequence):
             yield event_message(event)
 
+    @stream
+    async def WatchExports(
+        self, request: export_pb2.WatchExportsRequest, context: Context
+    ) -> AsyncIterator[export_pb2.ExportsEvent]:
+        """Stream what happens to exports of some projects."""
+        projects, matches = projects_of(request.parent, current_principal.get()), parse_predicate(request.filter)
+        start = _position(request.cursor)
+        if start is not None:
+            await self._coordinator.feed.check(start)
+        await context.send_initial_metadata(())  # the call is admitted: the client waits for events from now on
+        events = self._coordinator.feed.watch(
+            start, projects=projects, matches=matches, progress=request.include_progress
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield exports_event_message(event)
+
     async def _find_export(self, name: str) -> ExportRecord | None:
         if not _NAME.fullmatch(name):
             raise field_error("name", name, "is like projects/default/exports/my-export")
@@ -202,6 +221,20 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
                 about={"export": name},
             )
         return record
+
+
+def _position(cursor: str) -> Position | None:
+    """Return the place that a watcher continues from; None for now.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    if not cursor:
+        return None
+    position = Position.parse(cursor)
+    if position is None:
+        raise field_error("cursor", cursor, "is that of an event received before, or empty")
+    return position
 
 
 def new_record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,9 +11,11 @@ from pydantic import ValidationError
 from slipway.configuration import ExportConfiguration
 from slipway.rpc.messages import configuration_message, put_call, recorded_configuration_message
 from slipway.rpc.values import status_of, struct_of, timestamp
+from slipway_coordinator.model.changes import ChangeKind, ExportChange
 from slipway_coordinator.model.offers import Granted
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.storage.events import WatchEvent
+from slipway_coordinator.workflow.feed import FeedEvent
 from slipway_coordinator.workflow.observation import attempt_span
 from slipway_protos.v1 import configuration_pb2, export_pb2, worker_pb2
 
@@ -112,6 +115,32 @@ def event_message(event: WatchEvent) -> export_pb2.ExportEvent:
         case line:
             message.log.CopyFrom(line)
     return message
+
+
+def exports_event_message(event: FeedEvent) -> export_pb2.ExportsEvent:
+    """Return what watchers of a project receive."""
+    cursor = event.position.cursor
+    if event.change is not None:
+        change = _change_message(event.change.change)
+        return export_pb2.ExportsEvent(cursor=cursor, time=timestamp(event.change.time), change=change)
+    if event.advance is not None:
+        progress = export_pb2.ExportProgress(export=event.advance.record.name, progress=event.advance.progress)
+        return export_pb2.ExportsEvent(cursor=cursor, time=timestamp(event.advance.time), progress=progress)
+    now, bookmark = timestamp(time.time()), export_pb2.ExportsBookmark()
+    return export_pb2.ExportsEvent(cursor=cursor, time=now, bookmark=bookmark)
+
+
+def _change_message(change: ExportChange) -> export_pb2.ExportChange:
+    export = export_summary(change.export)
+    export.outputs.update(change.outputs)
+    message = export_pb2.ExportChange(kind=_change_kind(change.kind), export=export)
+    if change.previous is not None:
+        message.previous_state = export_state(change.previous)
+    return message
+
+
+def _change_kind(kind: ChangeKind) -> export_pb2.ExportChangeKind:
+    return cast("export_pb2.ExportChangeKind", export_pb2.ExportChangeKind.Value(f"EXPORT_CHANGE_KIND_{kind.name}"))
 
 
 def lease_message(granted: Granted) -> worker_pb2.TaskLease:

@@ -182,9 +182,7 @@ async def _requests(
             message.offset = request.range_start  # type: ignore[attr-defined]  # of any request for content
         response.offset = message.offset  # type: ignore[attr-defined]
     elif isinstance(response, Events):
-        last = _last_event(request)
-        if last is not None:
-            message.after_sequence = last  # type: ignore[attr-defined]  # of any request for events
+        _resume(message, request)
     yield message.SerializeToString()
 
 
@@ -198,6 +196,16 @@ def _is_admitted(rule: Rule, route: Route, path: Mapping[str, str]) -> bool:
     except ModelExportError:
         return False
     return True
+
+
+def _resume(message: Message, request: HttpRequest) -> None:
+    """Let a request for events continue after the last one that its client has seen, whatever its query says."""
+    number, text = _last_event(request), request.header("last-event-id")
+    if "cursor" in message.DESCRIPTOR.fields_by_name:
+        if text:
+            message.cursor = text  # type: ignore[attr-defined]  # of requests for events of several exports
+    elif number is not None:
+        message.after_sequence = number  # type: ignore[attr-defined]  # of other requests for events
 
 
 def _last_event(request: HttpRequest) -> int | None:

@@ -21,6 +21,7 @@ _FIRST_HEARTBEAT_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 15.0
 """Proxies end connections that are silent for a minute, often for less."""
 _LAST_WORDS_SECONDS = 1.0
+_CURSOR = "cursor"
 _LARGE = 4 << 10
 """From this size on, a message is converted in a thread: that may take as long as a thousand small calls."""
 _ALWAYS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -88,7 +89,7 @@ class Document:
 
 
 class Events:
-    """The responses of a call as server-sent events: the id is the event's ``sequence``, the name its kind, the data its JSON.
+    """The responses of a call as server-sent events: the id is the event's cursor or sequence, the name its kind, the data its JSON.
 
     Comments are sent while nothing happens. A failure after the begin is the event ``failure``: browsers have an event ``error`` of
     their own.
@@ -124,7 +125,8 @@ class Events:
         event: Any = message
         data = await _converted(message)
         kind = event.WhichOneof("event") or "message"
-        await self._put(f"id: {event.sequence}\nevent: {kind}\ndata: {data}\n\n")
+        place = event.cursor if _CURSOR in message.DESCRIPTOR.fields_by_name else event.sequence
+        await self._put(f"id: {place}\nevent: {kind}\ndata: {data}\n\n")
 
     async def end(self, message: Message | None) -> None:  # noqa: ARG002 - a stream has no response of its own
         """Send the end; to a client that has seen everything, the status at which browsers do not reconnect."""
@@ -151,7 +153,7 @@ class Events:
             await asyncio.sleep(pause)
             silent = loop.time() - self._last
             if not self.begun or silent >= _HEARTBEAT_SECONDS:
-                await self._put(": the export goes on\n\n")
+                await self._put(": the stream goes on\n\n")
                 silent = 0.0
             pause = _HEARTBEAT_SECONDS - silent
 

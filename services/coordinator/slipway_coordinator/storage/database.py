@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from slipway.errors import ServiceError
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage import migrations, schema
+from slipway_coordinator.storage.changes import Changes
 from slipway_coordinator.storage.deliveries import Announcer, Deliveries
 from slipway_coordinator.storage.events import SEQUENCE_BLOCK
 from slipway_coordinator.storage.inbox import Events
@@ -73,6 +74,7 @@ class Database:
         transactions: The transactions of all calls, except those that concern artifacts alone.
         leases: The table of leases.
         events: The table of events.
+        changes: The table of changes of exports, for watchers of whole projects.
         deliveries: The table of deliveries to receivers of webhooks.
         ownership: The tables of projects' artifacts.
     """
@@ -86,6 +88,7 @@ class Database:
         self.transactions = Transactions(self._engine)
         self.leases = Leases(self.transactions)
         self.events = Events(self.transactions)
+        self.changes = Changes(self.transactions)
         self.deliveries = Deliveries(self.transactions, announcer)
         self.ownership = Ownership(self._engine)
 
@@ -132,6 +135,7 @@ class Database:
                 return False
             _note_labels(connection, record)
             _note_artifacts(connection, record.name, record.sources.values(), project=record.project)
+            self.changes.note_creation(record)
             self.deliveries.note_change(None, record)
         return True
 
@@ -145,7 +149,9 @@ class Database:
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
             state = self.deliveries.read_state(record.name)
+            known = self.changes.read_state(record.name) if before is None else before.state
             if connection.execute(_SAVE, {"name": record.name, **_revision_columns(record)}).rowcount:
+                self.changes.note_state(known, record)
                 self.deliveries.note_change(state, record)
                 _note_artifacts(connection, record.name, made, project=record.project)
                 if before is not None and before.labels != record.labels:
@@ -206,6 +212,7 @@ class Database:
     def delete(self, name: str) -> None:
         """Forget an export and its leases."""
         with self.transactions.begin() as connection:
+            self.changes.note_deletion(name)
             self.deliveries.note_deletion(name)
             connection.execute(sa.delete(_exports).where(_exports.c.name == name))
             connection.execute(sa.delete(_labels).where(_labels.c.export == name))

@@ -84,15 +84,18 @@ class Hub:
     Args:
         reserve: Reserves the next block of event numbers of an export; see ``Database.reserve_sequences``.
         load: Returns the current record of an export, None if there is no such export.
+        on_progress: Called with every progress of a task that is published.
     """
 
     def __init__(
         self,
         reserve: Callable[[str], Awaitable[int]],
         load: Callable[[str], Awaitable[ExportRecord | None]],
+        on_progress: Callable[[ExportRecord, export_pb2.TaskProgress], None] = lambda _record, _progress: None,
     ) -> None:
         self._reserve = reserve
         self._load = load
+        self._on_progress = on_progress
         self._channels: dict[str, _Channel] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -111,6 +114,8 @@ class Hub:
                     channel.last = await self._reserve(name)
                     channel.limit = channel.last + SEQUENCE_BLOCK
         channel.keep(payload)
+        if isinstance(payload, export_pb2.TaskProgress) and channel.record is not None:
+            self._on_progress(channel.record, payload)
         async with channel.changed:
             channel.changed.notify_all()
         if channel.ended:

@@ -23,7 +23,8 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +33,7 @@ import sqlalchemy as sa
 from slipway.errors import ServiceError
 from slipway.files.json_documents import parse_json
 from slipway.texts import quoted
-from slipway_coordinator.model.records import ExportState
+from slipway_coordinator.model.records import ExportRecord, ExportState
 from slipway_coordinator.storage.schema import exports, labels
 
 _PAGED = re.compile(r"[a-z0-9._:/-]{1,300}")
@@ -46,7 +47,10 @@ _OPEN, _CLOSE = re.compile(r"\s*\("), re.compile(r"\s*\)")
 _MAX_CONDITIONS = 16
 _MAX_NESTED = 16
 _LABELS = frozenset({"label", "labels"})
-_TIMES = {"create_time": exports.c.create_time, "end_time": exports.c.end_time}
+_TIMES: Mapping[str, tuple[sa.Column[Any], Callable[[ExportRecord], float | None]]] = {
+    "create_time": (exports.c.create_time, lambda record: record.create_time),
+    "end_time": (exports.c.end_time, lambda record: record.end_time),
+}
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -55,6 +59,28 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 Condition = sa.ColumnElement[bool]
+Predicate = Callable[[ExportRecord], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Clause:
+    """A part of a filter, as a condition on the table of exports and as a test of a record."""
+
+    condition: Condition
+    matches: Predicate
+
+    def negated(self) -> _Clause:
+        return _Clause(sa.not_(self.condition), lambda record: not self.matches(record))
+
+
+def _all_of(clauses: Sequence[_Clause]) -> _Clause:
+    joined = sa.and_(*(each.condition for each in clauses))
+    return _Clause(joined, lambda record: all(each.matches(record) for each in clauses))
+
+
+def _any_of(clauses: Sequence[_Clause]) -> _Clause:
+    joined = sa.or_(*(each.condition for each in clauses))
+    return _Clause(joined, lambda record: any(each.matches(record) for each in clauses))
 
 
 def in_projects(projects: Collection[str] | None) -> list[Condition]:
@@ -68,7 +94,16 @@ def parse_filter(text: str) -> list[Condition]:
     Raises:
         ServiceError: reason ``REQUEST_INVALID``, naming the part that is not understood.
     """
-    return _Parser(text).parse() if text.strip() else []
+    return [clause.condition for clause in _Parser(text).parse()] if text.strip() else []
+
+
+def parse_predicate(text: str) -> Predicate:
+    """Parse a filter into a test of single exports, which agrees with :func:`parse_filter`.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``, naming the part that is not understood.
+    """
+    return _all_of(_Parser(text).parse() if text.strip() else []).matches
 
 
 class _Parser:
@@ -80,32 +115,32 @@ class _Parser:
         self._conditions = 0
         self._nested = 0
 
-    def parse(self) -> list[Condition]:
+    def parse(self) -> list[_Clause]:
         conditions = self._parse_all()
         if self._text[self._position :].strip():
             raise _invalid(self._text[self._position :], "joins conditions by AND or OR")
         return conditions
 
-    def _parse_all(self) -> list[Condition]:
+    def _parse_all(self) -> list[_Clause]:
         conditions = [self._parse_choice()]
         while self._take(_AND):
             conditions.append(self._parse_choice())
         return conditions
 
-    def _parse_choice(self) -> Condition:
+    def _parse_choice(self) -> _Clause:
         terms = [self._parse_term()]
         while self._take(_OR):
             terms.append(self._parse_term())
-        return sa.or_(*terms)
+        return _any_of(terms)
 
-    def _parse_term(self) -> Condition:
+    def _parse_term(self) -> _Clause:
         negated = False
         while self._take(_NOT):
             negated = not negated
         term = self._parse_group() if self._take(_OPEN) else self._parse_condition()
-        return sa.not_(term) if negated else term
+        return term.negated() if negated else term
 
-    def _parse_group(self) -> Condition:
+    def _parse_group(self) -> _Clause:
         self._nested += 1
         if self._nested > _MAX_NESTED:
             raise _invalid(self._text[self._position :], f"has {_MAX_NESTED} parentheses in each other at most")
@@ -113,9 +148,9 @@ class _Parser:
         if not self._take(_CLOSE):
             raise _invalid(self._text[self._position :], "closes each parenthesis")
         self._nested -= 1
-        return sa.and_(*conditions)
+        return _all_of(conditions)
 
-    def _parse_condition(self) -> Condition:
+    def _parse_condition(self) -> _Clause:
         part = _CONDITION.match(self._text, self._position)
         if part is None:
             raise _invalid(
@@ -141,26 +176,40 @@ class _Parser:
         return match is not None
 
 
-def _condition(field: str, sign: str, value: str) -> Condition:
+def _condition(field: str, sign: str, value: str) -> _Clause:
     kind, _, label = field.partition(".")
     if field == "state" and sign in {"=", "!="}:
         if value not in set(ExportState):
             raise _invalid(value, f"knows the states {', '.join(ExportState)}")
-        return exports.c.state == value if sign == "=" else exports.c.state != value
+        return _equality(_Clause(exports.c.state == value, lambda record: record.state.value == value), sign)
     if field == "creator" and sign in {"=", "!="}:
-        return exports.c.creator == value if sign == "=" else exports.c.creator != value
+        return _equality(_Clause(exports.c.creator == value, lambda record: record.creator == value), sign)
     if kind in _LABELS and label and (sign, value) == (":", "*"):
-        return sa.exists().where(labels.c.export == exports.c.name, labels.c.name == label)
+        is_set = sa.exists().where(labels.c.export == exports.c.name, labels.c.name == label)
+        return _Clause(is_set, lambda record: label in record.labels)
     if kind in _LABELS and label and sign in {"=", "!="}:
         has = sa.exists().where(labels.c.export == exports.c.name, labels.c.name == label, labels.c.value == value)
-        return has if sign == "=" else ~has
+        return _equality(_Clause(has, lambda record: record.labels.get(label) == value), sign)
     if field in _TIMES and sign in _COMPARISONS:
-        column = _TIMES[field]
-        # Compared with NULL, SQL says neither true nor false, and NOT would not include it.
-        return sa.and_(column.is_not(None), _COMPARISONS[sign](column, _time(value)))
+        return _comparison(field, sign, _time(value))
     raise _invalid(
         f"{field} {sign}", "compares state, creator and label.NAME by = and !=, create_time and end_time by < <= > >="
     )
+
+
+def _equality(clause: _Clause, sign: str) -> _Clause:
+    return clause if sign == "=" else clause.negated()
+
+
+def _comparison(field: str, sign: str, moment: float) -> _Clause:
+    (column, time_of), compare = _TIMES[field], _COMPARISONS[sign]
+
+    def matches(record: ExportRecord) -> bool:
+        time = time_of(record)
+        return time is not None and bool(compare(time, moment))
+
+    # Compared with NULL, SQL says neither true nor false, and NOT would not include it.
+    return _Clause(sa.and_(column.is_not(None), compare(column, moment)), matches)
 
 
 def _time(value: str) -> float:

@@ -70,10 +70,12 @@ class Journal:
 
     Args:
         transactions: Used for the changes, in a thread of the journal.
+        on_commit: Called on the event loop after every transaction, before the next one begins.
     """
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: Transactions, *, on_commit: Callable[[], None] = lambda: None) -> None:
         self._transactions = transactions
+        self._on_commit = on_commit
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-journal")
         self._soon: deque[tuple[_Change, asyncio.Future[Any]]] = deque()
         self._later: deque[tuple[_Change, asyncio.Future[Any]]] = deque()
@@ -113,6 +115,7 @@ class Journal:
                 batch += [self._later.popleft() for _ in range(min(len(self._later), _MOST_LATER))]
                 changes = [change for change, _ in batch]
                 results = await loop.run_in_executor(self._thread, self._apply, changes)
+                self._on_commit()
                 for (_, answer), result in zip(batch, results, strict=True):
                     if answer.cancelled():
                         continue

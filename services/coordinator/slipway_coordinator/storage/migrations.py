@@ -121,9 +121,18 @@ def _deliveries(connection: sa.Connection) -> None:
     )
 
 
+def _changes(connection: sa.Connection) -> None:
+    _run(
+        connection,
+        """CREATE TABLE slipway_changes (
+            sequence BIGINT PRIMARY KEY, time DOUBLE PRECISION NOT NULL, project VARCHAR(100) NOT NULL, change TEXT NOT NULL)""",
+        "CREATE INDEX ix_slipway_changes_project ON slipway_changes (project, sequence)",
+    )
+
+
 MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (
     *(_first, _history, _ownership, _events, _epochs, _creator),
-    _deliveries,
+    *(_deliveries, _changes),
 )
 
 

@@ -78,6 +78,16 @@ events = sa.Table(
     sa.Column("event", sa.Text, nullable=False),
 )
 
+changes = sa.Table(
+    "slipway_changes",
+    metadata,
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("time", sa.Double, nullable=False),
+    sa.Column("project", sa.String(100), nullable=False),
+    sa.Column("change", sa.Text, nullable=False),
+    sa.Index("ix_slipway_changes_project", "project", "sequence"),
+)
+
 deliveries = sa.Table(
     "slipway_deliveries",
     metadata,

@@ -45,7 +45,7 @@ def test_a_silent_stream_is_kept_alive_and_leaves_with_its_reader(
     reader = Reader(place, name, **{"last-event-id": str(2**62)})  # nothing is new to it
     lines = reader.lines()
     began = time.monotonic()
-    assert [next(lines) for _ in range(4)] == [": the export goes on", "", ": the export goes on", ""]
+    assert [next(lines) for _ in range(4)] == [": the stream goes on", "", ": the stream goes on", ""]
     assert time.monotonic() - began < 30
     streams = place.server._server._interceptors[0]._streams._open
     assert streams["viewer"] == 1

@@ -122,7 +122,7 @@ def test_a_store_that_does_not_answer_is_waited_for_longer_and_longer() -> None:
 
 # Reasons of calls, services and waiting tasks, with which no stage ends; NO_WORKER is one the coordinator gives up with.
 NOT_OF_TASKS = {
-    "CALL_TIMEOUT", "COORDINATOR_LOCKED", "COORDINATOR_UNAVAILABLE", "ISSUER_UNAVAILABLE", "NO_WORKER", "QUEUE_FULL", "REGISTRY_UNAVAILABLE", "REQUESTS_FULL", "TRANSFER_SLOW", "UPLOADS_FULL",
+    "CALL_TIMEOUT", "COORDINATOR_LOCKED", "COORDINATOR_UNAVAILABLE", "ISSUER_UNAVAILABLE", "NO_WORKER", "QUEUE_FULL", "REGISTRY_UNAVAILABLE", "REQUESTS_FULL", "RIGHTS_CHANGED", "TRANSFER_SLOW", "UPLOADS_FULL",
     "UPLOAD_LOST", "WORKERS_DRAINING", "WORKER_BUSY", "WORKER_OUTDATED", "WORKER_UNFIT",
 }  # fmt: skip
 

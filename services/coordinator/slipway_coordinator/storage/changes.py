@@ -1,0 +1,145 @@
+"""The table of changes: what happened to exports, numbered without gaps in the order in which it became durable.
+
+A change is written in the transaction that makes it. Only the newest :data:`CHANGES_KEPT` are kept, for watchers who come back.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from slipway_coordinator.model.changes import ChangeKind, ExportChange
+from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.storage.journal import Transactions
+from slipway_coordinator.storage.schema import changes as _changes
+
+CHANGES_KEPT = 20_000
+_FORGET_EVERY = 500
+
+_ADD = sa.text("""
+    INSERT INTO slipway_changes (sequence, time, project, change)
+    SELECT COALESCE(MAX(sequence), 0) + 1, :time, :project, :change FROM slipway_changes
+    RETURNING sequence
+""")
+_STATE = sa.text("SELECT state FROM slipway_exports WHERE name = :name")
+_RECORD = sa.text("SELECT record FROM slipway_exports WHERE name = :name")
+_CURSOR = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,15})")
+
+
+class Position(NamedTuple):
+    """A place between two changes: behind the change of this number and time.
+
+    The time tells the changes of a state from those of a restored copy, which may have other changes under the same numbers.
+    """
+
+    sequence: int
+    microseconds: int
+
+    @property
+    def cursor(self) -> str:
+        """The place as a text for clients."""
+        return f"{self.sequence:x}-{self.microseconds:x}"
+
+    @classmethod
+    def parse(cls, cursor: str) -> Position | None:
+        """Return the place that a client names; None for a text that is none."""
+        match = _CURSOR.fullmatch(cursor)
+        return None if match is None else cls(int(match[1], 16), int(match[2], 16))
+
+
+BEGINNING = Position(0, 0)
+"""The place before the first change of a state."""
+
+
+class NumberedChange(NamedTuple):
+    """A stored change; its time is in seconds since the epoch."""
+
+    sequence: int
+    time: float
+    change: ExportChange
+
+    @property
+    def position(self) -> Position:
+        """The place behind it."""
+        return Position(self.sequence, round(self.time * 1e6))
+
+
+class Changes:
+    """The table of changes. All calls block for some milliseconds; those that note a change join the open transaction.
+
+    Args:
+        transactions: The transactions of the coordinator.
+    """
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._added = False
+
+    def take_added(self) -> bool:
+        """Return whether changes were added since the last call, whose transaction may have failed. Called between transactions."""
+        added, self._added = self._added, False
+        return added
+
+    def note_creation(self, record: ExportRecord) -> None:
+        """Store that an export was created."""
+        self._add(ExportChange.of(ChangeKind.CREATED, record))
+
+    def read_state(self, export: str) -> ExportState | None:
+        """Return the state of a stored export, for :meth:`note_state`; None if there is none."""
+        with self._transactions.begin() as connection:
+            state = connection.execute(_STATE, {"name": export}).scalar()
+        return None if state is None else ExportState(state)
+
+    def note_state(self, before: ExportState | None, after: ExportRecord) -> None:
+        """Store that a new revision of an export was made, if its state is another one."""
+        if before is not None and before is not after.state:
+            self._add(ExportChange.of(ChangeKind.STATE_CHANGED, after, previous=before))
+
+    def note_deletion(self, export: str) -> None:
+        """Store that an export is about to be deleted, if there is one."""
+        with self._transactions.begin() as connection:
+            text = connection.execute(_RECORD, {"name": export}).scalar()
+        if text is not None:
+            record = ExportRecord.model_validate_json(text)
+            self._add(ExportChange.of(ChangeKind.DELETED, record, previous=record.state))
+
+    def after(self, sequence: int, *, limit: int, projects: Collection[str] | None = None) -> list[NumberedChange]:
+        """Return the first changes behind a number, of some projects (None: of all), in their order."""
+        query = sa.select(_changes.c.sequence, _changes.c.time, _changes.c.change).where(_changes.c.sequence > sequence)
+        if projects is not None:
+            query = query.where(_changes.c.project.in_(sorted(projects)))
+        with self._transactions.begin() as connection:
+            rows = connection.execute(query.order_by(_changes.c.sequence).limit(limit)).all()
+        return [NumberedChange(number, at, ExportChange.model_validate_json(text)) for number, at, text in rows]
+
+    def newest(self) -> Position:
+        """Return the place behind the newest change."""
+        return self._position(_changes.c.sequence == sa.select(sa.func.max(_changes.c.sequence)).scalar_subquery())
+
+    def has(self, position: Position) -> bool:
+        """Return whether everything that happened since a place is still there."""
+        if position == BEGINNING:
+            return self.oldest() <= 1
+        return self._position(_changes.c.sequence == position.sequence) == position
+
+    def oldest(self) -> int:
+        """Return the number of the oldest change that is kept; 0 if there is none."""
+        with self._transactions.begin() as connection:
+            return connection.execute(sa.select(sa.func.min(_changes.c.sequence))).scalar() or 0
+
+    def _position(self, condition: sa.ColumnElement[bool]) -> Position:
+        with self._transactions.begin() as connection:
+            row = connection.execute(sa.select(_changes.c.sequence, _changes.c.time).where(condition)).first()
+        return BEGINNING if row is None else Position(row[0], round(row[1] * 1e6))
+
+    def _add(self, change: ExportChange) -> None:
+        self._added = True
+        row = {"time": time.time(), "project": change.export.project, "change": change.model_dump_json()}
+        with self._transactions.begin() as connection:
+            sequence = connection.execute(_ADD, row).scalar_one()
+            if sequence % _FORGET_EVERY == 0:
+                connection.execute(sa.delete(_changes).where(_changes.c.sequence <= sequence - CHANGES_KEPT))
