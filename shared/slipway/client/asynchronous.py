@@ -15,11 +15,15 @@ from slipway.client.blocking import Client
 from slipway.client.calls import (
     DEFAULT_PROJECT,
     TIMEOUT_SECONDS,
+    ExportsResumption,
     Resumption,
+    add_page,
     artifact_name,
     create_request,
+    ended_early,
     export_name,
     list_request,
+    watch_request,
     with_trace,
 )
 from slipway.configuration import ExportConfiguration
@@ -28,9 +32,10 @@ from slipway.rpc.call_ends import failure_of_call
 from slipway.rpc.values import sendable
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security
-from slipway_protos.v1 import artifact_pb2
+from slipway_protos.v1 import artifact_pb2, coordinator_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
+from slipway_protos.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from slipway_protos.v1.export_pb2_grpc import ExportServiceStub
 
 T = TypeVar("T")
@@ -169,6 +174,60 @@ class AsyncClient:
         finally:
             call.cancel()
 
+    async def watch_exports(
+        self,
+        *,
+        project: str = "",
+        filter: str = "",  # noqa: A002 - the field's name everywhere
+        cursor: str = "",
+        include_progress: bool = False,
+        patience_seconds: float = 120.0,
+    ) -> AsyncIterator[pb.ExportsEvent]:
+        """Yield what happens to a project's exports, without end; see :meth:`slipway.client.Client.watch_exports`."""
+        request = watch_request(
+            project or self.project, filter=filter, cursor=cursor, include_progress=include_progress
+        )
+        watch = ExportsResumption(request, patience_seconds=patience_seconds)
+        while True:
+            async for event in self._watch_exports_once(watch):
+                if isinstance(event, Failure):
+                    await asyncio.sleep(watch.pause_seconds(event))
+                else:
+                    yield event
+
+    async def _watch_exports_once(self, watch: ExportsResumption) -> AsyncIterator[pb.ExportsEvent | Failure]:
+        """Yield events over one connection, and at the end why it ended."""
+        call: Any = self._stub.WatchExports(watch.request, metadata=self._metadata())
+        try:
+            with self._channel.calling():
+                async for event in call:
+                    yield watch.note(event)
+            yield ended_early()
+        except grpc.aio.AioRpcError as error:
+            yield self._failure(error)
+        finally:
+            call.cancel()
+
+    async def list_formats(self, *, page_size: int = 0) -> AsyncIterator[coordinator_pb2.Format]:
+        """Yield the formats that the coordinator knows, and whether its workers can make them now."""
+        request = coordinator_pb2.ListFormatsRequest(page_size=page_size)
+        while True:
+            response = await self._call(self._coordinator_stub.ListFormats, request)
+            for each in response.formats:
+                yield each
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    async def list_workers(self, *, page_size: int = 0) -> coordinator_pb2.ListWorkersResponse:
+        """Return the workers that are alive and the tasks that wait for one; see :meth:`slipway.client.Client.list_workers`."""
+        request = coordinator_pb2.ListWorkersRequest(page_size=page_size)
+        response = await self._call(self._coordinator_stub.ListWorkers, request)
+        while response.next_page_token:
+            request.page_token = response.next_page_token
+            add_page(response, await self._call(self._coordinator_stub.ListWorkers, request))
+        return response
+
     async def push_artifact(
         self, source: str | Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
     ) -> str:
@@ -227,6 +286,10 @@ class AsyncClient:
     @property
     def _stub(self) -> ExportServiceStub:
         return ExportServiceStub(self._channel.current())
+
+    @property
+    def _coordinator_stub(self) -> CoordinatorServiceStub:
+        return CoordinatorServiceStub(self._channel.current())
 
     @property
     def _artifact_stub(self) -> ArtifactServiceStub:

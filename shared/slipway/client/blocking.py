@@ -17,22 +17,28 @@ from slipway.client.calls import (
     DEFAULT_PROJECT,
     TIMEOUT_SECONDS,
     BlockingCalls,
+    ExportsResumption,
     Resumption,
+    add_page,
     artifact_name,
     create_request,
+    ended_early,
     export_name,
     list_request,
+    watch_request,
 )
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.files.checksums import without_checksums
 from slipway.settings.security import Security
-from slipway_protos.v1 import artifact_pb2
+from slipway_protos.v1 import artifact_pb2, coordinator_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
 
 class Client:
-    """Calls ``slipway.v1.ExportService`` and ``slipway.v1.ArtifactService``. Exports may be named by id or in full. Safe for several threads.
+    """Calls ``slipway.v1.ExportService``, ``ArtifactService`` and ``CoordinatorService``. Exports may be named by id or in full.
+
+    Safe for several threads.
 
     Every method raises :class:`~slipway.errors.ModelExportError` with the coordinator's reason, or ``COORDINATOR_UNAVAILABLE`` if it
     does not respond.
@@ -183,6 +189,72 @@ class Client:
             watch.ended = True  # the server closed the stream regularly; a server that stops would cancel it
         finally:
             call.cancel()
+
+    def watch_exports(
+        self,
+        *,
+        project: str = "",
+        filter: str = "",  # noqa: A002 - the field's name everywhere
+        cursor: str = "",
+        include_progress: bool = False,
+        patience_seconds: float = 120.0,
+    ) -> Iterator[pb.ExportsEvent]:
+        """Yield what happens to a project's exports, without end: creations, changes of state, deletions, and bookmarks in silences.
+
+        The first event is a bookmark: exports that are listed after it are all there are, and nothing that happens to them is missed.
+        Resumes by itself after a disconnect, with nothing lost or repeated. Closing the iterator ends the call.
+
+        Args:
+            project: ``-`` for all projects that the caller may see; the client's project if empty.
+            filter: Conditions on the exports, as for :meth:`list_exports`.
+            cursor: That of the last event already seen.
+            include_progress: Also yield the progress of tasks.
+            patience_seconds: How long the coordinator may be unavailable at a time; 0 gives up at once.
+
+        Raises:
+            ModelExportError: ``CURSOR_EXPIRED`` if the coordinator no longer has everything since the cursor, or another reason.
+        """
+        request = watch_request(
+            project or self.project, filter=filter, cursor=cursor, include_progress=include_progress
+        )
+        watch = ExportsResumption(request, patience_seconds=patience_seconds)
+        while True:
+            for event in self._watch_exports_once(watch):
+                if isinstance(event, Failure):
+                    time.sleep(watch.pause_seconds(event))
+                else:
+                    yield event
+
+    def _watch_exports_once(self, watch: ExportsResumption) -> Iterator[pb.ExportsEvent | Failure]:
+        """Yield events over one connection, and at the end why it ended."""
+        with self._calls.calling():
+            call = self._calls.exports.WatchExports(watch.request, metadata=self._calls.metadata())
+        try:
+            yield from map(watch.note, call)
+            yield ended_early()
+        except grpc.RpcError as error:
+            yield self._calls.failure(error)
+        finally:
+            call.cancel()
+
+    def list_formats(self, *, page_size: int = 0) -> Iterator[coordinator_pb2.Format]:
+        """Yield the formats that the coordinator knows, and whether its workers can make them now."""
+        request = coordinator_pb2.ListFormatsRequest(page_size=page_size)
+        while True:
+            response = self._calls.call(self._calls.coordinator.ListFormats, request)
+            yield from response.formats
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    def list_workers(self, *, page_size: int = 0) -> coordinator_pb2.ListWorkersResponse:
+        """Return the workers that are alive and the tasks that wait for one, as far as the caller may see them, all pages together."""
+        request = coordinator_pb2.ListWorkersRequest(page_size=page_size)
+        response = self._calls.call(self._calls.coordinator.ListWorkers, request)
+        while response.next_page_token:
+            request.page_token = response.next_page_token
+            add_page(response, self._calls.call(self._calls.coordinator.ListWorkers, request))
+        return response
 
     def push_artifact(
         self, source: str | Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None

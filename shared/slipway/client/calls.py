@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import grpc
 
 from slipway.configuration import ExportConfiguration
-from slipway.errors import Failure
+from slipway.errors import Failure, ServiceError
 from slipway.observability.telemetry import current_traceparent
 from slipway.reasons import REASONS, Category
 from slipway.rpc.call_ends import failure_of_call
@@ -22,8 +22,10 @@ from slipway.rpc.messages import asked_configuration_message
 from slipway.rpc.values import ENDED_STATES, sendable
 from slipway.security.channels import BlockingChannel
 from slipway.settings.security import Security
+from slipway_protos.v1 import coordinator_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub
+from slipway_protos.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from slipway_protos.v1.export_pb2_grpc import ExportServiceStub
 
 DEFAULT_PROJECT = "default"
@@ -86,6 +88,20 @@ def list_request(
     return pb.ListExportsRequest(parent=parent, page_size=page_size, filter=sendable(filter), view=view)
 
 
+def watch_request(
+    project: str,
+    *,
+    filter: str,  # noqa: A002 - the field's name everywhere
+    cursor: str,
+    include_progress: bool,
+) -> pb.WatchExportsRequest:
+    """Return the request of ``watch_exports``."""
+    parent = sendable(f"projects/{project}")
+    return pb.WatchExportsRequest(
+        parent=parent, filter=sendable(filter), cursor=sendable(cursor), include_progress=include_progress
+    )
+
+
 def _texts(values: Mapping[str, str]) -> dict[str, str]:
     return {sendable(name): sendable(value) for name, value in values.items()}
 
@@ -96,30 +112,22 @@ def with_trace(metadata: Metadata) -> Metadata:
     return (*metadata, ("traceparent", traceparent)) if traceparent else metadata
 
 
-class Resumption:
-    """The state of one watch, which is resumed after disconnects.
+class _Reconnection:
+    """How a watch goes on after disconnects.
 
     Args:
-        after_sequence: Number of the last event already seen.
         patience_seconds: How long the coordinator may be unavailable at a time.
     """
 
-    def __init__(self, after_sequence: int, *, patience_seconds: float) -> None:
-        self.sequence = after_sequence
-        self.ended = False
+    def __init__(self, *, patience_seconds: float) -> None:
         self._patience = patience_seconds
         self._was_connected = False
         self._gone_since: float | None = None
         self._failures = 0
 
-    def is_new(self, event: pb.ExportEvent) -> bool:
-        """Record an event; return False for one seen before the connection was lost."""
+    def note_connection(self) -> None:
+        """Note that an event came."""
         self._was_connected, self._gone_since, self._failures = True, None, 0
-        if event.sequence <= self.sequence:
-            return False
-        self.sequence = event.sequence
-        self.ended = event.WhichOneof("event") == "export" and event.export.state in ENDED_STATES
-        return True
 
     def pause_seconds(self, failure: Failure) -> float:
         """Return how long to wait before connecting again; raise at once if the first connection never succeeded.
@@ -130,12 +138,73 @@ class Resumption:
         now = time.monotonic()
         self._gone_since = self._gone_since or now
         patience = self._patience if self._was_connected else 0.0
-        # A server that stops cancels its streams; a server also ends streams whose client reads too slowly.
-        if not is_temporary(failure, "CANCELLED", "TRANSFER_SLOW") or now - self._gone_since >= patience:
+        if not self._may_pass(failure) or now - self._gone_since >= patience:
             raise failure.error()
         self._failures += 1
         longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10), _LONGEST_PAUSE_SECONDS)
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that many watchers do not return all at once
+
+    def _may_pass(self, failure: Failure) -> bool:
+        # A server that stops cancels its streams; a server also ends streams whose client reads too slowly.
+        return is_temporary(failure, "CANCELLED", "TRANSFER_SLOW")
+
+
+class Resumption(_Reconnection):
+    """The state of one watch of an export, which is resumed after disconnects.
+
+    Args:
+        after_sequence: Number of the last event already seen.
+        patience_seconds: How long the coordinator may be unavailable at a time.
+    """
+
+    def __init__(self, after_sequence: int, *, patience_seconds: float) -> None:
+        super().__init__(patience_seconds=patience_seconds)
+        self.sequence = after_sequence
+        self.ended = False
+
+    def is_new(self, event: pb.ExportEvent) -> bool:
+        """Record an event; return False for one seen before the connection was lost."""
+        self.note_connection()
+        if event.sequence <= self.sequence:
+            return False
+        self.sequence = event.sequence
+        self.ended = event.WhichOneof("event") == "export" and event.export.state in ENDED_STATES
+        return True
+
+
+class ExportsResumption(_Reconnection):
+    """The state of one watch of several exports, which is resumed after disconnects.
+
+    Args:
+        request: The request of the first connection; :attr:`request` continues after the events that were recorded.
+        patience_seconds: How long the coordinator may be unavailable at a time.
+    """
+
+    def __init__(self, request: pb.WatchExportsRequest, *, patience_seconds: float) -> None:
+        super().__init__(patience_seconds=patience_seconds)
+        self.request = request
+
+    def note(self, event: pb.ExportsEvent) -> pb.ExportsEvent:
+        """Record an event, and return it."""
+        self.note_connection()
+        self.request.cursor = event.cursor
+        return event
+
+    def _may_pass(self, failure: Failure) -> bool:
+        # A server ends these streams when the caller's token does; its file may have another one by now.
+        renewed = failure.reason == "UNAUTHENTICATED" and self._was_connected and not self._failures
+        return renewed or super()._may_pass(failure)
+
+
+def ended_early() -> Failure:
+    """Return the failure of a stream without end that has ended regularly."""
+    return ServiceError("the coordinator ended the stream", remedy="try again").failure()
+
+
+def add_page(whole: coordinator_pb2.ListWorkersResponse, page: coordinator_pb2.ListWorkersResponse) -> None:
+    """Add another page of workers to those before."""
+    whole.workers.extend(page.workers)
+    whole.next_page_token = page.next_page_token
 
 
 def is_temporary(failure: Failure, *reasons: str) -> bool:
@@ -152,17 +221,23 @@ class BlockingCalls:
         address: ``HOST:PORT`` or ``unix:PATH``.
         security: Certificates and token; None connects without TLS and token.
         timeout_seconds: Longest time of one call that is not a stream.
+        channel: Carries the calls, in place of a connection to the address.
 
     Raises:
         ConfigurationError: A file of ``security`` cannot be used.
     """
 
     def __init__(
-        self, address: str, *, security: Security | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+        self,
+        address: str,
+        *,
+        security: Security | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        channel: BlockingChannel | None = None,
     ) -> None:
         self.address = address
         self._timeout = timeout_seconds
-        self._channel = BlockingChannel(address, security)
+        self._channel = channel or BlockingChannel(address, security)
 
     def close(self) -> None:
         """Close the connection; calls under way end."""
@@ -178,6 +253,11 @@ class BlockingCalls:
     def exports(self) -> ExportServiceStub:
         """Stub over the current channel."""
         return self._channel.stub(ExportServiceStub)
+
+    @property
+    def coordinator(self) -> CoordinatorServiceStub:
+        """Stub over the current channel."""
+        return self._channel.stub(CoordinatorServiceStub)
 
     @property
     def artifacts(self) -> ArtifactServiceStub:

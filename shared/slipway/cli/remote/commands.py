@@ -1,4 +1,4 @@
-"""Commands for the exports of a coordinator: submit, get, list, watch, cancel, retry, delete."""
+"""Commands for the exports of a coordinator (submit, get, list, watch, cancel, retry, delete), its formats and its workers."""
 
 from __future__ import annotations
 
@@ -187,6 +187,26 @@ def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug
     print_answer({"deleted": name}, f"deleted {name}", as_json=as_json)
 
 
+def formats(ctx: typer.Context, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """List the formats that the workers of a coordinator, or without one this machine, can make now, and what keeps them from others."""
+    from slipway.cli.remote.capacity import local_formats, print_formats
+
+    connection = connection_of(ctx)
+    if not connection.coordinator:
+        print_formats(local_formats(), as_json=as_json)
+        return
+    with connection.client() as client:
+        print_formats(list(client.list_formats()), as_json=as_json)
+
+
+def workers(ctx: typer.Context, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """List the workers of a coordinator, and the tasks that wait for one with the reason, as far as you may see them."""
+    from slipway.cli.remote.capacity import print_workers
+
+    with connection_of(ctx).client() as client:
+        print_workers(client.list_workers(), as_json=as_json)
+
+
 def _require_local() -> None:
     """Check that the libraries that read this machine's exports are installed."""
     from slipway.distribution import require
@@ -208,5 +228,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "cancel": (cancel, (f"slipway cancel {_EXPORT}",)),
     "retry": (retry, (f"slipway retry {_EXPORT}",)),
     "delete": (delete, (f"slipway delete {_EXPORT}",)),
+    "formats": (formats, ("slipway formats", "slipway formats --coordinator localhost:7070 --json")),
+    "workers": (workers, ("slipway workers --coordinator localhost:7070",)),
 }
 """Commands by name, in the order of the help, with their examples."""
