@@ -28,6 +28,7 @@ from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.server import CoordinatorServer
 from slipway_coordinator.storage.database_access import SqliteState
+from slipway_coordinator.webhooks.receivers import WebhooksFile
 from slipway_protos.v1 import export_pb2
 from support.commands.cli import SLIPWAY
 
@@ -69,6 +70,7 @@ class Harness:
     with_worker: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
     security: ServerSecurity | None = None  # if given, the coordinator listens on a port of loopback
+    webhooks: Path | None = None
 
     @property
     def address(self) -> str:
@@ -134,6 +136,7 @@ class Harness:
                     address=self.address if self.security is None else "127.0.0.1:0",
                     store=self.open_store,
                     security=self.security,
+                    webhooks=None if self.webhooks is None else WebhooksFile(self.webhooks),
                 )
                 await self.server.start()
                 started.set_result(None)
