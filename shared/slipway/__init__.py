@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from slipway.exporting.batches.planned import BatchPlan
     from slipway.exporting.batches.result import BatchEntry, BatchResult
     from slipway.exporting.calls import export, plan, recommend, verify
-    from slipway.exporting.observing import ExportProgress, TaskProgress
     from slipway.exporting.planned import ExportPlan
     from slipway.exporting.verification import Verification
     from slipway.formats import Format
+    from slipway.progress.tracking import ExportProgress, TaskProgress
     from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
     from slipway.settings.security import Security
     from slipway.stage import (
@@ -141,7 +141,7 @@ _HOMES = {
     "Effort": "slipway.stage",
     "ExportConfiguration": "slipway.configuration",
     "ExportPlan": "slipway.exporting.planned",
-    "ExportProgress": "slipway.exporting.observing",
+    "ExportProgress": "slipway.progress.tracking",
     "ExportResult": "slipway.results.result",
     "FailedFormat": "slipway.results.result",
     "Forecast": "slipway.stage",
@@ -157,7 +157,7 @@ _HOMES = {
     "Security": "slipway.settings.security",
     "Stage": "slipway.stage",
     "StageParams": "slipway.stage",
-    "TaskProgress": "slipway.exporting.observing",
+    "TaskProgress": "slipway.progress.tracking",
     "Verification": "slipway.exporting.verification",
     **dict.fromkeys(("export", "plan", "recommend", "verify"), "slipway.exporting.calls"),
     **dict.fromkeys(

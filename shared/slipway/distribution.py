@@ -42,6 +42,7 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     "publish": ("OpenSSL", "certifi", "model_signing", "urllib3"),
     "s3": ("minio",),
     "telemetry": _TELEMETRY,
+    "ui": ("jinja2", "starlette", "uvicorn"),
     "sample": ("accelerate", "gguf", "peft", "psutil", "torch", "transformers"),
 }
 """Modules that each extra installs. The extras of stages are not listed, because each stage names its own libraries."""

@@ -17,6 +17,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ConfigurationError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, translate_format_errors
+from slipway.formats.settings import FormatSettings
 from slipway.formats.targets import ALIASES, TARGETS, Fit, target_name
 from slipway.formats.tasks import FormatRequest
 from slipway.model.configuration import ModelConfig
@@ -174,17 +175,28 @@ def _candidates(fit: Fit, each: Format[Any], subject: Subject | None, memory: in
             if memory is not None and needed > memory:
                 unfit = f"needs about {format_size(needed)}, and there is {format_size(memory)}"
         if subject is not None and subject.config:
-            unfit = _find_refusal(each, fit, level, subject.config) or unfit
+            with translate_format_errors(each):
+                section = each.settings(**fit.settings)
+            unfit = find_refusal(each, section, level, subject.config) or unfit
         yield Candidate(each.name, level, fit.why, fit.source, fit.settings, size, needed, unfit, fit.variant)
 
 
-def _find_refusal(each: Format[Any], fit: Fit, level: str, config: ModelConfig) -> str:
-    """Return why a stage that the output needs refuses a model with this configuration; empty if none does."""
+def find_refusal(each: Format[Any], section: FormatSettings, level: str, config: ModelConfig) -> str:
+    """Return why a stage that an output needs refuses a model; empty if none does.
+
+    Args:
+        each: The output's format.
+        section: Settings of the format.
+        level: The output's level; empty for the unquantized one.
+        config: The model's ``config.json``.
+
+    Raises:
+        ConfigurationError: ``FORMAT_INVALID``: the format fails.
+    """
     with translate_format_errors(each):
-        section = each.settings(**fit.settings)
-        levels = (level,) if level else ()
-        request = FormatRequest(each.name, section, levels, "model", base="base", adapter="adapter")
-        tasks = each.plan(request)
+        tasks = each.plan(
+            FormatRequest(each.name, section, (level,) if level else (), "model", base="base", adapter="adapter")
+        )
     calls = (known for task in tasks if (known := task.known()))
     return next((why for stage, params in calls if (why := stage.forecast.refuses(params, config))), "")
 

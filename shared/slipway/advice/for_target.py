@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipway.configuration.layers import Layer, Setting
 from slipway.configuration.loading import Given, LoadedConfiguration, load
 from slipway.formats.targets import TARGETS, target_name
 from slipway.model.families import DECODER
 from slipway.settings.problems import Problem
+
+if TYPE_CHECKING:
+    from slipway.advice.candidates import Subject
 
 TARGET, LEVELS = "output.target", "optimization.quantization"
 
@@ -99,8 +102,23 @@ def _requested_levels(settings: Mapping[str, Setting]) -> tuple[str, ...]:
     )
 
 
-def _subject(settings: Mapping[str, Setting]) -> Any:
+def _subject(settings: Mapping[str, Setting]) -> Subject | None:
     """Return the model that is exported, if its files are here; None otherwise."""
+
+    def text(key: str) -> str:
+        value = settings[key].value if key in settings else ""
+        return value if isinstance(value, str) else ""
+
+    return subject_of(text("checkpoint.path"), text("base_model.name"))
+
+
+def subject_of(run: str, base: str) -> Subject | None:
+    """Return the model that an export would make, if its files are here; None otherwise.
+
+    Args:
+        run: Folder of a training run or checkpoint; empty, or ``none``, for the base as it is.
+        base: Base model; empty for the one that the run names.
+    """
     from slipway.advice.candidates import Subject
     from slipway.base_match.recorded import recorded_base
     from slipway.configuration.sections import without_none
@@ -111,11 +129,8 @@ def _subject(settings: Mapping[str, Setting]) -> Any:
     from slipway.model.runs.checkpoints import find_checkpoint, read_adapter_config
     from slipway.model.trained import trained_model
 
-    def text(key: str) -> str:
-        value = settings[key].value if key in settings else ""
-        return value if isinstance(value, str) and not is_address(value) and not value.startswith("sha256:") else ""
-
-    run, base, trained = without_none(text("checkpoint.path")), text("base_model.name"), None
+    run, base = ("" if is_address(name) or name.startswith("sha256:") else name for name in (without_none(run), base))
+    trained = None
     try:
         if run:
             checkpoint = find_checkpoint(Path(run)).path

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from slipway.cli import completion
 from slipway.cli.artifacts import commands as artifacts
 from slipway.cli.connection import ConnectedCommand
+from slipway.cli.console import commands as console
 from slipway.cli.conversion import commands as conversion
 from slipway.cli.export import command as export
 from slipway.cli.inspection import commands as inspection
@@ -132,6 +133,7 @@ app = typer.Typer(
 
 
 app.command(cls=ConnectedCommand, rich_help_panel=_EXPORTS, epilog=export.EXAMPLES)(export.export)
+app.command(cls=ConnectedCommand, rich_help_panel=_EXPORTS, epilog=console.EXAMPLES)(console.ui)
 for command_name, (command, lines) in remote.COMMANDS.items():
     app.command(command_name, cls=ConnectedCommand, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
 for service_name, service in _SERVICE_COMMANDS.items():

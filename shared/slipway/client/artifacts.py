@@ -139,6 +139,30 @@ class ProjectArtifacts:
                     add_name(target / first[file.digest].path, target / file.path)
         return target
 
+    def read(self, file: ManifestFile, artifact: str, *, offset: int = 0) -> Iterator[bytes]:
+        """Yield a file's content from an offset. Content read from the beginning is compared with its digest.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``, or ``ARTIFACT_CORRUPT`` after the last chunk.
+            ModelExportError: An error from the coordinator.
+        """
+        request = pb.ReadBlobRequest(
+            name=artifact_name(artifact, project=self._project), digest=file.digest, offset=offset
+        )
+        with self._calls.calling():
+            call = self._calls.artifacts.ReadBlob(request, metadata=self._calls.metadata())
+        sha = hashlib.sha256()
+        try:
+            for answer in call:
+                sha.update(answer.data)
+                yield answer.data
+        except grpc.RpcError as error:
+            raise self._calls.failure(error).error() from error
+        finally:
+            call.cancel()
+        if not offset and f"sha256:{sha.hexdigest()}" != file.digest:
+            raise corrupt_error(artifact, file.path)
+
     def manifest(self, digest: str) -> Manifest:
         """Return the manifest of an artifact.
 

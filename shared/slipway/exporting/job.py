@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pydantic
 
 from slipway.artifacts import Artifacts
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
@@ -26,17 +23,16 @@ from slipway.exporting.preparing import Prepared, prepare_sources
 from slipway.observability.telemetry import span
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
-from slipway.planning.references import VALIDATION
 from slipway.progress.observer import Observer
 from slipway.results.delivery import check_target, deliver, lineage
 from slipway.results.outcome import delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
 from slipway.results.result import ExportResult
+from slipway.results.stored import stored_validation
 from slipway.rpc.values import ENDED_STATES
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.sources.folders import StoredFiles
-from slipway.validation.findings import ValidationReport
 from slipway_protos.v1 import export_pb2 as pb
 
 if TYPE_CHECKING:
@@ -262,7 +258,7 @@ class ExportJob:
 
     def _deliver(self, export: pb.Export, store: Artifacts, prepared: Prepared) -> ExportResult:
         warnings = tuple(dict.fromkeys((*self.loaded.warnings, *prepared.warnings)))
-        validation = _validation(export, store)
+        validation = stored_validation(export, store)
         if not delivered_formats(export):
             return export_result(export, store=store, validation=validation, warnings=warnings)
         target = self._target(export)
@@ -299,23 +295,6 @@ class ExportJob:
             "timestamp": f"{export.create_time.ToDatetime(UTC):%Y%m%d_%H%M%S}",
         }
         return Path(output.directory) / render_name(output.naming_pattern, values)
-
-
-def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:
-    """Read the validation report; None if validation did not run."""
-    digest = export.outputs.get(VALIDATION, "")
-    if not digest:
-        return None
-    with tempfile.TemporaryDirectory(prefix="slipway-validation-") as scratch:
-        folder = store.fetch(digest, Path(scratch) / VALIDATION)
-        try:
-            return ValidationReport.read(folder)
-        except (OSError, pydantic.ValidationError) as error:
-            raise ArtifactError(
-                f"the stored validation report {digest} was written by another version of Slipway",
-                reason="ARTIFACT_INVALID",
-                remedy="use a new SLIPWAY_HOME, or remove it from the store: slipway cache gc --older-than 0s",
-            ) from error
 
 
 def require_installed(settings: Settings) -> None:

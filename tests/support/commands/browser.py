@@ -65,10 +65,41 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
+    def wait_for(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression once it is true, also after the page has led to another."""
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            with contextlib.suppress(AssertionError):  # of a page that is being left
+                if found := self.evaluate(expression):
+                    return found
+            time.sleep(0.05)
+        raise TimeoutError(f"{expression} did not become true within {_PATIENCE:.0f} s; the page: {self.text()[:2000]}")
+
+    def text(self) -> str:
+        """Return the text of the page."""
+        return str(self.evaluate("document.body ? document.body.innerText : ''"))
+
+    def click(self, selector: str) -> None:
+        """Click in the middle of an element, with the mouse."""
+        find = f"document.querySelector({json.dumps(selector)})"
+        self.wait_for(f"!!{find}")
+        box = self.evaluate(
+            f"(() => {{ {find}.scrollIntoView({{block: 'center'}}); const b = {find}.getBoundingClientRect();"
+            "return {x: b.x + b.width / 2, y: b.y + b.height / 2}; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **box)
+
+    def write(self, selector: str, text: str) -> None:
+        """Type a text into a field, in place of what is in it."""
+        self.wait_for(f"!!document.querySelector({json.dumps(selector)})")
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).select()")
+        self._call("Input.insertText", text=text)
+
     def press(self, key: str) -> None:
         """Press and release a key, such as ``Tab``."""
         for kind in ("keyDown", "keyUp"):
-            codes = {"Tab": 9, "ArrowRight": 39}
+            codes = {"Tab": 9, "Enter": 13, "ArrowRight": 39}
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
     def tree(self) -> list[tuple[str, str]]:

@@ -10,16 +10,18 @@ from importlib import resources
 
 from google.protobuf.message import Message
 
+from slipway.console.rendering import ROOT
 from slipway.errors import ModelExportError, ServiceError
 from slipway.rpc.values import status_of
 from slipway.security.access.rules import RULES, Rule
 from slipway.security.interceptor import check_project, check_role, current_principal
+from slipway.security.origins import check_origin
 from slipway.texts import number_of
 from slipway_coordinator.api.requests import field_error
 from slipway_coordinator.http.calls import Handlers, HttpContext, run_call
+from slipway_coordinator.http.console import coordinator_console
 from slipway_coordinator.http.errors import HttpError
 from slipway_coordinator.http.messages import bare_request_of, content_request_of, request_of
-from slipway_coordinator.http.origins import check_origin
 from slipway_coordinator.http.requests import HttpRequest, Receive, Scope, Send
 from slipway_coordinator.http.responses import Content, Document, Events, Response, send_document, send_status
 from slipway_coordinator.http.routes import Route, Routes
@@ -47,20 +49,26 @@ class HttpApplication:
         self._active = active
         self._names = names
         self._routes = Routes(*SERVICES)
+        self._console = coordinator_console(handlers)
         self._calls: set[asyncio.Task[None]] = set()
         self._ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         try:
-            await self._serve(HttpRequest(scope, receive), send, scope["state"]["abort"])
+            request = HttpRequest(scope, receive)
+            if _is_of_console(request.path):
+                check_origin(request.header, names=self._names)
+                await self._console(scope, receive, send)
+            else:
+                await self._serve(request, send, scope["state"]["abort"])
         except HttpError as refusal:
             await send_status(send, status_of(refusal.error.failure()), http=refusal.status, headers=refusal.headers)
         except ModelExportError as error:
             await send_status(send, status_of(error.failure()))
 
     async def _serve(self, request: HttpRequest, send: Send, abort: Callable[[], None]) -> None:
-        check_origin(request, names=self._names)
+        check_origin(request.header, names=self._names)
         if request.path in {_HEALTH, _DESCRIPTION}:
             await self._serve_page(request, send)
             return
@@ -143,6 +151,10 @@ async def _finish(
         await response.fail(status_of(error.failure()))
     except TimeoutError:
         abort()
+
+
+def _is_of_console(path: str) -> bool:
+    return path == ROOT or path.startswith(f"{ROOT}/")
 
 
 def _ending_error() -> ServiceError:

@@ -10,24 +10,6 @@ from google.rpc import code_pb2, status_pb2
 from slipway.errors import ModelExportError
 from slipway.rpc.values import failure_of_status, retry_seconds
 
-_HTTP_STATUS = {
-    "OK": 200,
-    "CANCELLED": 499,
-    "INVALID_ARGUMENT": 400,
-    "DEADLINE_EXCEEDED": 504,
-    "NOT_FOUND": 404,
-    "ALREADY_EXISTS": 409,
-    "PERMISSION_DENIED": 403,
-    "UNAUTHENTICATED": 401,
-    "RESOURCE_EXHAUSTED": 429,
-    "FAILED_PRECONDITION": 400,
-    "ABORTED": 409,
-    "OUT_OF_RANGE": 400,
-    "UNIMPLEMENTED": 501,
-    "UNAVAILABLE": 503,
-}
-"""As ``google/rpc/code.proto`` maps them; every other code is a 500."""
-
 
 class HttpError(Exception):
     """A refusal with an HTTP status that its code alone does not say.
@@ -43,12 +25,6 @@ class HttpError(Exception):
         self.error = error
         self.status = status
         self.headers = dict(headers or {})
-
-
-def http_status(status: status_pb2.Status) -> int:
-    """Return the HTTP status of a code."""
-    known = code_pb2.Code.DESCRIPTOR.values_by_number.get(status.code)
-    return _HTTP_STATUS.get(known.name, 500) if known is not None else 500
 
 
 def error_headers(status: status_pb2.Status) -> dict[str, str]:

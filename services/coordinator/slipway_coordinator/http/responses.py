@@ -11,8 +11,9 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from slipway.errors import ServiceError
+from slipway.rpc.http_status import http_status
 from slipway.rpc.values import failure_of_status
-from slipway_coordinator.http.errors import error_headers, http_status
+from slipway_coordinator.http.errors import error_headers
 from slipway_coordinator.http.messages import json_of
 from slipway_coordinator.http.requests import Send
 

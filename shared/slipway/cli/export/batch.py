@@ -15,12 +15,12 @@ from slipway.exporting.batches.planned import BatchPlan, PlannedExport, plan_bat
 from slipway.exporting.batches.result import HEADINGS, BatchResult, rows
 from slipway.exporting.batches.running import Batch, OpenObserver
 from slipway.exporting.batches.subjects import LeftOut, find_subjects
-from slipway.exporting.observing import Position
 from slipway.observability.telemetry import tracing
 from slipway.progress.display import open_display
 from slipway.progress.observer import Observer, ProgressForm
 from slipway.progress.overview import Overview
 from slipway.progress.rendering import about
+from slipway.progress.tracking import Position
 from slipway.reasons import REASONS
 from slipway.settings import Settings
 from slipway.sizes import format_size

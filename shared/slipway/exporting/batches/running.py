@@ -18,10 +18,10 @@ from slipway.exporting.batches.planned import BatchPlan, PlannedExport
 from slipway.exporting.batches.result import TABLE, BatchEntry, BatchResult, check_table, write_table
 from slipway.exporting.interruption import InterruptibleObserver, Interruption
 from slipway.exporting.job import ExportJob, Submitted, require_installed, run_export
-from slipway.exporting.observing import Position
 from slipway.exporting.opening import artifacts_at
 from slipway.machine.known_faults import translate_fault
 from slipway.progress.observer import Observer
+from slipway.progress.tracking import Position
 from slipway.results.result import ExportResult
 from slipway.settings import Settings
 from slipway.sources.folders import StoredFiles

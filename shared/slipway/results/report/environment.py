@@ -19,14 +19,19 @@ _ENTITY = re.compile(r"&(?=#?\w+;)")
 _FIGURES = ("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration", "times")
 
 
-def html_environment() -> Environment:
-    """Return the environment for pages; it escapes every value except :class:`markupsafe.Markup`."""
-    return _environment(autoescape=True)
+def html_environment(package: str = "slipway.results.report", folder: str = "") -> Environment:
+    """Return the environment for pages; it escapes every value except :class:`markupsafe.Markup`.
+
+    Args:
+        package: Package with the templates.
+        folder: Their folder in it.
+    """
+    return _environment(PackageLoader(package, package_path=folder), autoescape=True)
 
 
 def markdown_environment() -> Environment:
     """Return the environment for Markdown; templates must pass values from outside through the filter ``text`` or ``code``."""
-    environment = _environment(keep_trailing_newline=True)
+    environment = _environment(PackageLoader("slipway.results.report", package_path=""), keep_trailing_newline=True)
     environment.filters.update(text=markdown_text, code=markdown_code)
     return environment
 
@@ -52,9 +57,9 @@ def _clean_value(value: object) -> object:
     return type(value)(printable(value)) if isinstance(value, str) else value
 
 
-def _environment(**options: Any) -> Environment:
+def _environment(loader: PackageLoader, **options: Any) -> Environment:
     environment = Environment(  # noqa: S701 - in Markdown, which is not HTML, filters escape the values
-        loader=PackageLoader("slipway.results.report", package_path=""),
+        loader=loader,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

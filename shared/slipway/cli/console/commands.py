@@ -1,0 +1,41 @@
+"""``slipway ui``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slipway.cli.connection import connection_of
+from slipway.cli.options import Debug, examples
+
+EXAMPLES = examples(
+    "slipway ui", "slipway ui --port 8765 --no-browser", "slipway ui --coordinator exports.example.com:7070"
+)
+
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on this machine; by default a free one.")]
+NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address, and open no browser.")]
+
+
+def ui(ctx: typer.Context, port: Port = 0, no_browser: NoBrowser = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """Serve pages to begin exports, watch and compare them, and get their outputs: those of this machine, or of a coordinator.
+
+    Only programs of this machine reach the pages, and only with the key in the address. Ctrl-C ends them; an export that runs then can be
+    continued.
+    """
+    settings = connection_of(ctx).settings()
+    from slipway.distribution import require
+
+    require("ui", what="slipway ui")
+    from slipway.console.serving import serve
+    from slipway.terminal.console import errors, show, unbroken_line
+
+    def announce(address: str) -> None:
+        show(unbroken_line("", address))
+        errors.print("Ctrl-C ends it.", style="dim")
+        if not no_browser:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(settings, port=port, announce=announce)

@@ -1,0 +1,160 @@
+"""The console as a web application: its paths, its limits, and what it says of failures."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from importlib import resources
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from slipway.console import pages
+from slipway.console.exports import Exports
+from slipway.console.rendering import HEADERS, ROOT, page
+from slipway.console.signing_in import ExportsOf, sign_in, sign_in_page, sign_out, token_of
+from slipway.console.wish import Wish
+from slipway.errors import ConfigurationError, ModelExportError, ServiceError
+from slipway.rpc.http_status import http_status
+from slipway.rpc.values import status_of
+
+log = logging.getLogger("slipway.console")
+
+_MOST_BYTES = 64 << 10
+_MOST_FIELDS = 200
+_STATIC = {"console.css": "text/css; charset=utf-8", "htmx.min.js": "text/javascript; charset=utf-8"}
+
+_Page = Callable[[Request, Exports], Response]
+_Form = Callable[[Request, Exports, Wish], Response]
+Fields = list[tuple[str, str]]
+
+
+def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
+    """Return the console.
+
+    Args:
+        exports_of: Returns the exports that the caller of a request may see.
+        signing_in: Whether callers sign in; an error with the reason ``UNAUTHENTICATED`` then leads them there.
+    """
+
+    def exports_for(request: Request) -> Exports:
+        token = token_of(request) if signing_in else ""
+        request.state.signed_in = bool(token)
+        return exports_of(request, token)
+
+    def shown(handler: _Page) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            return await run_in_threadpool(handler, request, exports_for(request))
+
+        return endpoint
+
+    def sent(handler: _Form) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            wish = Wish.of(await fields_of(request))
+            return await run_in_threadpool(handler, request, exports_for(request), wish)
+
+        return endpoint
+
+    async def signed_in(request: Request) -> Response:
+        return await run_in_threadpool(sign_in, request, dict(await fields_of(request)), exports_of)
+
+    async def asked_to_sign_in(request: Request) -> Response:
+        return sign_in_page(request)
+
+    async def signed_out(_: Request) -> Response:
+        return sign_out()
+
+    export = "/projects/{project}/exports/{export}"
+    paths = [
+        Route("/", shown(pages.list_page)),
+        Route("/list", shown(pages.list_rows)),
+        Route("/new", shown(pages.new_page)),
+        Route("/new/check", sent(pages.check), methods=["POST"]),
+        Route("/exports", sent(pages.create), methods=["POST"]),
+        Route("/compare", shown(pages.compare)),
+        Route("/machines", shown(pages.machines)),
+        Route(export, shown(pages.export_page)),
+        Route(f"{export}/live", shown(pages.live)),
+        Route(f"{export}/report", shown(pages.report)),
+        Route(export + "/outputs/{output}.tar", shown(pages.download)),
+        Route(export + "/{action:str}", shown(pages.act), methods=["POST"]),
+        Route("/static/{name}", _static),
+    ]
+    if signing_in:
+        paths += [
+            Route("/sign-in", asked_to_sign_in),
+            Route("/sign-in", signed_in, methods=["POST"]),
+            Route("/sign-out", signed_out, methods=["POST"]),
+        ]
+    routes = [Route(f"{ROOT}{each.path}", each.endpoint, methods=list(each.methods or ())) for each in paths]
+    handlers: dict[Any, Any] = {ModelExportError: _failed, HTTPException: _refused, Exception: _broken}
+    return Starlette(routes=[*routes, Route(ROOT, _to_list)], exception_handlers=handlers)
+
+
+async def fields_of(request: Request) -> Fields:
+    """Return the fields of a form, as browsers send them by default.
+
+    Raises:
+        ServiceError: ``LIMIT_EXCEEDED`` for more than 64 KiB or 200 fields.
+        ConfigurationError: ``CONFIGURATION_INVALID`` for another kind of body.
+    """
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _MOST_BYTES:
+            raise ServiceError(f"the form has more than {_MOST_BYTES} bytes", reason="LIMIT_EXCEEDED")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if data and kind != "application/x-www-form-urlencoded":
+            raise ValueError(f"its type is {kind!r}")  # noqa: TRY301 - the same answer as for a malformed one
+        return parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the form cannot be read: {error}",
+            reason="CONFIGURATION_INVALID",
+            remedy="send it from the console's page",
+        ) from error
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(HTTPStatus.NOT_FOUND)
+    data = resources.files("slipway.console").joinpath("static", name).read_bytes()
+    return Response(data, media_type=_STATIC[name], headers={**HEADERS, "cache-control": "max-age=3600"})
+
+
+async def _to_list(_: Request) -> Response:
+    return RedirectResponse(f"{ROOT}/", HTTPStatus.SEE_OTHER)
+
+
+async def _failed(request: Request, error: ModelExportError) -> Response:
+    failure = error.failure()
+    if failure.reason == "UNAUTHENTICATED":
+        path = request.url.path if request.method == "GET" else f"{ROOT}/"
+        where = f"{ROOT}/sign-in?next={quote(path)}"
+        if request.headers.get("hx-request"):  # a part of a page: the whole page goes there
+            return Response(status_code=HTTPStatus.OK, headers={**HEADERS, "hx-redirect": where})
+        return RedirectResponse(where, HTTPStatus.SEE_OTHER, headers=HEADERS)
+    return page(request, None, "failed", status=http_status(status_of(failure)), failure=failure)
+
+
+async def _refused(request: Request, error: HTTPException) -> Response:
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        said = ServiceError("this page takes no such request", reason="CALL_NOT_FOUND", remedy="go back to the list")
+    else:
+        said = ServiceError("there is no such page", reason="CALL_NOT_FOUND", remedy="go back to the list")
+    return page(request, None, "failed", status=error.status_code, failure=said.failure())
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    log.error(f"{request.url.path} failed", exc_info=error)
+    said = ServiceError("the console failed", reason="INTERNAL", remedy="see its log")
+    return page(request, None, "failed", status=HTTPStatus.INTERNAL_SERVER_ERROR, failure=said.failure())

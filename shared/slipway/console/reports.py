@@ -1,0 +1,116 @@
+"""What pages say of the outputs of an export, and of the differences between two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from slipway.artifacts import Artifacts
+from slipway.console.exports import Exports, Shown
+from slipway.results.report import figures
+from slipway.results.report.document import Report
+from slipway.results.report.page import NOT_MADE, VERDICTS
+from slipway.results.stored import stored_report
+from slipway.texts import shortened
+from slipway_protos.v1 import export_pb2 as pb
+
+_LONGEST_VALUE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output in a table.
+
+    Attributes:
+        name: Its name.
+        verdict: What validation says of it, or why it was not made.
+        why: Why it failed, or was not made; empty if it was.
+        size_bytes: Size of its files; None if it was not made.
+        mean_kl: Mean KL against the fine-tuned model, nats per token; None if it was not compared.
+        speed: Its speed, for people.
+        digest: Its artifact; empty if it was not made.
+    """
+
+    name: str
+    verdict: str
+    why: str = ""
+    size_bytes: int | None = None
+    mean_kl: float | None = None
+    speed: str = "–"
+    digest: str = ""
+
+
+def report_of(exports: Exports, shown: Shown) -> Report | None:
+    """Return the report of an export; None before it has ended.
+
+    Raises:
+        ModelExportError: Its artifacts cannot be read.
+    """
+    if shown.message is None or not shown.is_ended:
+        return None
+    with exports.artifacts(shown.entry.project) as store:
+        return stored_report(shown.message, store)
+
+
+def outputs_of(exports: Exports, shown: Shown) -> tuple[Output, ...]:
+    """Return the outputs of an export, in the plan's order; those of an export that runs are what it has made so far."""
+    if shown.message is None:
+        return ()
+    report = report_of(exports, shown)
+    if report is None:
+        with exports.artifacts(shown.entry.project) as store:
+            return tuple(_made(shown.message, store))
+    return tuple(_outputs(report))
+
+
+def _made(message: pb.Export, store: Artifacts) -> Iterator[Output]:
+    for name, digest in message.outputs.items():
+        yield Output(name, "made", size_bytes=store.manifest(digest).distinct_bytes, digest=digest)
+
+
+def _outputs(report: Report) -> Iterator[Output]:
+    for name in report.names:
+        made, failed = report.result.formats.get(name), report.result.failed.get(name)
+        if made is None:
+            assert failed is not None
+            yield Output(name, NOT_MADE.get(failed.state, failed.state), failed.error_message)
+            continue
+        validated = report.validated(name)
+        why = validated.explanation if validated is not None and made.status != "passed" else ""
+        speed = figures.generation_speed(made) if made.decode_tokens_per_second else figures.prompt_speed(made)
+        verdict = VERDICTS.get(made.status, made.status)
+        yield Output(name, verdict, why, made.size_bytes, made.mean_kl, speed, made.digest)
+
+
+def side_by_side(one: Iterable[Output], other: Iterable[Output]) -> list[tuple[str, Output | None, Output | None]]:
+    """Return the outputs of two exports by name."""
+    a, b = ({each.name: each for each in outputs} for outputs in (one, other))
+    return [(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
+
+
+def differences(one: pb.Export | None, other: pb.Export | None) -> list[tuple[str, str, str]]:
+    """Return the settings, sources and labels in which two exports differ, by their keys."""
+    a, b = (dict(_facts(message)) for message in (one, other))
+    keys = dict.fromkeys((*a, *b))
+    return [(key, a.get(key, "–"), b.get(key, "–")) for key in sorted(keys) if a.get(key) != b.get(key)]
+
+
+def _facts(message: pb.Export | None) -> Iterator[tuple[str, str]]:
+    if message is None:
+        return
+    yield from _flat(MessageToDict(message.configuration, preserving_proto_field_name=True))
+    for title, values in (("source", message.sources), ("label", message.labels)):
+        for name, value in values.items():
+            yield f"{title} {name}", shortened(value, _LONGEST_VALUE)
+
+
+def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield f"{before}{name}", shortened(shown, _LONGEST_VALUE)

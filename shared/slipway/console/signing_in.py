@@ -1,0 +1,76 @@
+"""Sign in with a token: the browser keeps it in a cookie, which pages of other sites cannot send and scripts cannot read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from slipway.console.exports import Exports
+from slipway.console.rendering import HEADERS, ROOT, page
+from slipway.errors import ConfigurationError, Failure, ModelExportError
+from slipway.security.access.principals import is_token
+
+_COOKIE = "slipway-token"
+_MOST_CHARACTERS = 3800
+"""Browsers keep cookies of 4,096 bytes with their names and attributes."""
+
+ExportsOf: TypeAlias = Callable[[Request, str], Exports]
+"""Returns the exports that a caller may see, by the request and the caller's token, which is empty for one who has not signed in."""
+
+
+def token_of(request: Request) -> str:
+    """Return the token with which the caller has signed in; empty if there is none."""
+    token = request.cookies.get(_COOKIE, "")
+    return token if is_token(token) else ""
+
+
+def sign_in_page(request: Request, *, failure: Failure | None = None) -> Response:
+    """Show the page for signing in."""
+    status = HTTPStatus.OK if failure is None else HTTPStatus.UNAUTHORIZED
+    return page(
+        request, None, "sign_in", status=status, next=_next(request.query_params.get("next", "")), failure=failure
+    )
+
+
+def sign_in(request: Request, fields: dict[str, str], exports_of: ExportsOf) -> Response:
+    """Try a token: keep it if the coordinator knows its bearer, and go where the caller wanted to go."""
+    token = fields.get("token", "").strip()
+    try:
+        if not is_token(token):
+            raise ConfigurationError(
+                "this is no token", reason="UNAUTHENTICATED", remedy="paste all of it, and nothing else"
+            )
+        if len(token) > _MOST_CHARACTERS:
+            raise ConfigurationError(
+                f"the token has {len(token)} characters, and a browser keeps {_MOST_CHARACTERS}",
+                reason="UNAUTHENTICATED",
+                remedy="take one with fewer groups, or let a proxy send it as a header",
+            )
+        exports_of(request, token).listed("")
+    except ModelExportError as error:
+        return sign_in_page(request, failure=error.failure())
+    answer = RedirectResponse(_next(fields.get("next", "")), HTTPStatus.SEE_OTHER, headers=HEADERS)
+    secure = request.scope["scheme"] == "https"
+    answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict", secure=secure, path=ROOT)
+    return answer
+
+
+def sign_out() -> Response:
+    """Forget the token."""
+    answer = RedirectResponse(f"{ROOT}/sign-in", HTTPStatus.SEE_OTHER, headers=HEADERS)
+    answer.delete_cookie(_COOKIE, path=ROOT)
+    return answer
+
+
+def _next(path: str) -> str:
+    """Return a path of the console; that of the list for any other."""
+    inside = path.startswith(f"{ROOT}/") and not path.startswith(f"{ROOT}/sign-")
+    return (
+        path
+        if inside and path.isascii() and path.isprintable() and "\\" not in path and "//" not in path
+        else f"{ROOT}/"
+    )
