@@ -129,4 +129,6 @@ def test_every_documented_call_works_in_its_order(place: Harness, runner: type[G
     assert answers["WatchExport"][-1]["export"]["state"] == "EXPORT_STATE_CANCELLED"
     assert answers["RetryExport"][0]["state"] == "EXPORT_STATE_QUEUED"
     assert answers["WriteBlob"] == answers["GetUpload"] == answers["DeleteExport"] == [{}]
+    assert len(answers["ListFormats"][0]["formats"]) == 5
+    assert answers["ListWorkers"] == [{}], "none has joined"
     assert answers["Check"] == [{"status": "SERVING"}]
