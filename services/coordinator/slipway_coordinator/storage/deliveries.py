@@ -30,7 +30,7 @@ _ADD = sa.text("""
 """)
 
 # The oldest delivery of each export, as an export's events arrive in their order.
-_DUE = sa.text("""
+_DUE = """
     SELECT receiver, id, type, export, export_create_time, revision, create_time, attempts, body
     FROM slipway_deliveries AS d
     WHERE receiver = :receiver AND due_time <= :now AND NOT EXISTS (
@@ -38,8 +38,10 @@ _DUE = sa.text("""
         WHERE e.receiver = d.receiver AND e.export = d.export AND (
             e.export_create_time < d.export_create_time
             OR (e.export_create_time = d.export_create_time AND e.revision < d.revision)))
-    ORDER BY due_time, id LIMIT :most
-""")
+    ORDER BY {order} LIMIT :most
+"""
+_LONGEST_DUE = sa.text(_DUE.format(order="due_time, id"))
+_LEAST_TRIED = sa.text(_DUE.format(order="attempts, due_time, id"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +152,18 @@ class Deliveries:
 
     # For the sender
 
-    def find_due(self, receiver: str, *, now: float, most: int) -> list[Delivery]:
-        """Return deliveries of a receiver that may be tried now: of each export its oldest one alone."""
+    def find_due(self, receiver: str, *, now: float, most: int, least_tried: bool = False) -> list[Delivery]:
+        """Return deliveries of a receiver that may be tried now: of each export its oldest one alone.
+
+        Args:
+            receiver: Its name.
+            now: The present time.
+            most: How many at most.
+            least_tried: Begin with those that were tried least, not with those that are due for longest. This takes longer if many wait.
+        """
+        query = _LEAST_TRIED if least_tried else _LONGEST_DUE
         with self._transactions.begin() as connection:
-            rows = connection.execute(_DUE, {"receiver": receiver, "now": now, "most": most}).mappings()
+            rows = connection.execute(query, {"receiver": receiver, "now": now, "most": most}).mappings()
             return [Delivery(**row) for row in rows]
 
     def remove(self, receiver: str, delivery_id: str) -> None:
@@ -163,14 +173,7 @@ class Deliveries:
 
     def postpone(self, receiver: str, delivery_id: str, *, until: float) -> None:
         """Note an attempt that failed, and the time of the next one."""
-        self._postpone(*_is(receiver, delivery_id), until=until)
-
-    def postpone_due(self, receiver: str, *, now: float, until: float) -> None:
-        """Note for all deliveries that are due that an attempt failed: the receiver takes none."""
-        self._postpone(_deliveries.c.receiver == receiver, _deliveries.c.due_time <= now, until=until)
-
-    def _postpone(self, *conditions: sa.ColumnElement[bool], until: float) -> None:
-        query = sa.update(_deliveries).where(*conditions)
+        query = sa.update(_deliveries).where(*_is(receiver, delivery_id))
         with self._transactions.begin() as connection:
             connection.execute(query.values(attempts=_deliveries.c.attempts + 1, due_time=until))
 
@@ -180,10 +183,10 @@ class Deliveries:
         with self._transactions.begin() as connection:
             connection.execute(sa.update(_deliveries).where(*later).values(due_time=now))
 
-    def give_up(self, receiver: str, *, before: float) -> list[Delivery]:
-        """Remove deliveries stored before a time and tried at least once; return them, without their bodies."""
-        old = _deliveries.c.receiver == receiver, _deliveries.c.create_time < before, _deliveries.c.attempts > 0
-        return self._drop(*old)
+    def give_up(self, receiver: str, *, before: float, untried: bool = False) -> list[Delivery]:
+        """Remove deliveries stored before a time, those that were never tried only if asked for; return them, without their bodies."""
+        tried = _deliveries.c.attempts >= (0 if untried else 1)
+        return self._drop(_deliveries.c.receiver == receiver, _deliveries.c.create_time < before, tried)
 
     def give_up_others(self, receivers: Collection[str], *, before: float) -> list[Delivery]:
         """Remove deliveries stored before a time for receivers that there are no more; return them, without their bodies."""

@@ -2,8 +2,8 @@
 
 An export's events reach a receiver in their order; those of different exports go side by side, a few at a time, and no receiver waits
 for another. What failed is tried again after a pause that doubles, kept in the table: another coordinator goes on from there. A
-receiver that fails several times in a row is tried with one event at a time, whose failure counts for all that are due. Once it takes
-one, the others follow at once.
+receiver that fails several times in a row is tried with one event at a time, and those that were tried least go first: it may refuse
+only some. Once it takes one, the others follow at once.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ MOST_AT_ONCE = 4
 DOWN_AFTER = 3
 """Failures in a row after which a receiver is taken to be down."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 900.0
-_DOWN_PAUSE = 10.0
-"""Shortest time between two attempts at a receiver that is down, even if new events are due at once."""
+_LONGEST_DOWN_PAUSE = 60.0
+"""Longest time between two attempts at a receiver that is down."""
+_HOLD_SECONDS = 10.0
 _OTHERS_KEPT_SECONDS = 72 * 3600.0
 
 
@@ -111,14 +112,15 @@ class Sender:
             room = line.room(time.monotonic())
             if room <= 0:
                 continue
-            due = await self._find_due(receiver.name, room + len(line.sending))
+            due = await self._find_due(receiver.name, room + len(line.sending), least_tried=line.is_down)
             for delivery in [one for one in due if one.id not in line.sending][:room]:
                 task = asyncio.create_task(self._send(receiver, line, delivery))
                 line.sending[delivery.id] = task
 
-    async def _find_due(self, receiver: str, most: int) -> list[Delivery]:
+    async def _find_due(self, receiver: str, most: int, *, least_tried: bool) -> list[Delivery]:
         table, now = self._coordinator.database.deliveries, time.time()
-        return await self._coordinator.call(lambda: table.find_due(receiver, now=now, most=most))
+        find = partial(table.find_due, receiver, now=now, most=most, least_tried=least_tried)
+        return await self._coordinator.call(find)
 
     async def _send(self, receiver: Receiver, line: _Line, delivery: Delivery) -> None:
         try:
@@ -141,7 +143,7 @@ class Sender:
 
     def _hold(self, line: _Line) -> None:
         """Send nothing for a while: what cannot be stored stays due, and would be sent again at once."""
-        line.not_before = time.monotonic() + _DOWN_PAUSE
+        line.not_before = time.monotonic() + _HOLD_SECONDS
 
     async def _settle(self, receiver: Receiver, line: _Line, delivery: Delivery, attempt: Attempt) -> None:
         """Store how an attempt ended."""
@@ -170,13 +172,11 @@ class Sender:
             log.warning(
                 f"the receiver {receiver.name} does not take events; they wait and are sent again: {attempt.problem}"
             )
-        table, now, name = self._coordinator.database.deliveries, time.time(), receiver.name
-        until = now + max(_pause(line.failures if line.is_down else delivery.attempts), attempt.pause_seconds)
-        if line.is_down:
-            line.not_before = time.monotonic() + _DOWN_PAUSE
-            change = partial(table.postpone_due, name, now=now, until=until)
-        else:
-            change = partial(table.postpone, name, delivery.id, until=until)
+        down_pause = min(_pause(line.failures - DOWN_AFTER), _LONGEST_DOWN_PAUSE) if line.is_down else 0.0
+        line.not_before = time.monotonic() + max(down_pause, attempt.pause_seconds)
+        until = time.time() + max(_pause(delivery.attempts), attempt.pause_seconds)
+        table = self._coordinator.database.deliveries
+        change = partial(table.postpone, receiver.name, delivery.id, until=until)
         await self._coordinator.journal.commit(change, later=True)
 
     async def _keep_house(self) -> None:
@@ -190,8 +190,8 @@ class Sender:
         self._tidied = now
         receivers = self._webhooks().receivers
         for receiver in receivers:
-            hours = receiver.entry.keep_hours
-            old = partial(table.give_up, receiver.name, before=time.time() - hours * 3600)
+            hours, down = receiver.entry.keep_hours, self._lines.setdefault(receiver.name, _Line()).is_down
+            old = partial(table.give_up, receiver.name, before=time.time() - hours * 3600, untried=down)
             lost = await self._coordinator.journal.commit(old, later=True)
             _report_loss(lost, f"the receiver {receiver.name} did not take it within {hours:g} hours")
         names = [receiver.name for receiver in receivers]

@@ -163,9 +163,15 @@ def test_a_delivery_that_waits_holds_up_its_export_alone(database: Database) -> 
     assert len(due(database, "two")) == 3, "the other receiver has its own"
     late = due(database, after=101)
     assert {one.export[-1]: one.attempts for one in late} == {"a": 1, "b": 0, "c": 0}
-    table.postpone_due("one", now=time.time(), until=time.time() + 200)
-    assert due(database) == []
-    assert [one.attempts for one in due(database, after=201)] == [1, 1, 1]
+    assert [one.export[-1] for one in late] == ["b", "c", "a"]
+    (least,) = table.find_due("one", now=time.time() + 101, most=1, least_tried=True)
+    assert least.export[-1] == "b"
+    for one in due(database):
+        table.postpone("one", one.id, until=time.time() + (10 if one.export[-1] == "c" else 20))
+    table.postpone("one", first[0].id, until=0.0)
+    assert [one.export[-1] for one in due(database, after=21)] == ["a", "c", "b"], "the longest due goes first"
+    again = table.find_due("one", now=time.time() + 21, most=3, least_tried=True)
+    assert [one.export[-1] for one in again] == ["c", "b", "a"]
     table.hasten("one", now=time.time())
     assert sorted(one.export[-1] for one in due(database)) == ["a", "b", "c"]
     assert sorted(take_all(database)) == ["created", "created", "created", "started"]
@@ -179,6 +185,7 @@ def test_what_was_never_tried_is_not_given_up(database: Database) -> None:
     (first, _) = due(database)
     table.postpone("one", first.id, until=0.0)
     assert table.give_up("one", before=first.create_time - 1) == []
+    assert table.give_up("one", before=first.create_time - 1, untried=True) == []
     (lost,) = table.give_up("one", before=later)
     assert (lost.id, lost.type, lost.export, lost.attempts) == (first.id, "export.created", first.export, 1)
     assert table.give_up_others(["one", "two"], before=later) == []
@@ -186,6 +193,7 @@ def test_what_was_never_tried_is_not_given_up(database: Database) -> None:
     assert {one.receiver for one in others} == {"two"}
     assert len(others) == 2
     assert {name: waiting.number for name, waiting in table.count_waiting().items()} == {"one": 1}
+    assert len(table.give_up("one", before=later, untried=True)) == 1
 
 
 def test_what_waits_is_counted(database: Database) -> None:
