@@ -156,6 +156,24 @@ CASES: list[Case] = [
         ),
     ),
     (
+        "coordinator.webhooks",
+        {"coordinator": {"webhooks": {"existingSecret": "receivers", "secretKey": "all.yaml"}}},
+        lambda c: (
+            "--webhooks=/webhooks/all.yaml" in workload(c, COORDINATOR).container["args"]
+            and volume(workload(c, COORDINATOR), "webhooks")["secret"]["secretName"] == "receivers"
+            and outside(c, "webhooks")
+        ),
+    ),
+    (
+        "networkPolicies.webhooks",
+        {
+            "coordinator": {"webhooks": {"existingSecret": "receivers"}},
+            "networkPolicies": {"webhooks": {"to": [{"ipBlock": {"cidr": "192.0.2.6/32"}}]}},
+        },
+        lambda c: spec(c, "NetworkPolicy", "slipway-webhooks")["egress"]
+        == [{"to": [{"ipBlock": {"cidr": "192.0.2.6/32"}}], "ports": [{"port": 443, "protocol": "TCP"}]}],
+    ),
+    (
         "metrics",
         {"metrics": {"namespace": "watching"}},
         lambda c: "watching" in str(spec(c, "NetworkPolicy", "slipway-observability")["ingress"]),
