@@ -50,7 +50,8 @@ from slipway_validate.preparation import (
     unknown_family,
 )
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import INPUTS_FILE, EncodedInputs, RunResult, Yardsticks
+from slipway_validate.protocol.inputs import INPUTS_FILE, EncodedInputs
+from slipway_validate.protocol.messages import RunResult, Yardsticks
 from slipway_validate.reference.files import NoReferenceError, read_reference
 from slipway_validate.reference.running import (
     describe,

@@ -27,7 +27,8 @@ from slipway.validation.inputs import LARGEST_SOUND, find_sounds
 from slipway_validate.answers import scores
 from slipway_validate.answers.records import read_records, write_records
 from slipway_validate.params import SampleParams, ValidateParams
-from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInputs, TokenizeSpec
+from slipway_validate.protocol.inputs import SOUNDS_FILE, EncodedInputs
+from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.reference.stage import STAGE as REFERENCE
 from slipway_validate.runner.generation.generating import answer_inputs
 from slipway_validate.runner.sampling.encoding import UnusableSoundError, encode_inputs, read_sound

@@ -39,7 +39,8 @@ from slipway_validate.answers.records import (
 )
 from slipway_validate.answers.scores import Scorer
 from slipway_validate.params import ValidateParams
-from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, TextSpec, TokenizeSpec
+from slipway_validate.protocol.inputs import Answers, EncodedInput, EncodedInputs
+from slipway_validate.protocol.messages import TextSpec, TokenizeSpec
 from slipway_validate.runner.sampling.encoding import encode_inputs
 from slipway_validate.runner.texts import write_texts
 from slipway_validate.stage import STAGE

@@ -34,7 +34,7 @@ from slipway_validate.answers.records import (
     Transcribed,
     Translated,
 )
-from slipway_validate.protocol.messages import Answers, EncodedInputs
+from slipway_validate.protocol.inputs import Answers, EncodedInputs
 
 Texts = Sequence[str]
 Scores = Mapping[str, float]

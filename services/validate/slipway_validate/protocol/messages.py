@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.validation.speed import Engine, Memory
 from slipway.validation.texts import TextComparison
+from slipway_validate.protocol.inputs import Answers
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -29,10 +30,6 @@ SURVIVAL_FILE = "survival.json"
 """What outputs hold of the adapter: an object of :class:`slipway.validation.survival.AdapterSurvival` by name of the output."""
 YARDSTICKS_FILE = "yardsticks.json"
 """An object with the passes of :class:`Yardsticks` that were not made, each with the reason; written last."""
-INPUTS_FILE = "inputs.json"
-"""In the folder of the samples: :class:`EncodedInputs`; missing if the user gave none."""
-SOUNDS_FILE = "sounds.npy"
-"""There too, the sounds of a speech model's test inputs: features (inputs, F, frames), or samples (inputs, S) with NaN behind the end; float32."""
 BASE_LOGITS_FILE = "base_logits.npy"
 """Like LOGITS_FILE, with the adapter switched off; written by the reference only."""
 
@@ -144,49 +141,6 @@ class LongResult(_Message):
 
     continuations: tuple[tuple[int, ...], ...] = ()
     cache_divergences: tuple[float | None, ...] = ()
-    skipped: str = ""
-
-
-class EncodedInput(_Message):
-    """One of the user's test inputs.
-
-    Attributes:
-        ids: Tokens of the text; for an encoder–decoder, of its source; for a speech model, the first tokens of its decoder.
-        second: Tokens of the text that it is compared with.
-        most: Most tokens of the answer.
-        keep: Places of the tokens that answer: the first of each word (-1 where it was cut off), those of the context.
-        offsets: Begin and end of each of these tokens in the context, in characters.
-    """
-
-    ids: tuple[int, ...]
-    second: tuple[int, ...] = ()
-    most: int = 0
-    keep: tuple[int, ...] = ()
-    offsets: tuple[tuple[int, int], ...] = ()
-
-
-class EncodedInputs(_Message):
-    """Contents of INPUTS_FILE in the samples' folder.
-
-    Attributes:
-        inputs: The test inputs.
-        stops: Tokens that end an answer.
-        start: First tokens of a decoder with an encoder.
-        banned: Tokens that no answer has.
-        banned_first: Tokens with which no answer begins.
-    """
-
-    inputs: tuple[EncodedInput, ...]
-    stops: tuple[int, ...] = ()
-    start: tuple[int, ...] = ()
-    banned: tuple[int, ...] = ()
-    banned_first: tuple[int, ...] = ()
-
-
-class Answers(_Message):
-    """A model's answers to the test inputs: for each, numbers as :mod:`slipway_validate.runner.generation.generating` returns them; or why there are none."""
-
-    answers: tuple[tuple[float, ...], ...] = ()
     skipped: str = ""
 
 

@@ -32,12 +32,10 @@ from slipway_validate.cases import shape_cases
 from slipway_validate.judging.yardsticks import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared
+from slipway_validate.protocol.inputs import INPUTS_FILE, SOUNDS_FILE, EncodedInputs
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
-    INPUTS_FILE,
     LOGITS_FILE,
-    SOUNDS_FILE,
-    EncodedInputs,
     RunResult,
     case_file,
     long_file,

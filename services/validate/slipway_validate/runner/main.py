@@ -40,21 +40,18 @@ from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
 from slipway_validate.cases import find_family
+from slipway_validate.protocol.inputs import INPUTS_FILE, SOUNDS_FILE, Answers, EncodedInputs
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
     BEGIN,
     IMPORTED,
-    INPUTS_FILE,
     LOGITS_FILE,
     RESULT_FILE,
     ROUND,
-    SOUNDS_FILE,
     SPEC_FILE,
     SURVIVAL_FILE,
     TIME,
     WAITING,
-    Answers,
-    EncodedInputs,
     ExplainSpec,
     LongResult,
     RunResult,

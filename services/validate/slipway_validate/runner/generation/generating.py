@@ -29,7 +29,8 @@ from slipway.proof.runtime import (
     source_of,
     whole_source,
 )
-from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, LongResult, LongSpec, long_file
+from slipway_validate.protocol.inputs import Answers, EncodedInput, EncodedInputs
+from slipway_validate.protocol.messages import LongResult, LongSpec, long_file
 
 OnLogits = Callable[[Logits, str], None]
 """Function that is called with the logits of each call and their place."""

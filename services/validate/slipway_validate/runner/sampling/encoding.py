@@ -38,7 +38,8 @@ from slipway.proof.runtime import UnusableInput
 from slipway.texts import quoted
 from slipway.validation.inputs import LARGEST_SOUND
 from slipway_validate.cases import find_family, longest_text
-from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInput, EncodedInputs, TokenizeSpec
+from slipway_validate.protocol.inputs import SOUNDS_FILE, EncodedInput, EncodedInputs
+from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.sampling.audio import SoundFeatures
 from slipway_validate.runner.sampling.making import opening_token
 
