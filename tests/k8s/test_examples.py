@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -21,48 +20,69 @@ from slipway.sources.addresses import Allowed
 from support.manifests.overlay import NAMESPACE, ROOT, Cluster, host_of, port_of, render, rendered
 from support.manifests.pod_rules import built_images, known_variables
 
-EXAMPLES = ROOT / "k8s" / "examples"
+EXAMPLES = ROOT / "examples" / "pipelines"
 NAME = "projects/default/exports/e-0123"
+DIGEST = "sha256:" + 64 * "0"
+HOSTILE = "s3://training/run 17/$(touch hacked);'"
 
 
 def argo() -> Any:
     return yaml.safe_load((EXAMPLES / "argo" / "export.yaml").read_text())
 
 
+def template() -> Any:
+    (only,) = argo()["spec"]["templates"]
+    return only
+
+
 def kubeflow() -> Any:
-    return yaml.safe_load((EXAMPLES / "kubeflow" / "component.yaml").read_text())
+    return next(yaml.safe_load_all((EXAMPLES / "kubeflow" / "export.yaml").read_text()))
 
 
-def constant(name: str) -> Any:
-    """A value that is written out in pipeline.py, whose libraries are not installed here."""
-    tree = ast.parse((EXAMPLES / "kubeflow" / "pipeline.py").read_text())
-    (value,) = (
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
-    )
-    return ast.literal_eval(value)
+def containers() -> dict[str, Any]:
+    """The containers of the examples by platform."""
+    executor = kubeflow()["deploymentSpec"]["executors"]["exec-slipway-export"]
+    return {"argo": template()["container"], "kubeflow": executor["container"]}
 
 
-def template(name: str) -> Any:
-    return next(one for one in argo()["spec"]["templates"] if one["name"] == name)
+def placeholders(folder: Path, *, state: str) -> dict[str, str]:
+    """What each platform puts in place of its placeholders, and this test in place of ``/tmp``."""
+    inputs = {
+        "checkpoint": HOSTILE,
+        "base_model": "hf://Qwen/Qwen3-0.6B",
+        "formats": "onnx:int8",
+        "request_id": "uid-1",
+    }
+    files = {name: str(folder / state / name / "file") for name in ("export", "digests")}
+    return {
+        **{f"{{{{$.inputs.parameters['{name}']}}}}": value for name, value in inputs.items()},
+        **{f"{{{{inputs.parameters.{name.replace('_', '-')}}}}}": value for name, value in inputs.items()},
+        **{f"{{{{$.outputs.parameters['{name}'].output_file}}}}": path for name, path in files.items()},
+        "/tmp/export": files["export"],
+        "/tmp/digests.json": files["digests"],
+    }
 
 
-def run_script(script: str, arguments: list[str], folder: Path, **environment: str) -> list[list[str]]:
-    """Run a script with a ``slipway`` that notes how it was called; what it was given, call by call.
+def run_step(container: Any, folder: Path, *, state: str) -> list[list[str]]:
+    """Run a step with a ``slipway`` that notes how it was called; what it was given, call by call.
 
-    Stands in for a coordinator: what is under test is the script, and each call is read by the real command line below.
+    Stands in for a coordinator: what is under test is the script, and each call is read by the real command line below. The tests of the
+    examples run the step at a real one.
     """
     tool = folder / "slipway"
-    answer = shlex.quote(json.dumps({"name": NAME}))
+    answer = shlex.quote(json.dumps({"name": NAME, "state": state, "outputs": {"onnx": DIGEST, "validation": DIGEST}}))
     tool.write_text(
         f'#!/bin/sh\nprintf "%s\\0" "$@" >> {folder}/calls\nprintf "\\1" >> {folder}/calls\necho {answer}\n'
     )
     tool.chmod(0o755)
-    script = script.replace("/tmp/", f"{folder}/tmp/")
-    (folder / "tmp").mkdir()
+    words = "\0".join(container["args"])
+    for name, value in placeholders(folder, state=state).items():
+        words = words.replace(name, value)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    command = ["sh", "-ec", script, *arguments]
-    subprocess.run(command, check=True, env={"PATH": path, **environment}, capture_output=True, timeout=240)
+    command = [*container["command"], *words.split("\0")]
+    subprocess.run(command, check=True, env={"PATH": path}, capture_output=True, timeout=240, cwd=folder)
     calls = (folder / "calls").read_text().split("\1")[:-1]
+    (folder / "calls").unlink()
     return [call.split("\0")[:-1] for call in calls]
 
 
@@ -77,79 +97,53 @@ def understood(call: list[str]) -> dict[str, Any]:
     return dict(command.commands[call[0]].make_context(call[0], list(call[1:])).params)
 
 
-HOSTILE = "s3://training/run 17/$(touch hacked);'"
-
-
-def test_argo_submits_and_hands_the_name_on(tmp_path: Path) -> None:
-    container = template("submit")["container"]
-    (script,) = container["args"]
-    given = {"CHECKPOINT": HOSTILE, "BASE_MODEL": "hf://Qwen/Qwen3-0.6B", "QUANTIZATION": "int8", "REQUEST_ID": "uid-1"}
-    assert set(given) < {variable["name"] for variable in container["env"]}
-    (call,) = run_script(script, [], tmp_path, **given)
-    read = understood(call)
+@pytest.mark.parametrize("name", ["argo", "kubeflow"])
+def test_a_step_submits_watches_and_hands_name_and_digests_on(name: str, tmp_path: Path) -> None:
+    container = containers()[name]
+    submit, watch, get = run_step(container, tmp_path, state="EXPORT_STATE_QUEUED")
+    read = understood(submit)
     assert (read["checkpoint"], read["base_model"]) == (HOSTILE, "hf://Qwen/Qwen3-0.6B")
-    assert read["assignments"] == ["optimization.quantization=int8"]
-    assert (read["as_json"], read["request_id"]) == (True, "uid-1")
-    assert {"name": "REQUEST_ID", "value": "{{workflow.uid}}"} in container["env"], "the same for every try of a step"
-    path = template("submit")["outputs"]["parameters"][0]["valueFrom"]["path"]
-    assert (tmp_path / path.lstrip("/")).read_text() == NAME
+    assert (read["formats"], read["as_json"], read["request_id"]) == (["onnx:int8"], True, "uid-1")
+    assert (watch[0], understood(watch)["export"], understood(get)["export"]) == ("watch", NAME, NAME)
+    files = tmp_path / "EXPORT_STATE_QUEUED"
+    assert (files / "export" / "file").read_text() == NAME
+    assert json.loads((files / "digests" / "file").read_text()) == {"onnx": DIGEST}
+    assert not (tmp_path / "hacked").exists()
 
 
-def test_argo_watches_what_was_submitted(tmp_path: Path) -> None:
-    container = template("watch")["container"]
-    (script,) = container["args"]
-    (call,) = run_script(script, [], tmp_path, EXPORT=NAME)
-    assert understood(call)["export"] == NAME
-    assert {"name": "EXPORT", "value": "{{inputs.parameters.export}}"} in container["env"]
+@pytest.mark.parametrize("state", ["EXPORT_STATE_CANCELLING", "EXPORT_STATE_CANCELLED"])
+def test_a_step_continues_what_its_end_cancelled(state: str, tmp_path: Path) -> None:
+    calls = run_step(containers()["argo"], tmp_path, state=state)
+    assert [call[0] for call in calls] == ["submit", "watch", "retry", "watch", "get"]
+    assert understood(calls[2])["export"] == NAME
 
 
-@pytest.mark.parametrize("name", ["submit", "watch"])
-def test_argo_repeats_what_may_pass_and_nothing_else(name: str) -> None:
-    strategy = template(name)["retryStrategy"]
+def test_both_steps_are_the_same_script() -> None:
+    script = (EXAMPLES / "step.sh").read_text().partition("\n\n")[2]
+    assert {container["command"][2] for container in containers().values()} == {script}
+    assert all(container["command"][:2] == ["sh", "-ec"] for container in containers().values())
+
+
+def test_every_try_of_a_step_has_the_same_request_id() -> None:
+    values = {each["name"]: each["value"] for each in template()["inputs"]["parameters"]}
+    assert values["request-id"] == "{{workflow.uid}}"
+    task = kubeflow()["root"]["dag"]["tasks"]["slipway-export"]["inputs"]["parameters"]
+    assert task["request_id"]["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}"
+
+
+def test_argo_repeats_what_may_pass_and_nothing_else() -> None:
+    strategy = template()["retryStrategy"]
     assert strategy["retryPolicy"] == "Always", "the expression alone decides"
     status, _, codes = strategy["expression"].partition(" || asInt(lastRetry.exitCode) in ")
     assert status == 'lastRetry.status == "Error"'
-    ended = {128 + signal.SIGINT, 128 + signal.SIGKILL, 128 + signal.SIGTERM}
+    ended = {128 + signal.SIGKILL, 128 + signal.SIGTERM}
     assert set(json.loads(codes)) == ended | {Category.UNAVAILABLE.exit_code}
+    assert Category.CANCELLED.exit_code not in json.loads(codes), "what somebody cancelled stays so"
 
 
-def test_kubeflow_submits_watches_and_hands_the_name_on(tmp_path: Path) -> None:
-    component = kubeflow()
-    container = component["implementation"]["container"]
-    inputs = {one["name"]: one.get("default", HOSTILE) for one in component["inputs"]}
-    output = tmp_path / "outputs" / "export"
-    arguments = [inputs[one["inputValue"]] if "inputValue" in one else str(output) for one in container["args"]]
-    *shell, script = container["command"]
-    assert shell == ["sh", "-ec"]
-    submit, watch = run_script(script, arguments, tmp_path)
-    read = understood(submit)
-    assert (read["checkpoint"], read["base_model"]) == (HOSTILE, HOSTILE)
-    assert read["assignments"] == ["optimization.quantization=int8"]
-    assert read["request_id"] == HOSTILE
-    assert understood(watch)["export"] == NAME == output.read_text()
-
-
-def test_the_pipeline_gives_the_component_its_inputs() -> None:
-    tree = ast.parse((EXAMPLES / "kubeflow" / "pipeline.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    (call,) = (node for node in calls if ast.unparse(node.func) == "export_component")
-    given = {keyword.arg for keyword in call.keywords}
-    inputs = {one["name"]: "default" in one for one in kubeflow()["inputs"]}
-    assert given <= set(inputs)
-    assert {name for name, optional in inputs.items() if not optional} <= given
-
-
-def environments() -> list[dict[str, str]]:
-    argo_ones = [
-        {variable["name"]: variable["value"] for variable in template(name)["container"]["env"]}
-        for name in ("submit", "watch")
-    ]
-    return [*argo_ones, constant("ENVIRONMENT")]
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_the_coordinator_is_reached_and_knows_the_certificate(number: int) -> None:
-    environment = environments()[number]
+@pytest.mark.parametrize("name", ["argo", "kubeflow"])
+def test_the_coordinator_is_reached_and_knows_the_certificate(name: str) -> None:
+    environment = {variable["name"]: variable["value"] for variable in containers()[name]["env"]}
     cluster = Cluster(rendered("production"))
     address = environment["SLIPWAY_COORDINATOR"]
     service = cluster.named("Service", "slipway-coordinator")
@@ -162,32 +156,30 @@ def test_the_coordinator_is_reached_and_knows_the_certificate(number: int) -> No
         "/tls/tls.crt",
         "/tls/tls.key",
     }
-    own = {"CHECKPOINT", "BASE_MODEL", "QUANTIZATION", "EXPORT", "REQUEST_ID"}
-    assert set(environment) - own <= known_variables()
+    assert set(environment) <= known_variables()
 
 
 def test_pods_of_the_examples_are_restricted_and_let_through() -> None:
-    spec = argo()["spec"]
+    spec, container = argo()["spec"], template()["container"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["podMetadata"]["labels"] == {"slipway.dev/client": "true"}
-    for name in ("submit", "watch"):
-        container = template(name)["container"]
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert set(container["resources"]) == {"requests", "limits"}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert set(container["resources"]) == {"requests", "limits"}
+    _, platform = yaml.safe_load_all((EXAMPLES / "kubeflow" / "export.yaml").read_text())
+    pod = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-slipway-export"]
+    assert pod["podMetadata"]["labels"] == {"slipway.dev/client": "true"}
+    assert pod["secretAsVolume"][0]["secretName"] == "slipway-pipelines-tls"
 
 
 def test_pods_that_only_name_sources_have_neither_room_nor_credentials_for_them() -> None:
-    for name in ("submit", "watch"):
-        container = template(name)["container"]
+    for container in containers().values():
         assert "envFrom" not in container
         assert not [variable for variable in container["env"] if variable["name"].startswith("AWS_")]
-        assert container["resources"]["limits"]["ephemeral-storage"] == "128Mi"
+    assert template()["container"]["resources"]["limits"]["ephemeral-storage"] == "128Mi"
     assert [volume["emptyDir"] for volume in argo()["spec"]["volumes"] if "emptyDir" in volume] == [
         {"sizeLimit": "64Mi"}
     ]
-    assert not [name for name in constant("ENVIRONMENT") if name.startswith("AWS_")]
-    assert "s3" not in (EXAMPLES / "kubeflow" / "pipeline.py").read_text()
 
 
 @pytest.fixture
@@ -222,6 +214,5 @@ def test_the_component_gives_importing_workers_work_a_list_and_a_way(importing: 
 
 
 def test_the_images_can_read_and_write_s3() -> None:
-    images = [template(name)["container"]["image"] for name in ("submit", "watch")]
-    for image in [*images, kubeflow()["implementation"]["container"]["image"]]:
-        assert "s3" in built_images()[image]
+    for container in containers().values():
+        assert "s3" in built_images()[container["image"]]
