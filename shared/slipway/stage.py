@@ -154,6 +154,9 @@ class Role(Enum):
     """Judge every output; inputs: as of the reference, ``reference``, and the outputs by name."""
     CONVERSION = auto()
     """Convert pickled weights to safetensors outside of an export; input: ``source``, parameters ``file`` and ``key``, output ``converted``."""
+    ANSWERING = auto()
+    """Let base, base + adapter and outputs answer a prompt, outside of an export; inputs as of the validation, parameters ``prompt``, ``chat``,
+    ``max_new_tokens``, ``models`` and ``question``, output ``answers`` (:mod:`slipway.validation.questions`)."""
 
 
 @dataclass(frozen=True, slots=True)

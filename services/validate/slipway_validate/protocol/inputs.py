@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 
 INPUTS_FILE = "inputs.json"
@@ -57,6 +59,28 @@ class Answers(_Message):
 
     answers: tuple[tuple[float, ...], ...] = ()
     skipped: str = ""
+
+
+class PromptSpec(_Message):
+    """A prompt to turn into tokens.
+
+    Attributes:
+        tokenizer: Folder with the tokenizer.
+        model: Folder with the model's ``config.json``.
+        family: Name of its family.
+        prompt: The prompt.
+        chat: Whether the model's chat template is applied, if it has one.
+        most: Most tokens of the answer.
+        samples: New folder for INPUTS_FILE, and the tokenizer as one file.
+    """
+
+    tokenizer: Path
+    model: Path
+    family: str
+    prompt: str
+    chat: bool
+    most: int
+    samples: Path
 
 
 class PromptAnswer(_Message):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.validation.speed import Engine, Memory
 from slipway.validation.texts import TextComparison
-from slipway_validate.protocol.inputs import Answers
+from slipway_validate.protocol.inputs import Answers, PromptSpec
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -169,6 +169,8 @@ class RunSpec(_Message):
         held: Whether the process waits for ``BEGIN`` before it loads the model.
         drafting: Whether drafts of the model's multi-token head are compared with what it computes itself.
         pictures: Prompts with a picture that the reference makes for itself and for all outputs; 0 for none, and for outputs.
+        asks: Names under which the model only answers the prompt in the folder of the samples; ``base`` is a reference without its adapter. Empty
+            for the samples.
     """
 
     runtime: str
@@ -192,6 +194,7 @@ class RunSpec(_Message):
     held: bool = False
     drafting: bool = False
     pictures: int = 0
+    asks: tuple[str, ...] = ()
 
 
 class TokenizeSpec(_Message):
@@ -300,11 +303,12 @@ class Yardsticks(_Message):
 
 
 class Spec(_Message):
-    """Contents of ``spec.json``: at most one of the first four fields. ``survival`` and ``yardsticks`` are done last, after the result is written."""
+    """Contents of ``spec.json``: at most one of the first five fields. ``survival`` and ``yardsticks`` are done last, after the result is written."""
 
     run: RunSpec | None = None
     tokenize: TokenizeSpec | None = None
     texts: TextSpec | None = None
+    prompt: PromptSpec | None = None
     explain: ExplainSpec | None = None
     yardsticks: Yardsticks | None = None
     survival: SurvivalSpec | None = None

@@ -40,7 +40,7 @@ from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
 from slipway_validate.cases import find_family
-from slipway_validate.protocol.inputs import INPUTS_FILE, SOUNDS_FILE, Answers, EncodedInputs
+from slipway_validate.protocol.inputs import INPUTS_FILE, SOUNDS_FILE, Answers, EncodedInputs, PromptSpec
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
     BEGIN,
@@ -67,6 +67,7 @@ from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.generation.generating import answer_inputs
+from slipway_validate.runner.generation.prompts import answer_prompt
 from slipway_validate.runner.own_text import make_own_samples, measure_own_text
 from slipway_validate.runner.pictures.looking import look_as_reference, look_at_given
 from slipway_validate.runner.routing import record_routes
@@ -117,6 +118,10 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
     begin = time.perf_counter()
     model = load()
     load_seconds = time.perf_counter() - begin - model.preparation_seconds
+    if spec.asks:
+        answer_prompt(model, spec, folder, report=_report)
+        device, engine = model.device, model.engine
+        return RunResult(engine=engine, device=device, load_seconds=load_seconds), model
     samples = Samples.read(spec.samples)
     collector = Collector(model, spec, samples, folder, report=_report)
 
@@ -261,6 +266,18 @@ def read_texts(spec: TextSpec) -> RunResult:
     return RunResult()
 
 
+def read_prompt(spec: PromptSpec) -> RunResult:
+    """Turn a prompt into tokens.
+
+    Raises:
+        Unusable: There is no tokenizer, or the prompt does not fit.
+    """
+    from slipway_validate.runner.sampling.prompts import encode_prompt
+
+    encode_prompt(spec)
+    return RunResult()
+
+
 def explain(spec: ExplainSpec) -> RunResult:
     """Return the format's explanation of why an output differs from the model.
 
@@ -280,6 +297,8 @@ def execute(
             return tokenize(spec.tokenize), None
         if spec.texts is not None:
             return read_texts(spec.texts), None
+        if spec.prompt is not None:
+            return read_prompt(spec.prompt), None
         if spec.explain is not None:
             return explain(spec.explain), None
         return run_model(spec.run, folder, commands) if spec.run is not None else (RunResult(), None)

@@ -245,13 +245,8 @@ def answer_inputs(
 
     A speech model hears ``sounds``: the features of each input, (inputs, F, frames), or its samples, (inputs, S), with NaN behind the end.
     """
-    longest = max(max(len(each.ids), len(each.second)) for each in inputs.inputs)
-    if not family.generates and longest > model.bounds.sequence:
-        return Answers(skipped=f"the engine accepts at most {model.bounds.sequence} tokens, an input has {longest}")
-    first = len(inputs.start) if family.comparison is Comparison.TEACHER_FORCED and not family.takes_sound else longest
-    needed = first + max(each.most for each in inputs.inputs)
-    if family.generates and min(model.bounds.sequence, model.bounds.past + 1) < needed:
-        return Answers(skipped=f"the engine accepts too few tokens: prompt and answer have up to {needed}")
+    if excess := find_excess(model, family, inputs):
+        return Answers(skipped=excess)
     answer = _classes if family == SEQUENCE_CLASSIFIER else _ANSWERS[family.comparison]
     answers = []
     for number, each in enumerate(inputs.inputs, 1):
@@ -261,6 +256,36 @@ def answer_inputs(
             answers.append(_next_tokens(model, each, inputs, source=_heard(sounds[number - 1 : number])))
         report("answers", number, len(inputs.inputs))
     return Answers(answers=tuple(answers))
+
+
+def find_excess(model: LanguageModel, family: Family, inputs: EncodedInputs) -> str:
+    """Return why a model cannot answer inputs of this length; empty if it can."""
+    longest = max(max(len(each.ids), len(each.second)) for each in inputs.inputs)
+    if not family.generates and longest > model.bounds.sequence:
+        return f"the engine accepts at most {model.bounds.sequence} tokens, an input has {longest}"
+    first = len(inputs.start) if family.comparison is Comparison.TEACHER_FORCED and not family.takes_sound else longest
+    needed = first + max(each.most for each in inputs.inputs)
+    if family.generates and min(model.bounds.sequence, model.bounds.past + 1) < needed:
+        return f"the engine accepts too few tokens: prompt and answer have up to {needed}"
+    return ""
+
+
+def write_text(model: LanguageModel, family: Family, inputs: EncodedInputs, *, on_logits: OnLogits) -> Prompt:
+    """Return the tokens that a decoder, or an encoder–decoder of text, writes behind the first input.
+
+    Args:
+        model: The model.
+        family: Its family.
+        inputs: The input, with the tokens that end an answer.
+        on_logits: As for :func:`generate`.
+    """
+    (given, *_), source = inputs.inputs, None
+    if family.comparison is Comparison.TEACHER_FORCED:
+        ids = _row(given.ids)
+        source = Source(ids, np.ones_like(ids))
+    first = given.ids if source is None else inputs.start
+    stops, never = inputs.stops, inputs.banned
+    return generate(model, first, given.most, source=source, stops=stops, banned=never, on_logits=on_logits)
 
 
 def _heard(sound: Values) -> Source:

@@ -60,10 +60,28 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec, model: ModelFolder) -> Enc
     """
     assert spec.records is not None
     records = read_json(spec.records, largest=LARGEST_LIST)
-    family, settings = find_family(spec.family), model.generation_settings()
-    longest = longest_text(model.config, family)
+    family = find_family(spec.family)
     if family.takes_sound:
         write_sounds(records, spec)
+    return encode_records(tokenizer, records, family, model)
+
+
+def encode_records(
+    tokenizer: Any, records: Sequence[Mapping[str, Any]], family: Family, model: ModelFolder, *, called: str = ""
+) -> EncodedInputs:
+    """Encode records.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        records: The records, as :mod:`slipway_validate.answers.records` describes them.
+        family: The model's family.
+        model: The model.
+        called: What a single record is called in messages; empty for test inputs.
+
+    Raises:
+        UnusableInput: As :func:`encode_inputs`.
+    """
+    settings, longest = model.generation_settings(), longest_text(model.config, family)
     inputs = []
     with ChatTemplates() as templates:
         encoders: Mapping[str, Encode] = {
@@ -73,7 +91,8 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec, model: ModelFolder) -> Enc
         }
         encode = encoders[family.name]
         for number, record in enumerate(records, 1):
-            inputs.append(_encode_record(encode, tokenizer, record, longest, number=number, family=family))
+            name = called or f"test input {number}"
+            inputs.append(_encode_record(encode, tokenizer, record, longest, name=name, family=family))
     stops = _ids(settings.get("eos_token_id"))
     if family.takes_sound:
         never, first = (_ids(settings.get(name)) for name in ("suppress_tokens", "begin_suppress_tokens"))
@@ -90,15 +109,15 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec, model: ModelFolder) -> Enc
 
 
 def _encode_record(
-    encode: Encode, tokenizer: Any, record: Mapping[str, Any], longest: int, *, number: int, family: Family
+    encode: Encode, tokenizer: Any, record: Mapping[str, Any], longest: int, *, name: str, family: Family
 ) -> EncodedInput:
     try:
         encoded = encode(tokenizer, record, longest)
     except Exception as error:  # a tokenizer's code may raise anything
-        raise UnusableInput(f"test input {number} cannot be encoded: {error}") from error
+        raise UnusableInput(f"{name} cannot be encoded: {error}") from error
     if family != ENCODER_DECODER and len(encoded.ids) + encoded.most > longest:
         raise UnusableInput(
-            f"test input {number} has {len(encoded.ids)} tokens and up to {encoded.most} of its answer, the model takes {longest}"
+            f"{name} has {len(encoded.ids)} tokens and up to {encoded.most} of its answer, the model takes {longest}"
         )
     return encoded
 

@@ -1,0 +1,1 @@
+"""Ask base, fine-tuned model and outputs one prompt, and keep their answers."""
