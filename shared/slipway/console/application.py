@@ -17,7 +17,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from slipway.console import pages
+from slipway.console.asking import pages as asking
 from slipway.console.exports import Exports
+from slipway.console.questions import Question
 from slipway.console.rendering import HEADERS, ROOT, page
 from slipway.console.signing_in import ExportsOf, sign_in, sign_in_page, sign_out, token_of
 from slipway.console.wish import Wish
@@ -32,7 +34,7 @@ _MOST_FIELDS = 200
 _STATIC = {"console.css": "text/css; charset=utf-8", "htmx.min.js": "text/javascript; charset=utf-8"}
 
 _Page = Callable[[Request, Exports], Response]
-_Form = Callable[[Request, Exports, Wish], Response]
+_Form = Callable[[Request, Exports, Any], Response]
 Fields = list[tuple[str, str]]
 
 
@@ -55,10 +57,10 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
 
         return endpoint
 
-    def sent(handler: _Form) -> Callable[[Request], Any]:
+    def sent(handler: _Form, read: Callable[[Fields], Any] = Wish.of) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            wish = Wish.of(await fields_of(request))
-            return await run_in_threadpool(handler, request, exports_for(request), wish)
+            form = read(await fields_of(request))
+            return await run_in_threadpool(handler, request, exports_for(request), form)
 
         return endpoint
 
@@ -84,6 +86,10 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
         Route(f"{export}/live", shown(pages.live)),
         Route(f"{export}/report", shown(pages.report)),
         Route(export + "/outputs/{output}.tar", shown(pages.download)),
+        Route(f"{export}/ask", shown(asking.ask_page)),
+        Route(f"{export}/ask", sent(asking.ask, Question.of), methods=["POST"]),
+        Route(f"{export}/ask/answers", shown(asking.answers)),
+        Route(f"{export}/ask/cancel", shown(asking.cancel), methods=["POST"]),
         Route(export + "/{action:str}", shown(pages.act), methods=["POST"]),
         Route("/static/{name}", _static),
     ]

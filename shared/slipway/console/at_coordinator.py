@@ -101,6 +101,7 @@ class CoordinatorExports:
     """
 
     is_here = False
+    questions = None
 
     def __init__(
         self, calls: BlockingCalls, *, project: str, address: str = "", following: Following | None = None

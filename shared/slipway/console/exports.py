@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from slipway.artifacts import Artifacts, ManifestFile
+from slipway.console.questions import Questions
 from slipway.console.wish import Wish
 from slipway.errors import Failure
 from slipway.export_sources.naming import title
@@ -144,6 +145,11 @@ class Exports(Protocol):
     @property
     def options(self) -> Sequence[str]:
         """Words of a command line for the same place."""
+        ...
+
+    @property
+    def questions(self) -> Questions | None:
+        """What puts prompts to models; None for a place whose models cannot be run from here."""
         ...
 
     def listed(self, cursor: str) -> Listing:

@@ -14,6 +14,7 @@ from slipway.artifacts.opening import blobs_of, open_store
 from slipway.client.calls import DEFAULT_PROJECT
 from slipway.configuration import LoadedConfiguration
 from slipway.console.exports import CANCEL, CONTINUE, Entry, Listing, Machines, Planned, Shown, shown_message
+from slipway.console.questions import Questions
 from slipway.console.wish import Wish
 from slipway.embedded.local_exports import LocalExport, local_export, local_exports
 from slipway.errors import Failure, ModelExportError, ServiceError
@@ -129,11 +130,13 @@ class MachineExports:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._number = 0
+        self.questions = Questions(settings)
 
     def close(self) -> None:
         """End what runs, within seconds."""
         for job in self._present():
             job.interruption.request()
+        self.questions.close()
         for thread in self._threads:
             thread.join(_PATIENCE_SECONDS)
 

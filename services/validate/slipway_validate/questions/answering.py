@@ -27,7 +27,7 @@ from slipway_validate.protocol.inputs import (
     PromptSpec,
 )
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
-from slipway_validate.questions.stage import AnswerParams
+from slipway_validate.questions.params import AnswerParams
 from slipway_validate.reference.running import RUNTIME
 
 ASKED = (DECODER, ENCODER_DECODER)
