@@ -79,7 +79,7 @@ def built_images() -> dict[str, tuple[str, ...]]:
 
 def every_stage(cluster: Cluster) -> Iterator[str]:
     served = {stage for one in cluster.workers() for stage in stages_of(one)}
-    planned = {stage for stage in _services_by_stage() if not plays(stage, Role.CONVERSION)}
+    planned = {stage for stage in _services_by_stage() if not plays(stage, Role.CONVERSION, Role.ANSWERING)}
     yield from (f"no worker runs the stage {stage}" for stage in sorted(planned - served))
 
 
