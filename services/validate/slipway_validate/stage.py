@@ -32,7 +32,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=14,
+    version=15,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

@@ -163,6 +163,7 @@ def _run_validation(
             threads=ctx.threads,
             base=base,
             expected_senses=expected_senses(trained.config, family),
+            elsewhere=bool(prepared.text.source) and not prepared.text.held_out,
         )
         if family is DECODER and trained.config.takes_more_than_text:
             for said in pictures.list_warnings(trained.config, evaluator.beside):

@@ -26,8 +26,9 @@ from slipway.results.result import (
 from slipway.rpc.values import dict_of, failure_of_status
 from slipway.stage import Role
 from slipway.texts import counted, one_line
-from slipway.validation.findings import OutputValidation, ValidationReport, failure_prefix
+from slipway.validation.findings import OutputValidation, ValidationReport, failure_prefix, warning_prefix
 from slipway.validation.speed import Ratio, Speed
+from slipway.validation.verdicts import Answer
 from slipway_protos.v1 import export_pb2 as pb
 
 _NOT_MADE = {
@@ -311,11 +312,18 @@ def _warnings(export: pb.Export, warnings: Sequence[str], validation: Validation
     """Return all warnings, each once, without those about failed outputs that are already the export's error."""
     failed = _unexcused_outputs(export, validation) if export.state == pb.EXPORT_STATE_SUCCEEDED else []
     said = tuple(failure_prefix(output.name) for output in failed)
-    candidates = (*warnings, *export.warnings, *_stage_warnings(export))
+    candidates = (*warnings, *_little_kept(validation), *export.warnings, *_stage_warnings(export))
     return _fold_warnings(
         [warning for warning in candidates if not any(text in warning for text in said)],
         {task.id for task in export.tasks},
     )
+
+
+def _little_kept(validation: ValidationReport | None) -> list[str]:
+    """Return a warning for each output that passes, but keeps little of the fine-tune."""
+    outputs = validation.outputs if validation else ()
+    little = (output for output in outputs if output.passed and output.fit.answer is Answer.WARNING)
+    return [f"{warning_prefix(output.name)}{output.fit.said}" for output in little]
 
 
 def _stage_warnings(export: pb.Export) -> list[str]:

@@ -25,6 +25,9 @@ CLOSE, NEAR = 0.1, 0.35
 """Divergence from the reference, nats per token, up to which an output passes, and passes with a warning, where no fine-tune can be measured.
 
 A divergence of 0.1 raises the perplexity by about a tenth."""
+WEAK_ELSEWHERE = NEAR / (1 - KEEPS_HALF)
+"""As :data:`WEAK_EFFECT`, on text that the fine-tune was not made for: what rounding must cost there says nothing of what it was made for. At this
+effect, both ways to judge have the same limit."""
 
 
 class Value(BaseModel):

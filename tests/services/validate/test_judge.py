@@ -14,7 +14,7 @@ from slipway.proof.runtime import Samples
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
-from slipway.validation.verdicts import Answer, kept_share
+from slipway.validation.verdicts import NEAR, WEAK_ELSEWHERE, Answer, kept_share
 from slipway_validate.judging import explain, survival
 from slipway_validate.judging.distances import (
     FLOOR,
@@ -70,6 +70,31 @@ def judged(by: Rule, name: str = "onnx", **figures: object) -> OutputValidation:
 
 def names(output: OutputValidation) -> set[str]:
     return {check.name for check in output.failed_checks}
+
+
+def test_what_rounding_costs_on_text_that_the_fine_tune_was_not_made_for_is_no_loss_of_it() -> None:
+    """As measured: q4_k_m of SmolLM2-135M, and a fine-tune that moves the built-in text by 0.104 nats and its own by 1.66."""
+    figures = {"to_reference": comparison(0.147), "adapter_strength": 0.95}
+    elsewhere = judged(rule(effect=0.104, elsewhere=True), "gguf-q4_k_m", **figures)
+    assert (elsewhere.status, elsewhere.fit.answer) == (OutputStatus.PASSED, Answer.WARNING)
+    assert "which it was not trained for" in elsewhere.fit.said
+    assert "kept" not in {check.name for check in elsewhere.checks}
+    own = judged(rule(effect=0.104), "gguf-q4_k_m", **figures)
+    assert (own.status, own.fit.answer) == (OutputStatus.FAILED, Answer.FAILED)
+
+
+def test_an_output_without_the_fine_tune_fails_on_any_text() -> None:
+    lost = judged(rule(effect=0.3, elsewhere=True), to_reference=comparison(0.3), adapter_strength=0.02)
+    assert (lost.fit.answer, names(lost)) == (Answer.FAILED, {"adapter_strength_error"})
+
+
+@pytest.mark.parametrize("distance", [0.34, 0.36])
+def test_both_ways_to_judge_meet_where_one_gives_way_to_the_other(distance: float) -> None:
+    answers = {
+        judged(rule(effect=effect, elsewhere=True), to_reference=comparison(distance), adapter_strength=1.0).fit.answer
+        for effect in (WEAK_ELSEWHERE - 1e-9, WEAK_ELSEWHERE + 1e-9)
+    }
+    assert answers == {Answer.WARNING if distance < NEAR else Answer.FAILED}
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ class Evaluator:
         threads: Threads that compare results.
         base: The base, whose parts beside the text an output in transformers' form must have; None to compare no names.
         expected_senses: What the reference was asked to compute beside text.
+        elsewhere: Whether the text is built in, so that the fine-tune was not made for it.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class Evaluator:
         threads: int = 1,
         base: ModelFolder | None = None,
         expected_senses: Sequence[Sense] = (),
+        elsewhere: bool = False,
     ) -> None:
         self._reference = reference
+        self._elsewhere = elsewhere
         runs = {each: reference.behind(each) for each in Sense} if reference else {}
         self._behind = {each: run for each, run in runs.items() if run}
         adapted = {each: distance_of(run.adapter_effect) for each, run in self._behind.items()}
@@ -191,6 +194,7 @@ class Evaluator:
             exact=own == "float32" and not rounding and yardstick is not None and not cost and reference.knows_noise,
             logit_scale=reference.logit_scale,
             arithmetic=reference.noise,
+            elsewhere=self._elsewhere,
         )
         return rule, unjudged
 

@@ -14,6 +14,7 @@ from slipway.validation.verdicts import (
     KEEPS_HALF,
     NEAR,
     WEAK_EFFECT,
+    WEAK_ELSEWHERE,
     Answer,
     Verdict,
     kept_share,
@@ -36,17 +37,20 @@ class FitRule:
         effect: Distance of base and reference; None without an adapter.
         values: Number of values that are compared.
         place: Where the results lie if not on text alone, in words.
+        elsewhere: Whether the text is built in, so that the fine-tune was not made for it.
     """
 
     measure: Measure
     effect: float | None
     values: int = 1 << 30
     place: str = ""
+    elsewhere: bool = False
 
     @property
     def is_weak(self) -> bool:
         """Return whether the adapter moves the base so little that rounding noise may outweigh it."""
-        return self.effect is None or self.effect < (WEAK_EFFECT if self.measure.logits else _CLOSE_VALUES)
+        least = (WEAK_ELSEWHERE if self.elsewhere else WEAK_EFFECT) if self.measure.logits else _CLOSE_VALUES
+        return self.effect is None or self.effect < least
 
     @property
     def close(self) -> float:
@@ -110,6 +114,8 @@ def name_alternatives(outputs: Sequence[OutputValidation]) -> list[OutputValidat
 def _name_alternatives(output: OutputValidation, others: Sequence[OutputValidation]) -> OutputValidation:
     if output.fit.answer not in (Answer.FAILED, Answer.WARNING) or output.kept is None:
         return output
+    if not any(check.name == "kept" for check in output.checks):
+        return output  # another figure decided
     if any(each is not None and output.fit == each.fit for each in (output.pictures, output.sound)):
         return output  # what others keep on text says nothing of what is kept behind pictures or sound
     better = sorted(
@@ -157,9 +163,13 @@ def _describe(output: OutputValidation, rule: FitRule, distance: float) -> str:
         "" if output.adapter_strength is None else f", with {output.adapter_strength:.2f} times the adapter's effect"
     )
     return (
-        f"the adapter changes little {rule.place or 'on this text'} ({_format_distance(rule.effect, rule)}), so its direction and the distance decide: "
+        f"the adapter changes little {rule.place or _text(rule)} ({_format_distance(rule.effect, rule)}), so its direction and the distance decide: "
         f"{_format_distance(distance, rule)} away{shown}{cost}"
     )
+
+
+def _text(rule: FitRule) -> str:
+    return "on the built-in text, which it was not trained for" if rule.elsewhere else "on this text"
 
 
 def _at(rule: FitRule) -> str:

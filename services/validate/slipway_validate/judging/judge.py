@@ -47,6 +47,7 @@ class Rule:
         logit_scale: The reference's scale of logits.
         arithmetic: The reference's arithmetic noise, in logits.
         place: Where the results lie if not on text alone, in words.
+        elsewhere: Whether the text is built in, so that the fine-tune was not made for it.
     """
 
     limits: Limits
@@ -62,11 +63,12 @@ class Rule:
     logit_scale: float = 1.0
     arithmetic: float | None = None
     place: str = ""
+    elsewhere: bool = False
 
     @property
     def fit(self) -> FitRule:
         """Return the part that judges what is left of the fine-tune."""
-        return FitRule(self.measure, self.effect, self.values, self.place)
+        return FitRule(self.measure, self.effect, self.values, self.place, self.elsewhere)
 
     @property
     def own_noise(self) -> float | None:
