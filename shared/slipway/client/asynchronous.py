@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -182,7 +182,7 @@ class AsyncClient:
         cursor: str = "",
         include_progress: bool = False,
         patience_seconds: float = 120.0,
-    ) -> AsyncIterator[pb.ExportsEvent]:
+    ) -> AsyncGenerator[pb.ExportsEvent, None]:
         """Yield what happens to a project's exports, without end; see :meth:`slipway.client.Client.watch_exports`."""
         request = watch_request(
             project or self.project, filter=filter, cursor=cursor, include_progress=include_progress

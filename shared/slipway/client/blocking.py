@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -64,6 +64,18 @@ class Client:
         self.address = address
         self.project = project
         self._calls = BlockingCalls(address, security=security, timeout_seconds=timeout_seconds)
+
+    @classmethod
+    def over(cls, calls: BlockingCalls, *, project: str = DEFAULT_PROJECT) -> Self:
+        """Return a client of a connection that exists.
+
+        Args:
+            calls: The connection.
+            project: Project of artifacts, and of exports that are named by id alone.
+        """
+        client = cls.__new__(cls)
+        client.address, client.project, client._calls = calls.address, project, calls
+        return client
 
     def close(self) -> None:
         """Close the connection; calls under way end."""
@@ -198,7 +210,7 @@ class Client:
         cursor: str = "",
         include_progress: bool = False,
         patience_seconds: float = 120.0,
-    ) -> Iterator[pb.ExportsEvent]:
+    ) -> Generator[pb.ExportsEvent, None, None]:
         """Yield what happens to a project's exports, without end: creations, changes of state, deletions, and bookmarks in silences.
 
         The first event is a bookmark: exports that are listed after it are all there are, and nothing that happens to them is missed.

@@ -21,7 +21,7 @@ from slipway.console.asking import pages as asking
 from slipway.console.exports import Exports
 from slipway.console.questions import Question
 from slipway.console.rendering import HEADERS, ROOT, page
-from slipway.console.signing_in import ExportsOf, sign_in, sign_in_page, sign_out, token_of
+from slipway.console.signing_in import ExportsOf, given_token, sign_in, sign_in_page, sign_out, token_of
 from slipway.console.wish import Wish
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.rpc.http_status import http_status
@@ -65,7 +65,8 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
         return endpoint
 
     async def signed_in(request: Request) -> Response:
-        return await run_in_threadpool(sign_in, request, dict(await fields_of(request)), exports_of)
+        fields = dict(await fields_of(request))
+        return await run_in_threadpool(sign_in, request, fields, exports_of(request, given_token(fields)))
 
     async def asked_to_sign_in(request: Request) -> Response:
         return sign_in_page(request)

@@ -9,19 +9,35 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import grpc
-
+from slipway.advice.offers import Offer
 from slipway.artifacts import Artifacts, ManifestFile
+from slipway.client import Client
 from slipway.client.artifacts import ProjectArtifacts
-from slipway.client.calls import BlockingCalls, create_request, export_name, list_request
+from slipway.client.calls import BlockingCalls, export_name, list_request
 from slipway.configuration import ExportConfiguration
-from slipway.console.exports import CANCEL, CONTINUE, FORGET, Entry, Listing, Machines, Planned, Shown, shown_message
+from slipway.console.exports import (
+    CANCEL,
+    CONTINUE,
+    FORGET,
+    Entry,
+    Listing,
+    Machines,
+    Planned,
+    Shown,
+    Table,
+    shown_message,
+)
 from slipway.console.wish import Wish
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.export_sources.naming import source_settings
+from slipway.planning.references import VALIDATION
 from slipway.progress.tracking import ExportProgress, Tracked
-from slipway.rpc.values import ENDED_STATES
+from slipway.results.report import figures
+from slipway.rpc.values import ENDED_STATES, failure_of_status
+from slipway.sizes import format_size
 from slipway.sources.addresses import is_url
+from slipway.texts import counted
+from slipway_protos.v1 import coordinator_pb2
 from slipway_protos.v1 import export_pb2 as pb
 
 _PAGE = 50
@@ -95,7 +111,7 @@ class CoordinatorExports:
 
     Args:
         calls: The caller's connection.
-        project: Project of new exports; the list shows all that the caller may see.
+        project: Project of new exports where none is named; the list shows all that the caller may see.
         address: Name of the coordinator, for people; empty for the one that serves the page.
         following: Follows exports for several callers.
     """
@@ -107,6 +123,7 @@ class CoordinatorExports:
         self, calls: BlockingCalls, *, project: str, address: str = "", following: Following | None = None
     ) -> None:
         self._calls, self._project, self._address = calls, project, address
+        self._client = Client.over(calls, project=project)
         self._following = following or Following()
 
     @property
@@ -117,7 +134,7 @@ class CoordinatorExports:
     @property
     def options(self) -> Sequence[str]:
         """Words of a command line for the same place."""
-        return ["--coordinator", self._address or "HOST:PORT", "--project", self._project]
+        return ["--coordinator", self._address or "HOST:PORT"]
 
     def listed(self, cursor: str) -> Listing:
         """Return a page of the list, newest first."""
@@ -128,18 +145,24 @@ class CoordinatorExports:
 
     def shown(self, project: str, export: str) -> Shown:
         """Return one export."""
-        message = self._calls.call(
-            self._calls.exports.GetExport, pb.GetExportRequest(name=export_name(export, project=project))
-        )
+        message = self._client.get_export(export_name(export, project=project))
         shown = shown_message(message)
         if message.state in ENDED_STATES:
             return shown
         return replace(shown, progress=self._following.progress(message, self._watch))
 
+    def offered(self, wish: Wish) -> Sequence[Offer]:  # noqa: ARG002 - nothing is known of a model that is elsewhere
+        """Return the outputs that the coordinator knows, with what its workers lack."""
+        found = []
+        for each in self._client.list_formats():
+            found.append(Offer(each.name, each.title, "", unfit=_obstacle(each)))
+            found += [Offer(each.name, each.title, level.name, unfit=_obstacle(level)) for level in each.levels]
+        return tuple(found)
+
     def planned(self, wish: Wish) -> Planned:
         """Return what an export would do, as far as the coordinator can tell before its sources are read."""
         message = self._create(wish, validate_only=True)
-        outputs = {task.format: 0 for task in message.tasks if task.format and task.format != "validation"}
+        outputs = {task.format: 0 for task in message.tasks if task.format and task.format != VALIDATION}
         return Planned("", outputs, warnings=tuple(message.warnings))
 
     def start(self, wish: Wish) -> tuple[str, str]:
@@ -153,15 +176,15 @@ class CoordinatorExports:
         Raises:
             ServiceError: ``REQUEST_INVALID`` for another action.
         """
-        name = export_name(export, project=project)
-        if action == CANCEL:
-            self._calls.call(self._calls.exports.CancelExport, pb.CancelExportRequest(name=name))
-        elif action == CONTINUE:
-            self._calls.call(self._calls.exports.RetryExport, pb.RetryExportRequest(name=name))
-        elif action == FORGET:
-            self._calls.call(self._calls.exports.DeleteExport, pb.DeleteExportRequest(name=name))
-        else:
+        client = self._client
+        actions: dict[str, Callable[[str], object]] = {
+            CANCEL: client.cancel_export,
+            CONTINUE: client.retry_export,
+            FORGET: client.delete_export,
+        }
+        if action not in actions:
             raise ServiceError("nothing of this name can be done", reason="REQUEST_INVALID", remedy="use the buttons")
+        actions[action](export_name(export, project=project))
 
     @contextlib.contextmanager
     def artifacts(self, project: str) -> Iterator[Artifacts]:
@@ -174,34 +197,59 @@ class CoordinatorExports:
 
     def machines(self) -> Machines:
         """Return the workers, and what waits for them."""
-        return Machines(())
+        found = self._client.list_workers()
+        hidden = found.hidden_workers
+        others = f"{counted(hidden, 'worker')} run nothing that you may see." if hidden else ""
+        workers = Table(
+            "Workers",
+            ("Worker", "State", "Tasks", "Stages", "Memory of a task", "Processors", "GPU"),
+            tuple(map(_worker_row, found.workers)),
+            others or "There is no worker: exports wait until one joins.",
+        )
+        queue = Table(
+            "What waits",
+            ("Stage", "Project", "Tasks", "For", "Because"),
+            tuple(map(_queue_row, found.queue)),
+            "Nothing waits for a worker.",
+        )
+        return Machines((workers, queue))
 
     def _create(self, wish: Wish, *, validate_only: bool) -> pb.Export:
         configuration = load(wish)
         sources = digests_of(configuration)
-        request = create_request(
+        return self._client.create_export(
             configuration,
             sources=sources,
             labels=_labels(sources),
-            export_id="",
-            project=wish.project or self._project,
+            project=wish.project,
             validate_only=validate_only,
             request_id="" if validate_only else uuid.uuid4().hex,
-            priority=0,
-            source_formats=None,
         )
-        return self._calls.call(self._calls.exports.CreateExport, request)
 
     def _watch(self, name: str) -> Iterator[pb.ExportEvent]:
-        calls = self._calls
-        with calls.calling():
-            events = calls.exports.WatchExport(pb.WatchExportRequest(name=name), metadata=calls.metadata())
-        try:
-            yield from events
-        except grpc.RpcError as error:
-            raise calls.failure(error).error() from error
-        finally:
-            events.cancel()
+        return self._client.watch_export(name, patience_seconds=0)
+
+
+def _obstacle(part: coordinator_pb2.Format | coordinator_pb2.FormatLevel) -> str:
+    return str(failure_of_status(part.obstacle)) if part.HasField("obstacle") else ""
+
+
+def _worker_row(worker: coordinator_pb2.Worker) -> tuple[str, ...]:
+    machine = worker.machine
+    return (
+        worker.name,
+        coordinator_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower(),
+        f"{worker.running_tasks} of {worker.slots}",
+        ", ".join(worker.stages),
+        format_size(machine.task_memory_bytes) if machine.task_memory_bytes else "–",
+        str(machine.processors or "–"),
+        f"{machine.gpu_architecture}, {format_size(machine.gpu_memory_bytes)}" if machine.gpu_architecture else "none",
+    )
+
+
+def _queue_row(waiting: coordinator_pb2.WaitingTasks) -> tuple[str, ...]:
+    age = figures.duration(waiting.oldest_age_seconds) if waiting.project else "–"
+    return waiting.stage, waiting.project or "of others", str(waiting.count), age, waiting.detail
 
 
 def load(wish: Wish) -> ExportConfiguration:

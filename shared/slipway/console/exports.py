@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
+from slipway.advice.offers import Offer
 from slipway.artifacts import Artifacts, ManifestFile
 from slipway.console.questions import Questions
 from slipway.console.wish import Wish
@@ -123,10 +124,27 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
-    """Where work is done: tables of texts, each with a caption and headings, and what is said instead of an empty one."""
+class Table:
+    """A table of texts.
 
-    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]]]]
+    Attributes:
+        caption: What is in it.
+        headings: A heading for each column; none for a list of names and values.
+        rows: Its rows.
+        otherwise: What is said where there is no row.
+    """
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    otherwise: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Where work is done, as tables."""
+
+    tables: Sequence[Table]
 
 
 class Exports(Protocol):
@@ -158,6 +176,10 @@ class Exports(Protocol):
 
     def shown(self, project: str, export: str) -> Shown:
         """Return one export."""
+        ...
+
+    def offered(self, wish: Wish) -> Sequence[Offer]:
+        """Return the outputs to choose from, with sizes for the model of a wish where that is known."""
         ...
 
     def planned(self, wish: Wish) -> Planned:

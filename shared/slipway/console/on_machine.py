@@ -6,14 +6,16 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from slipway.advice.for_target import subject_of
+from slipway.advice.offers import Offer, offers
 from slipway.artifacts import Artifacts, ManifestFile
 from slipway.artifacts.opening import blobs_of, open_store
 from slipway.client.calls import DEFAULT_PROJECT
 from slipway.configuration import LoadedConfiguration
-from slipway.console.exports import CANCEL, CONTINUE, Entry, Listing, Machines, Planned, Shown, shown_message
+from slipway.console.exports import CANCEL, CONTINUE, Entry, Listing, Machines, Planned, Shown, Table, shown_message
 from slipway.console.questions import Questions
 from slipway.console.wish import Wish
 from slipway.embedded.local_exports import LocalExport, local_export, local_exports
@@ -21,8 +23,9 @@ from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.exporting.interruption import Interruption
 from slipway.exporting.job import run_export
 from slipway.exporting.planned import make_plan
-from slipway.machine.doctor import examine
+from slipway.machine.doctor import examine, format_health, stage_health
 from slipway.progress.tracking import Tracked
+from slipway.registry import stage_names
 from slipway.results.result import ExportResult
 from slipway.rpc.messages import configuration_of
 from slipway.settings import Settings
@@ -93,23 +96,18 @@ class _Job(Tracked):
         return Shown(self.entry(), self.progress(), message, self.failure, may, folder)
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """How an export that a command has left is shown."""
+def _left_entry(left: LocalExport) -> Entry:
+    """Return the line of an export that a command has left."""
+    if left.message is None:
+        return Entry(DEFAULT_PROJECT, left.id, "", left.state, problem=left.problem)
+    return Entry.of(left.message, state=left.state)
 
-    local: LocalExport
 
-    def entry(self) -> Entry:
-        """Return its line in the list."""
-        if self.local.message is None:
-            return Entry(DEFAULT_PROJECT, self.local.id, "", self.local.state, problem=self.local.problem)
-        return Entry.of(self.local.message, state=self.local.state)
-
-    def shown(self) -> Shown:
-        """Return all of it; one that nobody runs can be continued."""
-        assert self.local.message is not None
-        may = frozenset({CONTINUE}) if self.local.state in {"interrupted", "failed", "cancelled"} else frozenset()
-        return shown_message(self.local.message, state=self.local.state, may=may)
+def _left_shown(left: LocalExport) -> Shown:
+    """Return an export that a command has left; one that nobody runs can be continued."""
+    assert left.message is not None
+    may = frozenset({CONTINUE}) if left.state in {"interrupted", "failed", "cancelled"} else frozenset()
+    return shown_message(left.message, state=left.state, may=may)
 
 
 class MachineExports:
@@ -144,7 +142,7 @@ class MachineExports:
         """Return a page of the list, newest first."""
         jobs = self._present()
         known = {job.export for job in jobs if job.export}
-        left = [_Left(each).entry() for each in local_exports(self._settings) if each.id not in known]
+        left = [_left_entry(each) for each in local_exports(self._settings) if each.id not in known]
         entries = sorted((*(job.entry() for job in jobs), *left), key=_age)
         begin = int(cursor) if cursor.isdecimal() and len(cursor) < 9 else 0
         following = str(begin + _PAGE) if len(entries) > begin + _PAGE else ""
@@ -157,7 +155,12 @@ class MachineExports:
             ServiceError: ``EXPORT_NOT_FOUND``, or ``STATE_SCHEMA`` if it cannot be read.
         """
         job = self._job(export)
-        return job.shown() if job is not None else _Left(local_export(self._settings, export)).shown()
+        return job.shown() if job is not None else _left_shown(local_export(self._settings, export))
+
+    def offered(self, wish: Wish) -> Sequence[Offer]:
+        """Return the outputs to choose from, with what this machine lacks, and sizes for the model of a wish if it is here."""
+        health = format_health(tuple(stage_health(name) for name in stage_names()))
+        return offers(None if wish.is_empty else subject_of(wish.run, wish.base), health=health)
 
     def planned(self, wish: Wish) -> Planned:
         """Return what an export would do."""
@@ -212,7 +215,7 @@ class MachineExports:
         """Return what this machine is, and what it can make."""
         report = examine(self._settings)
         machine = report.machine
-        rows = [
+        about = (
             ("Processor", f"{machine.processor}, {machine.cores} cores"),
             (
                 "Memory",
@@ -221,14 +224,10 @@ class MachineExports:
             ("GPU", f"{machine.gpu}, {format_size(machine.gpu_memory_bytes)}" if machine.gpu else "none"),
             ("Store", f"{machine.home}, {format_size(machine.home_free_bytes)} free"),
             ("Slipway", machine.slipway),
-        ]
-        formats = [(each.name, "yes" if each.available else "no", each.detail) for each in report.formats]
-        return Machines(
-            (
-                ("This machine", ("", ""), rows),
-                ("What it can make", ("Output", "Can be made", "What is missing"), formats),
-            )
         )
+        formats = tuple((each.name, "yes" if each.available else "no", each.detail) for each in report.formats)
+        headings = ("Output", "Can be made", "What is missing")
+        return Machines((Table("This machine", (), about), Table("What it can make", headings, formats)))
 
     def _begin(self, loaded: LoadedConfiguration, wanted: str, *, again: str = "") -> tuple[str, str]:
         with self._lock:

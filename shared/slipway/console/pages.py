@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from itertools import groupby
 from pathlib import Path
@@ -13,8 +14,7 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 
-from slipway.advice.candidates import Subject
-from slipway.advice.offers import Offer, offers
+from slipway.advice.offers import Offer
 from slipway.console.downloads import tar_bytes, tar_of
 from slipway.console.exports import Exports, Shown
 from slipway.console.rendering import HEADERS, REPORT_HEADERS, ROOT, page, rendered
@@ -22,14 +22,21 @@ from slipway.console.reports import differences, outputs_of, report_of, side_by_
 from slipway.console.wish import Wish
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.exporting.batches.subjects import find_subjects
+from slipway.formats.registry import split_output
 from slipway.formats.targets import TARGETS
-from slipway.machine.doctor import format_health, stage_health
-from slipway.registry import stage_names
 from slipway.results.outcome import delivered_formats
 from slipway.results.report.page import page as report_page
 
 _TWO = 2
 _MOST_RUNS = 100
+_SAID = {
+    "queued": "waits",
+    "cancelling": "is being cancelled",
+    "succeeded": "has succeeded",
+    "failed": "has failed",
+    "cancelled": "was cancelled",
+    "interrupted": "was interrupted",
+}
 _MOVING = frozenset({"queued", "running", "cancelling", "starting"})
 
 
@@ -65,26 +72,19 @@ def _form(wish: Wish, exports: Exports) -> dict[str, Any]:
     if exports.is_here:
         with contextlib.suppress(ModelExportError, OSError):
             runs = [subject.path for subject in find_subjects(Path.cwd())[0][:_MOST_RUNS]]
+    if not exports.is_here and not wish.project:
+        entries = exports.listed("").entries  # what somebody has exported before, they may export again
+        wish = replace(wish, project=entries[0].project if entries else "")
     return {"wish": wish, "offered": _offered(wish, exports), "targets": TARGETS, "runs": runs}
 
 
 def _offered(wish: Wish, exports: Exports) -> list[tuple[str, str, Sequence[Offer]]]:
     """Return the outputs to choose from, by the titles of their formats, each title with why none of its outputs can be made."""
-    health = format_health(tuple(stage_health(name) for name in stage_names())) if exports.is_here else None
-    found = offers(_subject(wish) if exports.is_here else None, health=health)
+    found = exports.offered(wish)
     groups = [(title, tuple(group)) for title, group in groupby(found, key=lambda each: each.title)]
     return [
         (title, group[0].unfit if len({each.unfit for each in group}) == 1 else "", group) for title, group in groups
     ]
-
-
-def _subject(wish: Wish) -> Subject | None:
-    """Return the model of a wish, for sizes; None if it cannot be read, which the plan says."""
-    if wish.is_empty:
-        return None
-    from slipway.advice.for_target import subject_of
-
-    return subject_of(wish.run, wish.base)
 
 
 def check(request: Request, exports: Exports, wish: Wish) -> Response:
@@ -144,8 +144,9 @@ def _live(exports: Exports, shown: Shown) -> dict[str, Any]:
 
 
 def _status(shown: Shown) -> str:
-    running = [task.task for task in shown.progress.tasks if task.state == "running"]
-    return f"The export is {': '.join(filter(None, (shown.entry.state, ', '.join(running))))}."
+    running = ", ".join(task.task for task in shown.progress.tasks if task.state == "running")
+    said = _SAID.get(shown.entry.state, f"is {shown.entry.state}")
+    return f"The export {said}{f': {running}' if running else ''}."
 
 
 def _again(shown: Shown) -> str:
@@ -154,7 +155,8 @@ def _again(shown: Shown) -> str:
         return ""
     configuration = shown.message.configuration
     fields = [("run", configuration.checkpoint.path), ("base", configuration.base_model.name)]
-    fields += [("formats", name.replace("-", ":", 1)) for name in delivered_formats(shown.message)]
+    outputs = map(split_output, delivered_formats(shown.message))
+    fields += [("formats", f"{name}:{level or 'none'}") for name, level in outputs]
     fields = [(name, value) for name, value in fields if value]
     return urlencode(fields) if any(name in {"run", "base"} for name, _ in fields) else ""
 

@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from slipway.artifacts import Artifacts
 from slipway.console.exports import Exports, Shown
+from slipway.results.outcome import delivered_formats
 from slipway.results.report import figures
 from slipway.results.report.document import Report
 from slipway.results.report.page import NOT_MADE, VERDICTS
@@ -67,7 +68,7 @@ def outputs_of(exports: Exports, shown: Shown) -> tuple[Output, ...]:
 
 
 def _made(message: pb.Export, store: Artifacts) -> Iterator[Output]:
-    for name, digest in message.outputs.items():
+    for name, digest in delivered_formats(message).items():
         yield Output(name, "made", size_bytes=store.manifest(digest).distinct_bytes, digest=digest)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TypeAlias
 
@@ -36,11 +36,23 @@ def sign_in_page(request: Request, *, failure: Failure | None = None) -> Respons
     )
 
 
-def sign_in(request: Request, fields: dict[str, str], exports_of: ExportsOf) -> Response:
-    """Try a token: keep it if the coordinator knows its bearer, and go where the caller wanted to go."""
+def given_token(fields: Mapping[str, str]) -> str:
+    """Return the token on the page for signing in; empty if it is none."""
     token = fields.get("token", "").strip()
+    return token if is_token(token) else ""
+
+
+def sign_in(request: Request, fields: Mapping[str, str], exports: Exports) -> Response:
+    """Try a token: keep it if the coordinator knows its bearer, and go where the caller wanted to go.
+
+    Args:
+        request: The request.
+        fields: The fields of the page.
+        exports: What the bearer of the token may see.
+    """
+    token = given_token(fields)
     try:
-        if not is_token(token):
+        if not token:
             raise ConfigurationError(
                 "this is no token", reason="UNAUTHENTICATED", remedy="paste all of it, and nothing else"
             )
@@ -50,7 +62,7 @@ def sign_in(request: Request, fields: dict[str, str], exports_of: ExportsOf) -> 
                 reason="UNAUTHENTICATED",
                 remedy="take one with fewer groups, or let a proxy send it as a header",
             )
-        exports_of(request, token).listed("")
+        exports.listed("")
     except ModelExportError as error:
         return sign_in_page(request, failure=error.failure())
     answer = RedirectResponse(_next(fields.get("next", "")), HTTPStatus.SEE_OTHER, headers=HEADERS)
