@@ -18,6 +18,7 @@ from slipway.registry import load_stage, stage_names
 TABLE = Path(__file__).with_name("stable_keys.json")
 DIGEST = "sha256:" + "1" * 64
 REQUIRED: dict[str, dict[str, Any]] = {
+    "answer": {"prompt": "one"},
     "quantize": {"format": "pytorch", "level": "int4"},
 }
 """Parameters without a default, by stage."""
