@@ -35,6 +35,7 @@ from slipway_protos.v1 import export_pb2 as pb
 log = logging.getLogger("slipway.console")
 
 _PAGE = 50
+_ENDED = frozenset({"succeeded", "failed", "cancelled"})
 _MOST_WAITING = 32
 _PATIENCE_SECONDS = 10.0
 
@@ -49,9 +50,9 @@ class _Job(Tracked):
         result: Its result; None while it runs.
     """
 
-    def __init__(self, number: int, loaded: LoadedConfiguration, wanted: str) -> None:
+    def __init__(self, name: str, loaded: LoadedConfiguration, wanted: str) -> None:
         super().__init__()
-        self.id = f"new-{number}"
+        self.id = name
         self.loaded, self.wanted = loaded, wanted
         self.created = datetime.now(UTC)
         self.interruption = Interruption()
@@ -73,6 +74,8 @@ class _Job(Tracked):
         said = self.progress().state
         if self.is_over and self.failure is not None:
             return "cancelled" if self.failure.reason == "CANCELLED" else "failed"
+        if not self.is_over and said in _ENDED:
+            return "delivering"
         return said or "starting"
 
     def entry(self) -> Entry:
@@ -238,7 +241,7 @@ class MachineExports:
                 )
             self._jobs = {key: job for key, job in self._jobs.items() if again not in {job.id, job.export} or not again}
             self._number += 1
-            job = _Job(self._number, loaded, wanted)
+            job = _Job(again or f"new-{self._number}", loaded, wanted)
             self._jobs[job.id] = job
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             thread = threading.Thread(target=self._run, args=(job,), name=f"slipway-{job.id}", daemon=True)

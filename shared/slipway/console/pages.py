@@ -37,7 +37,7 @@ _SAID = {
     "cancelled": "was cancelled",
     "interrupted": "was interrupted",
 }
-_MOVING = frozenset({"queued", "running", "cancelling", "starting"})
+_MOVING = frozenset({"queued", "running", "cancelling", "starting", "delivering"})
 
 
 def list_page(request: Request, exports: Exports) -> Response:

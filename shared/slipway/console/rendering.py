@@ -23,6 +23,7 @@ _TONES = {
     "failed": "bad",
     "running": "plain",
     "starting": "plain",
+    "delivering": "plain",
     "interrupted": "amber",
     "unreadable": "bad",
 }

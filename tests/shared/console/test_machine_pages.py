@@ -1,0 +1,240 @@
+"""The pages of this machine: what they show, what they do, and whom they refuse."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slipway.console.application import console
+from slipway.console.on_machine import MachineExports
+from slipway.console.serving import KeyGuard
+from slipway.console.wish import Wish
+from slipway.settings import Settings
+from support.commands.cli import slipway
+from support.coordinators.harness import wait_for
+from support.models import tiny_models
+from support.servers.console_pages import Page, PlainBrowser, serving
+
+QUICK = ("settings", "validation.enabled=false")
+EXPORT = re.compile(r"/ui/projects/default/exports/e-[0-9a-f]+")
+
+
+class Place:
+    """A console of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.run, self.base = root, root / "run", root / "base"
+        tiny_models.make_base(self.base)
+        tiny_models.make_checkpoint(self.base, self.run)
+        self.home = root / "home"
+        self.settings = Settings.from_environment({"SLIPWAY_HOME": str(self.home)})
+        self.exports = MachineExports(self.settings, {})
+        self.browser: PlainBrowser
+
+    def fields(self, *more: tuple[str, str], out: str = "out") -> list[tuple[str, str]]:
+        """The fields of a quick export."""
+        given = [("run", str(self.run)), ("base", str(self.base)), ("out", str(self.root / out)), QUICK]
+        return [*given, *(more or [("formats", "pytorch:none")])]
+
+    def ended(self, path: str) -> Page:
+        """Wait for the end of an export; return its page."""
+        wait_for(lambda: re.search("The export (has|was)", self.browser.get(path).text))
+        return self.browser.get(path)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("console"))
+    with serving(console(lambda _, __: place.exports)) as address:
+        place.browser = PlainBrowser(address)
+        yield place
+        place.exports.close()
+
+
+@pytest.fixture(scope="module")
+def made(place: Place) -> str:
+    """The path of an export that has succeeded."""
+    answer = place.browser.post("/ui/exports", *place.fields())
+    assert answer.status == 303, answer.text
+    page = place.ended(answer.location)
+    assert "The export has succeeded." in page.text, page.text
+    return str(EXPORT.findall(place.browser.get("/ui/").text)[0])
+
+
+def test_the_plan_says_sizes_and_the_same_command(place: Place) -> None:
+    answer = place.browser.post("/ui/new/check", *place.fields(("formats", "gguf:q8_0")), hx_trigger_name="run")
+    assert answer.status == 200
+    assert "gguf-q8_0 (≤" in re.sub("<.*?>", "", answer.text)
+    assert f"slipway export {place.run} -f gguf:q8_0 --base-model {place.base}" in answer.text
+    offers = re.search(r'value="onnx:int8">.*?≤ ([\d.]+ .?B)', answer.text)
+    assert offers, "the outputs have no sizes"
+    unchanged = place.browser.post("/ui/new/check", *place.fields(), hx_trigger_name="formats")
+    assert 'id="offers"' not in unchanged.text, "checkboxes are replaced under the reader's hands"
+
+
+def test_what_this_machine_lacks_cannot_be_chosen_and_says_why(place: Place) -> None:
+    page = place.browser.get("/ui/new").text
+    lacking = place.exports.offered(Wish())
+    unfit = [offer for offer in lacking if offer.unfit]
+    for offer in unfit:
+        assert re.search(f'value="{offer.request}" disabled>', page), offer
+        assert offer.unfit in page
+
+
+def test_a_problem_is_told_on_the_form_which_keeps_what_was_typed(place: Place) -> None:
+    nothing = place.root / "<b>nothing"
+    fields = [("run", str(nothing)), ("formats", "onnx:int8"), ("settings", "validation.test_samples=many")]
+    for path in ("/ui/new/check", "/ui/exports"):
+        answer = place.browser.post(path, *fields)
+        assert "test_samples" in answer.text
+        assert b"<b>nothing" not in answer.body
+    assert answer.status == 422
+    assert f'value="{nothing}"' in answer.text
+    assert re.search(r'value="onnx:int8" checked', answer.text)
+    empty = place.browser.post("/ui/exports", ("formats", "onnx:int8"))
+    assert (empty.status, "no training run and no base model is named" in empty.text) == (422, True)
+
+
+def test_an_export_is_made_shown_and_downloaded(place: Place, made: str) -> None:
+    page = place.browser.get(made)
+    assert "Delivered to" in page.text
+    assert "pytorch.tar" in page.text
+    folder = Path(re.findall("Delivered to <code>(.*?)</code>", page.text)[0])
+    data = place.browser.get(f"{made}/outputs/pytorch.tar")
+    assert data.headers["content-length"] == str(len(data.body))
+    assert data.headers["content-disposition"] == 'attachment; filename="pytorch.tar"'
+    with tarfile.open(fileobj=io.BytesIO(data.body)) as archive:
+        names = {each.name for each in archive}
+        weights = archive.extractfile("pytorch/model.safetensors")
+        assert weights is not None
+        assert weights.read() == (folder / "pytorch/model.safetensors").read_bytes()
+    assert names == {
+        f"pytorch/{path.relative_to(folder / 'pytorch')}" for path in (folder / "pytorch").rglob("*") if path.is_file()
+    }
+    report = place.browser.get(f"{made}/report")
+    assert "sandbox" in report.headers["content-security-policy"]
+    assert "<h1>" in report.text
+    assert place.browser.get(f"{made}/outputs/onnx.tar").status == 404
+    assert place.browser.get(f"{made}/outputs/..%2f..%2fetc.tar").status == 404
+
+
+def test_an_export_of_a_command_is_shown_too_and_two_are_compared(place: Place, made: str) -> None:
+    words = ("--base-model", str(place.base), "--out", str(place.root / "out"), "--set", "validation.enabled=false")
+    done = slipway("export", str(place.run), "-f", "pytorch:none+fp16", *words, home=place.home)
+    assert done.code == 0, done.err
+    paths = list(dict.fromkeys(EXPORT.findall(place.browser.get("/ui/").text)))
+    assert len(paths) == 2
+    assert made in paths
+    query = "&".join(f"export=default/{path.rpartition('/')[2]}" for path in paths)
+    page = place.browser.get(f"/ui/compare?{query}")
+    assert page.status == 200
+    assert "pytorch-fp16" in page.text
+    assert "formats.pytorch" in page.text
+    for wrong in ("", f"?{query}&export=default/x", "?export=default", "?export=a/b&export=c/d"):
+        assert place.browser.get(f"/ui/compare{wrong}").status in {400, 404}
+
+
+def test_the_moving_part_tells_the_page_to_load_again_when_the_state_changes(place: Place, made: str) -> None:
+    assert place.browser.get(f"{made}/live?state=running").headers["hx-refresh"] == "true"
+    assert "hx-refresh" not in place.browser.get(f"{made}/live?state=succeeded").headers
+
+
+def test_a_failed_export_says_why_and_is_continued(place: Place) -> None:
+    fields = [("run", str(place.root / "later")), ("base", str(place.base)), ("formats", "pytorch:none"), QUICK]
+    path = place.browser.post("/ui/exports", *fields, ("out", str(place.root / "out"))).location
+    page = place.ended(path)
+    assert "The export has failed." in page.text
+    assert "CHECKPOINT_NOT_FOUND" in page.text
+    assert str(place.root / "later") in page.text
+    tiny_models.make_checkpoint(place.base, place.root / "later", seed=2)
+    again = place.browser.post(f"{path}/continue")
+    assert again.status == 303
+    assert "The export has succeeded." in place.ended(again.location).text
+
+
+def test_exports_take_turns_and_one_that_waits_is_cancelled(place: Place) -> None:
+    slow = ("settings", "validation.enabled=true\nvalidation.test_samples=2")
+    first = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:bf16"), slow)).location
+    second = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:fp16"))).location
+    assert place.browser.post(f"{second}/cancel").status == 303
+    assert "The export was cancelled." in place.ended(second).text
+    place.browser.post(f"{first}/cancel")
+    assert re.search("The export (was cancelled|has succeeded)", place.ended(first).text)
+    refused = place.browser.post(f"{first}/cancel")
+    assert (refused.status, "REQUEST_INVALID" in refused.text) == (400, True)
+
+
+def test_paths_that_are_none_are_told(place: Place, made: str) -> None:
+    for path, status in (
+        ("/ui/nothing", 404),
+        ("/ui/projects/default/exports/none", 404),
+        (f"{made}/report/more", 404),
+        ("/ui/static/..%2fapplication.py", 404),
+        ("/ui/static/console.css", 200),
+        ("/ui", 303),
+    ):
+        assert place.browser.get(path).status == status, path
+    assert place.browser.get("/ui/exports").status == 405
+    assert place.browser.post(f"{made}/explode").status in {400, 404}
+
+
+def test_forms_have_limits(place: Place) -> None:
+    large = place.browser.post("/ui/exports", ("run", "a" * 70_000))
+    assert "LIMIT_EXCEEDED" in large.text
+    assert place.browser.ask("POST", "/ui/exports", b"{}", content_type="application/json").status == 400
+    assert (
+        place.browser.ask("POST", "/ui/exports", b"run=%ff", content_type="application/x-www-form-urlencoded").status
+        == 400
+    )
+    many = [("formats", "onnx:int8")] * 300
+    assert place.browser.post("/ui/exports", *many).status == 400
+
+
+def test_pages_let_nothing_else_in(place: Place) -> None:
+    headers = place.browser.get("/ui/").headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert not re.search(r"<script(?! src)|<style|style=|onclick|javascript:", place.browser.get("/ui/new").text)
+
+
+def test_only_who_has_the_key_is_let_in(place: Place) -> None:
+    application = console(lambda _, __: place.exports)
+    with serving(KeyGuard(application, key="right-key", port=1)) as address:
+        browser = PlainBrowser(address)
+        assert browser.get("/ui/").status == 403
+        assert browser.get("/ui/?key=wrong").status == 403
+        assert browser.get("/ui/?key=").status == 403
+        assert browser.get("/ui/?key=%ff").status == 403
+        let_in = browser.get("/ui/?key=right-key")
+        assert (let_in.status, let_in.location) == (303, "/ui/")
+        assert all(word in let_in.headers["set-cookie"] for word in ("HttpOnly", "SameSite=strict", "Path=/ui"))
+        assert browser.get("/ui/").status == 200
+        for headers in (
+            {"host": "evil.example"},
+            {"origin": "http://evil.example"},
+            {"sec_fetch_site": "cross-site"},
+            {"host": "127.0.0.1.evil.example"},
+        ):
+            assert browser.get("/ui/", **headers).status == 403, headers
+        assert browser.post("/ui/exports", ("run", "x"), origin="http://evil.example").status == 403
+
+
+def test_the_end_of_the_console_ends_what_runs(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with serving(console(lambda _, __: place.exports)) as address:
+        place.browser = PlainBrowser(address)
+        path = place.browser.post("/ui/exports", *place.fields(("formats", "onnx:none"))).location
+        wait_for(lambda: "running" in place.browser.get(path).text)
+        place.exports.close()
+    assert not [thread for thread in place.exports._threads if thread.is_alive()]
+    scratch = place.home / "scratch"
+    assert not scratch.exists() or not list(scratch.iterdir())
