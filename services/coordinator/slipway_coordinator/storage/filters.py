@@ -103,7 +103,7 @@ def parse_predicate(text: str) -> Predicate:
     Raises:
         ServiceError: reason ``REQUEST_INVALID``, naming the part that is not understood.
     """
-    return _all_of(_Parser(text).parse() if text.strip() else []).matches
+    return _all_of(_Parser(text).parse()).matches if text.strip() else lambda _: True
 
 
 class _Parser:

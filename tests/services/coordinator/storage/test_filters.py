@@ -11,7 +11,7 @@ from slipway.errors import ServiceError
 from slipway_coordinator.model.records import ExportState
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import SqliteState
-from slipway_coordinator.storage.filters import in_projects, parse_filter
+from slipway_coordinator.storage.filters import in_projects, parse_filter, parse_predicate
 from support.coordinators.harness import tiny_export, tiny_task
 
 
@@ -36,7 +36,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 
 
 def names(database: Database, text: str, **order: bool) -> str:
-    return "".join(record.name[-1] for record in database.page(parse_filter(text), limit=10, **order))
+    """Return the exports that the database selects; a test of each one selects the same."""
+    found = [record.name[-1] for record in database.page(parse_filter(text), limit=10, **order)]
+    matches = parse_predicate(text)
+    assert [record.name[-1] for record in database.page([], limit=10, **order) if matches(record)] == found
+    return "".join(found)
 
 
 @pytest.mark.parametrize(

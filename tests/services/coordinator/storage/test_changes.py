@@ -1,0 +1,145 @@
+"""The table of changes: one row for each change, in the transaction that makes it, numbered without gaps; in SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from slipway_coordinator.model.changes import ChangeKind
+from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.server import migrate
+from slipway_coordinator.storage import changes as changes_module
+from slipway_coordinator.storage.changes import BEGINNING, Position
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_access import state_at
+from slipway_coordinator.storage.journal import Journal
+from support.coordinators.harness import tiny_export, tiny_task
+from support.servers.postgres_server import PostgresServer, postgres_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer) -> Iterator[Database]:
+    shared = request.param == "postgres"
+    state = state_at(server.create(f"d{time.monotonic_ns()}") if shared else str(tmp_path / "state.db"))
+    if shared:
+        migrate(state)
+    database = Database(state.url)
+    database.prepare()
+    yield database
+    database.close()
+
+
+def record(name: str = "x", *, project: str = "default") -> ExportRecord:
+    return tiny_export(name, tiny_task("m")).with_(
+        name=f"projects/{project}/exports/{name}", labels={"team": "speech"}, warnings=("w" * 1000,)
+    )
+
+
+def kinds(database: Database, *, after: int = 0) -> list[tuple[str, str, str]]:
+    rows = database.changes.after(after, limit=100)
+    assert [row.sequence for row in rows] == list(range(after + 1, after + 1 + len(rows)))
+    return [
+        (row.change.kind.value, row.change.export.name.rpartition("/")[2], row.change.export.state.value)
+        for row in rows
+    ]
+
+
+def test_each_change_is_a_row_and_its_repetition_none(database: Database) -> None:
+    first = record()
+    assert database.insert(first)
+    assert not database.insert(first)
+    running = first.with_(state=ExportState.RUNNING, revision=2)
+    for _ in range(2):
+        assert database.save(running, before=first)
+    assert database.save(running.with_(revision=3, recovery_profile="balanced"), before=running), "no change of state"
+    assert not database.save(first.with_(state=ExportState.FAILED)), "an older revision"
+    assert database.save(running.with_(state=ExportState.FAILED, revision=4))  # whose state before is that of the table
+    assert database.save(first.with_(run=2, revision=5))
+    for _ in range(2):
+        database.delete(first.name)
+    database.delete("projects/default/exports/none")
+    assert kinds(database) == [
+        ("created", "x", "queued"),
+        ("state_changed", "x", "running"),
+        ("state_changed", "x", "failed"),
+        ("state_changed", "x", "queued"),
+        ("deleted", "x", "queued"),
+    ]
+    rows = database.changes.after(0, limit=9)
+    assert [row.change.previous and row.change.previous.value for row in rows] == [
+        None, "queued", "running", "failed", "queued",
+    ]  # fmt: skip
+    assert rows[0].change.kind is ChangeKind.CREATED
+    assert rows[-1].change.export.labels == {"team": "speech"}, "of an export that is there no more"
+    assert all(not row.change.export.warnings and not row.change.export.tasks for row in rows)
+    assert all(abs(row.time - time.time()) < 60 for row in rows)
+
+
+async def test_a_change_whose_transaction_fails_has_no_row(database: Database) -> None:
+    told: list[bool] = []
+    journal = Journal(database.transactions, on_commit=lambda: told.append(database.changes.take_added()))
+
+    def fail() -> None:
+        database.insert(record("lost"))
+        raise ValueError("refused")
+
+    try:
+        with pytest.raises(ValueError, match="refused"):
+            await journal.commit(fail)
+        assert await journal.commit(lambda: database.insert(record("kept")))
+        assert kinds(database) == [("created", "kept", "queued")]
+        assert told[-1], "whoever waits for changes is woken"
+        await journal.commit(lambda: None)
+        assert told[-1] is False
+    finally:
+        journal.close()
+
+
+def test_changes_of_some_projects_keep_their_numbers(database: Database) -> None:
+    for number in range(6):
+        database.insert(record(f"x{number}", project="red" if number % 2 else "blue"))
+    assert [row.sequence for row in database.changes.after(0, limit=9, projects=["red"])] == [2, 4, 6]
+    assert [row.sequence for row in database.changes.after(2, limit=1, projects=["red", "blue"])] == [3]
+    assert database.changes.after(0, limit=9, projects=[]) == []
+
+
+def test_a_place_is_valid_as_long_as_its_row_is_there(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = database.changes
+    assert changes.newest() == BEGINNING
+    assert changes.has(BEGINNING)
+    database.insert(record("x0"))
+    first = changes.newest()
+    assert changes.has(BEGINNING)
+    assert changes.has(first)
+    assert Position.parse(first.cursor) == first
+    assert not changes.has(Position(1, first.microseconds + 1)), "the row of a restored copy"
+    assert not changes.has(Position(2, first.microseconds)), "of the future"
+    monkeypatch.setattr(changes_module, "CHANGES_KEPT", 5)
+    monkeypatch.setattr(changes_module, "_FORGET_EVERY", 10)
+    for number in range(1, 20):
+        database.insert(record(f"x{number}"))
+    assert changes.oldest() == 16
+    assert not changes.has(first)
+    assert not changes.has(BEGINNING)
+    assert [row.sequence for row in changes.after(0, limit=99)] == [16, 17, 18, 19, 20]
+    with database._engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM slipway_changes WHERE sequence < 20"))
+    database.insert(record("last"))
+    assert changes.newest().sequence == 21, "numbers go on"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "-", "1-", "g-1", "1-1-1", "1" * 16 + "-1", "1-" + "1" * 16, " 1-1", "1-1\n", "A-1", "١-١"]
+)
+def test_what_is_no_cursor_is_none(text: str) -> None:
+    assert Position.parse(text) is None
