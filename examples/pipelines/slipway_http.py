@@ -241,7 +241,8 @@ class Slipway:
         except (OSError, http.client.HTTPException, ValueError) as fault:
             away = f"{self.url} does not answer as a coordinator does: {fault}"
             error = SlipwayError(away, reason="COORDINATOR_UNAVAILABLE", retryable=True)
-            if isinstance(getattr(fault, "reason", fault), ssl.SSLError | ValueError):
+            cause = fault.reason if isinstance(fault, urllib.error.URLError) else fault
+            if isinstance(cause, ssl.SSLError | ValueError):
                 raise error from fault  # another server, or a wrong certificate: waiting does not help
             raise _PassingError(error) from fault
 

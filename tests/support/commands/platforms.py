@@ -37,7 +37,8 @@ class Platform:
         command = [str(self.python), "-P", first] if first.endswith(".py") else [str(self.python.with_name(first))]
         path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES / self.name)])
         # Of the test's own variables none but those that every program has: Slipway is not on this path.
-        kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ}
+        kept = {key: os.environ[key] for key in ("PATH", "LANG", "TMPDIR") if key in os.environ}
+        kept["HOME"] = str(self.folder)  # platforms keep settings there
         marks = {key: value for key, value in os.environ.items() if key.startswith(("STARTED_BY", "PYTEST_CURRENT"))}
         return subprocess.Popen(
             [*command, *others],
