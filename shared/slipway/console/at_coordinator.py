@@ -8,6 +8,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import grpc
 
 from slipway.advice.offers import Offer
 from slipway.artifacts import Artifacts, ManifestFile
@@ -28,7 +31,7 @@ from slipway.console.exports import (
     shown_message,
 )
 from slipway.console.wish import Wish
-from slipway.errors import ConfigurationError, ModelExportError, ServiceError
+from slipway.errors import ConfigurationError, ServiceError
 from slipway.export_sources.naming import source_settings
 from slipway.planning.references import VALIDATION
 from slipway.progress.tracking import ExportProgress, Tracked
@@ -55,17 +58,33 @@ _NAMING = (
 """Settings that may name files, which the form has fields for."""
 
 
+class Events(Protocol):
+    """The events of an export as they come, until they are cancelled."""
+
+    def __iter__(self) -> Iterator[pb.ExportEvent]:
+        """Yield the events; raise ``grpc.RpcError`` at a failure."""
+        ...
+
+    def cancel(self) -> object:
+        """End them, from any thread."""
+        ...
+
+
 @dataclass
 class _Followed:
     """An export whose events are read while somebody looks at it.
 
     Attributes:
+        events: Its events.
         tracked: How far it is.
         looked: When somebody has looked, in seconds of a steady clock.
+        ended: Set at the end of the events.
     """
 
+    events: Events
     tracked: Tracked = field(default_factory=Tracked)
     looked: float = field(default_factory=time.monotonic)
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class Following:
@@ -75,35 +94,46 @@ class Following:
         self._followed: dict[str, _Followed] = {}
         self._lock = threading.Lock()
 
-    def progress(self, message: pb.Export, watch: Callable[[str], Iterator[pb.ExportEvent]]) -> ExportProgress:
+    def progress(self, message: pb.Export, watch: Callable[[str], Events]) -> ExportProgress:
         """Return how far an export is.
 
         Args:
             message: Its record now.
-            watch: Yields its events.
+            watch: Returns its events.
         """
         with self._lock:
             followed = self._followed.get(message.name)
             if followed is None and len(self._followed) < _MOST_FOLLOWED:
-                followed = self._followed[message.name] = _Followed()
-                arguments = (message.name, followed, watch)
-                threading.Thread(target=self._follow, args=arguments, name="slipway-follow", daemon=True).start()
-        tracked = followed.tracked if followed is not None else Tracked()
+                followed = self._followed[message.name] = _Followed(watch(message.name))
+                for work in (self._follow, _look_after):
+                    threading.Thread(
+                        target=work, args=(message.name, followed), name="slipway-follow", daemon=True
+                    ).start()
+        tracked = Tracked() if followed is None else followed.tracked
         if followed is not None:
             followed.looked = time.monotonic()
         tracked.event(pb.ExportEvent(export=message))
         return tracked.progress()
 
-    def _follow(self, name: str, followed: _Followed, watch: Callable[[str], Iterator[pb.ExportEvent]]) -> None:
+    def _follow(self, name: str, followed: _Followed) -> None:
         try:
-            with contextlib.suppress(ModelExportError), contextlib.closing(watch(name)) as events:  # type: ignore[type-var]  # generators
-                for event in events:
+            with contextlib.suppress(grpc.RpcError):
+                for event in followed.events:
                     followed.tracked.event(event)
-                    if time.monotonic() - followed.looked > _UNWATCHED_SECONDS:
-                        return
         finally:
+            followed.ended.set()
             with self._lock:
                 self._followed.pop(name, None)
+
+
+def _look_after(_: str, followed: _Followed) -> None:
+    """End the events when nobody has looked for a while."""
+    while not followed.ended.is_set():
+        left = followed.looked + _UNWATCHED_SECONDS - time.monotonic()
+        if left <= 0:
+            followed.events.cancel()
+            return
+        followed.ended.wait(left)
 
 
 class CoordinatorExports:
@@ -226,8 +256,10 @@ class CoordinatorExports:
             request_id="" if validate_only else uuid.uuid4().hex,
         )
 
-    def _watch(self, name: str) -> Iterator[pb.ExportEvent]:
-        return self._client.watch_export(name, patience_seconds=0)
+    def _watch(self, name: str) -> Events:
+        calls = self._calls
+        with calls.calling():
+            return calls.exports.WatchExport(pb.WatchExportRequest(name=name), metadata=calls.metadata())
 
 
 def _obstacle(part: coordinator_pb2.Format | coordinator_pb2.FormatLevel) -> str:

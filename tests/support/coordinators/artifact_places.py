@@ -22,6 +22,7 @@ from support.coordinators.harness import Harness
 
 PEOPLE = {
     "viewer": "role: viewer, projects: [red]",
+    "guest": "role: viewer, projects: [red]",
     "submitter": "role: submitter, projects: [red]",
     "neighbour": "role: submitter, projects: [blue]",
     "admin": 'role: operator, projects: ["*"]',

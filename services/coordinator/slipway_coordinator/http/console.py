@@ -154,7 +154,10 @@ class _Responses:
             yield response
         if self._context.status is not None:
             raise _Ended(self._context.status)
-        error = self._call.exception()
+        try:
+            error = self._call.exception()
+        except CancelledError:
+            raise _ended(code_pb2.CANCELLED, "the call was ended") from None
         if isinstance(error, ModelExportError):
             raise _Ended(status_of(error.failure())) from error
         if error is not None:
