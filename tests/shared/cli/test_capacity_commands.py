@@ -1,0 +1,88 @@
+"""``slipway formats`` and ``slipway workers``: what can be made here and at a coordinator, who works, and why tasks wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.formats.registry import formats
+from support.commands.cli import run_here
+from support.coordinators.harness import STAGE, Harness, tiny_export, tiny_task, wait_for
+from support.coordinators.joined_workers import joined
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    with Harness(tmp_path, with_worker=False, options={"workers_gone": False}) as harness:
+        monkeypatch.setenv("SLIPWAY_COORDINATOR", harness.address)
+        yield harness
+
+
+def printed(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capfd.readouterr()
+    assert run_here(*words, "--json") == 0
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return found
+
+
+def test_a_coordinator_without_workers_makes_nothing_and_says_why(
+    harness: Harness, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = printed(capfd, "formats")["formats"]
+    assert [each["name"] for each in found] == list(formats())
+    assert not any(each.get("available") for each in found)
+    assert run_here("formats") == 0
+    out = " ".join(capfd.readouterr().out.split())
+    assert "no worker runs the stage merge" in out
+    assert "slipway worker --stage merge" in out
+    assert run_here("workers") == 0
+    told = capfd.readouterr()
+    assert (told.out, told.err.split("\n")[:2]) == ("", ["no workers", "nothing waits"])
+    assert printed(capfd, "workers") == {"workers": [], "queue": [], "hidden_workers": 0}
+
+
+def test_workers_and_the_queue_are_shown(harness: Harness, capfd: pytest.CaptureFixture[str]) -> None:
+    with joined(harness, "first", stages=("merge", "gguf"), slots=2):
+        harness.submit(tiny_export("x", tiny_task("a"), base=harness.base()))
+        wait_for(lambda: printed(capfd, "workers")["queue"])
+        assert run_here("workers") == 0
+        lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+        assert lines[1].startswith("first active 0 of 2 gguf, merge 3.4 GB 3 ")
+        assert f"1 {STAGE} default" in lines[-1]
+        assert f"no worker runs the stage {STAGE}" in lines[-1]
+        assert run_here("formats") == 0
+        table = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+        (gguf,) = (line for line in table if line.startswith("gguf "))
+        assert gguf.startswith("gguf yes bf16, q8_0")
+        (pytorch,) = (line for line in table if line.startswith("pytorch "))
+        assert pytorch.startswith("pytorch in part ")
+        assert "fp16: no worker runs the stage quantize" in pytorch
+        document = printed(capfd, "workers")
+        assert document["workers"][0]["machine"]["processors"] == 3
+        assert document["queue"][0]["reason"] == "WAIT_REASON_NO_WORKER"
+
+
+def test_without_a_coordinator_formats_are_those_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    found = {each["name"]: each for each in printed(capfd, "formats")["formats"]}
+    doctor = {each["name"]: each for each in printed(capfd, "doctor")["formats"]}
+    assert list(found) == list(formats())
+    for name, each in found.items():
+        assert each.get("available", False) == doctor[name]["available"], name
+        for level in each.get("levels", []):
+            assert level.get("available", False) == doctor[f"{name}-<level>"]["available"], (name, level["name"])
+    assert run_here("workers") == 2
+    assert "--coordinator" in capfd.readouterr().err
+
+
+def test_a_coordinator_that_is_away_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for command in ("formats", "workers"):
+        assert run_here(command, "--coordinator", f"unix:{tmp_path / 'nobody'}", "--json") == 7
+        assert json.loads(capfd.readouterr().out)["reason"] == "COORDINATOR_UNAVAILABLE"
