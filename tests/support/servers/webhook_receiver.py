@@ -113,7 +113,8 @@ def webhook_receiver(
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            request = Received(self.path, dict(self.headers.items()), body)
+            headers = {name.title(): value for name, value in self.headers.items()}
+            request = Received(self.path, headers, body)
             receiver.requests.append(request)
             if receiver.respond is not None:
                 status = receiver.respond(request, self)

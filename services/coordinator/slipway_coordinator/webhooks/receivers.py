@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from slipway.errors import ConfigurationError
 from slipway.files.regular_file import check_regular, read_regular
-from slipway.files.yaml_files import YamlError, YamlLimitError, load_document
+from slipway.files.yaml_files import YamlError, load_document
 from slipway.security.access.grants import PROJECT
 from slipway.security.access.principals import ALL_PROJECTS
 from slipway.security.outgoing import check_address
@@ -137,10 +137,8 @@ def load_webhooks(path: Path) -> Webhooks:
         raise _invalid_error(path, [error.strerror or "it cannot be read"]) from None
     except ValidationError as error:
         raise _invalid_error(path, _problems_of(error)) from None
-    except YamlLimitError as error:
-        raise _invalid_error(path, [str(error)]) from None
     except YamlError as error:
-        raise _invalid_error(path, [f"{f'line {error.line}: ' if error.line else ''}not a YAML document"]) from None
+        raise _invalid_error(path, [str(error)]) from None
     receivers, problems = list[Receiver](), list[str]()
     for entry in file.receivers:
         try:

@@ -112,8 +112,9 @@ class Sender:
             room = line.room(time.monotonic())
             if room <= 0:
                 continue
-            due = await self._find_due(receiver.name, room + len(line.sending), least_tried=line.is_down)
-            for delivery in [one for one in due if one.id not in line.sending][:room]:
+            sending = set(line.sending)  # what arrives during the query may still be in its result
+            due = await self._find_due(receiver.name, room + len(sending), least_tried=line.is_down)
+            for delivery in [one for one in due if one.id not in sending][:room]:
                 task = asyncio.create_task(self._send(receiver, line, delivery))
                 line.sending[delivery.id] = task
 

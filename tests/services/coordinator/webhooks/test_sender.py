@@ -100,6 +100,7 @@ def test_the_life_of_an_export_arrives_in_its_order(tmp_path: Path, receiver: We
 def test_a_receiver_that_was_down_gets_everything_in_its_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="slipway.coordinator")
     down = WebhookReceiver(port=free_port())
     names = [f"e{number}" for number in range(20)]
     with coordinator(tmp_path, down.entry()) as place:
@@ -152,7 +153,7 @@ def test_a_dead_receiver_is_tried_seldom_and_holds_up_no_other(tmp_path: Path, r
             most = sender.MOST_AT_ONCE + (time.monotonic() - began) + 1  # the first ones, then one a second
             assert sender.DOWN_AFTER <= len(dead.requests) <= most
             dead.respond = None
-            wait_for(lambda: len(dead.taken) == 60)
+            wait_for(lambda: len({one.id for one in dead.taken}) == 60)
             wait_for(lambda: rows(place) == [])
     assert not [thread for thread in threading.enumerate() if thread.name == "slipway-webhook"]
 
