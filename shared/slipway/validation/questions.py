@@ -31,7 +31,8 @@ class ModelAnswer(Value):
         first_seconds: Time until the first token, most of which the prompt takes.
         tokens_per_second: Speed after the first token; None if there is no other.
         load_seconds: Time that loading the model took.
-        runtime: The runtime with its version.
+        runtime: The runtime.
+        device: The device: ``cpu``, or the GPU's name.
         computed: Data type in which the answer was computed.
     """
 
@@ -46,6 +47,7 @@ class ModelAnswer(Value):
     tokens_per_second: float | None = None
     load_seconds: float | None = None
     runtime: str = ""
+    device: str = ""
     computed: str = ""
 
 

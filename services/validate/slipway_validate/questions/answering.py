@@ -191,6 +191,7 @@ def _answered(
         first_seconds=answer.first_seconds,
         tokens_per_second=answer.steps / later if answer.steps and later > 0 else None,
         load_seconds=result.load_seconds,
-        runtime=" ".join(filter(None, (engine.runtime, engine.provider))) if engine else "",
+        runtime=engine.runtime if engine else "",
+        device=result.device,
         computed=engine.compute_dtype if engine else "",
     )
