@@ -14,7 +14,7 @@ def main() -> None:
     if event is not None and event.asset_materialization is not None:
         made = event.asset_materialization
         values = {name: value.value for name, value in made.metadata.items() if name != "outputs"}
-        rows = [record.data for record in made.metadata["outputs"].value] if "outputs" in made.metadata else []
+        rows = [record.data for record in made.metadata["outputs"].records] if "outputs" in made.metadata else []
         found = {"values": values, "rows": rows, "version": (made.tags or {}).get("dagster/data_version")}
     found["runs"] = [run.status.value for run in instance.get_runs()]
     print("read", json.dumps(found))
