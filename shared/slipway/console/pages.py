@@ -18,7 +18,7 @@ from slipway.advice.offers import Offer
 from slipway.console.downloads import tar_bytes, tar_of
 from slipway.console.exports import Exports, Shown
 from slipway.console.rendering import HEADERS, REPORT_HEADERS, ROOT, page, rendered
-from slipway.console.reports import differences, outputs_of, report_of, side_by_side
+from slipway.console.reports import differences, findings_of, report_of, side_by_side
 from slipway.console.wish import Wish
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.exporting.batches.subjects import find_subjects
@@ -140,7 +140,8 @@ def live(request: Request, exports: Exports) -> Response:
 
 
 def _live(exports: Exports, shown: Shown) -> dict[str, Any]:
-    return {"outputs": outputs_of(exports, shown)}
+    found = findings_of(exports, shown)
+    return {"outputs": found.outputs, "warnings": found.warnings}
 
 
 def _status(shown: Shown) -> str:
@@ -208,7 +209,7 @@ def compare(request: Request, exports: Exports) -> Response:
             remedy="choose two of the list, and compare them",
         )
     a, b = (exports.shown(*name.split("/", 1)) for name in names)
-    outputs = side_by_side(outputs_of(exports, a), outputs_of(exports, b))
+    outputs = side_by_side(findings_of(exports, a).outputs, findings_of(exports, b).outputs)
     return page(request, exports, "compare", a=a, b=b, outputs=outputs, differences=differences(a.message, b.message))
 
 

@@ -56,15 +56,27 @@ def report_of(exports: Exports, shown: Shown) -> Report | None:
         return stored_report(shown.message, store)
 
 
-def outputs_of(exports: Exports, shown: Shown) -> tuple[Output, ...]:
-    """Return the outputs of an export, in the plan's order; those of an export that runs are what it has made so far."""
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What an export has made, and what there is to say about it."""
+
+    outputs: tuple[Output, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def findings_of(exports: Exports, shown: Shown) -> Findings:
+    """Return the outputs of an export, in the plan's order, with its warnings; while it runs, what it has made so far.
+
+    Raises:
+        ModelExportError: Its artifacts cannot be read.
+    """
     if shown.message is None:
-        return ()
+        return Findings()
     report = report_of(exports, shown)
     if report is None:
         with exports.artifacts(shown.entry.project) as store:
-            return tuple(_made(shown.message, store))
-    return tuple(_outputs(report))
+            return Findings(tuple(_made(shown.message, store)))
+    return Findings(tuple(_outputs(report)), report.result.warnings)
 
 
 def _made(message: pb.Export, store: Artifacts) -> Iterator[Output]:
