@@ -23,6 +23,8 @@ from slipway.console.exports import Exports, shown_message
 from slipway.console.on_machine import MachineExports
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2 as pb
+from support.commands.axe import findings
+from support.commands.browser import find_browser, running_browser
 from support.coordinators.harness import DIGEST, wait_for
 from support.models.family_models import make_family_model
 from support.models.validation_models import Models
@@ -257,3 +259,35 @@ def test_an_export_without_a_model_that_writes_text_says_why(
         (folder / "config.json").write_text(text)
         assert obstacle(folder) == "a model of unknown family cannot be asked: it reads no text, or writes none"
     assert choices_of(exports, shown_message(ended_export(adapter=DIGEST))).obstacle == "the export has no base model"
+
+
+@pytest.mark.slow
+def test_a_reader_asks_and_sees_the_answers_come(pages: Pages, tmp_path: Path) -> None:
+    """In Chromium: beside each other on a desktop, below each other on a phone, nothing wider than the window, and axe finds nothing."""
+    executable = find_browser()
+    if executable is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium")
+    tops = (
+        "[...document.querySelectorAll('#answers section')].map(each => Math.round(each.getBoundingClientRect().top))"
+    )
+    with running_browser(executable, tmp_path) as browser:
+        browser.open(f"http://{pages.address}{pages.path}", width=1280)
+        browser.click('a[href$="/ask"]')
+        browser.wait_for("document.activeElement.id == 'prompt'")
+        browser.write("#prompt", PROMPT)
+        browser.write("#tokens", "6")
+        browser.click("main button.button")
+        browser.wait_for("/The models are being asked: base and fine-tuned/.test(document.body.innerText)")
+        assert not findings(browser)
+        browser.wait_for("document.querySelectorAll('#answers section').length == 3")
+        assert browser.evaluate("document.querySelector('#prompt').value") == PROMPT
+        for width, dark, rows in ((1280, False, 1), (1280, True, 1), (400, False, 3)):
+            browser.open(f"http://{pages.address}{pages.path}/ask", width=width, dark=dark)
+            assert browser.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+            assert len(set(browser.evaluate(tops))) == rows
+            assert not findings(browser)
+        browser.click("main button.button")
+        browser.wait_for("!!document.querySelector('#answers button')")
+        browser.click("#answers button")
+        browser.wait_for("/The question was cancelled/.test(document.body.innerText)")
+    assert runners() == []
