@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -115,6 +116,67 @@ def test_without_patience_a_disconnect_is_an_error(coordinator: Restarting) -> N
         with pytest.raises(ModelExportError) as caught:
             list(events)
     assert caught.value.reason == "COORDINATOR_UNAVAILABLE"
+
+
+def watch_all(address: str, seen: list[pb.ExportsEvent], *, blocking: bool) -> threading.Thread:
+    """Collect changes of all exports in another thread until one named last is deleted."""
+
+    def keep(event: pb.ExportsEvent) -> bool:
+        seen.append(event)
+        change = event.change
+        return change.export.name.endswith("/last") and change.kind == pb.EXPORT_CHANGE_KIND_DELETED
+
+    async def watch() -> None:
+        async with AsyncClient(address) as client, contextlib.aclosing(client.watch_exports()) as events:
+            async for event in events:
+                if keep(event):
+                    return
+
+    def watch_blocking() -> None:
+        with Client(address) as client, contextlib.closing(client.watch_exports()) as events:
+            any(map(keep, events))
+
+    thread = threading.Thread(target=watch_blocking if blocking else lambda: asyncio.run(watch()), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+def test_all_exports_are_watched_over_restarts(coordinator: Restarting) -> None:
+    """Each of both clients sees every creation, change of state and deletion once, though the coordinator is killed in between."""
+    seen: tuple[list[pb.ExportsEvent], ...] = ([], [])
+    threads = [watch_all(coordinator.address, each, blocking=bool(number)) for number, each in enumerate(seen)]
+    wait_for(lambda: all(seen))
+    with Client(coordinator.address) as client:
+        for number, how in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)):
+            for name in (f"a{number}", f"b{number}"):
+                client.create_export(CONFIGURATION, sources=SOURCES, export_id=name)
+            coordinator.end(how)
+            coordinator.start()
+            client.cancel_export(f"a{number}")
+        client.create_export(CONFIGURATION, sources=SOURCES, export_id="last")
+        client.cancel_export("last")
+        wait_for(lambda: client.get_export("last").state == pb.EXPORT_STATE_CANCELLED)
+        client.delete_export("last")
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    first, second = ([event for event in each if event.HasField("change")] for each in seen)
+    assert first == second
+    assert len({event.cursor for event in first}) == len(first)
+    changes: dict[str, list[str]] = {}
+    for event in first:
+        change = event.change
+        kind = pb.ExportChangeKind.Name(change.kind).removeprefix("EXPORT_CHANGE_KIND_").lower()
+        state = pb.ExportState.Name(change.export.state).removeprefix("EXPORT_STATE_").lower()
+        changes.setdefault(change.export.name.rpartition("/")[2], []).append(f"{kind} {state}")
+    begun = ["created queued", "state_changed running"]
+    ended = [*begun, "state_changed cancelled"]
+    assert changes == {
+        **{f"a{number}": ended for number in range(3)},
+        **{f"b{number}": begun for number in range(3)},
+        "last": [*ended, "deleted cancelled"],
+    }
 
 
 def event(sequence: int) -> pb.ExportEvent:
