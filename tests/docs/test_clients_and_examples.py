@@ -16,16 +16,18 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from slipway.security.access.rules import RULES
-from slipway_protos.v1 import artifact_pb2, export_pb2
+from slipway_protos.v1 import artifact_pb2, coordinator_pb2, export_pb2
 from support.coordinators.harness import Harness, tiny_export, tiny_task
 from support.models.tiny_models import make_base, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 CALLS = re.findall(r"-d '(\{.*\})' coordinator:7070 (\S+)/(\w+)", (ROOT / "docs" / "clients.md").read_text())
-assert all((artifact_pb2, export_pb2, health_pb2))  # their descriptors are looked up by name
+assert all((artifact_pb2, coordinator_pb2, export_pb2, health_pb2))  # their descriptors are looked up by name
 
 
-@pytest.mark.parametrize("name", ["slipway.v1.ExportService", "slipway.v1.ArtifactService"])
+@pytest.mark.parametrize(
+    "name", ["slipway.v1.ExportService", "slipway.v1.ArtifactService", "slipway.v1.CoordinatorService"]
+)
 def test_all_public_calls_are_documented(name: str) -> None:
     service = descriptor_pool.Default().FindServiceByName(name)
     assert {method for _, found, method in CALLS if found == name} == {m.name for m in service.methods}
