@@ -148,11 +148,10 @@ class Database:
         """
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
-            state = self.deliveries.read_state(record.name)
             known = self.changes.read_state(record.name) if before is None else before.state
             if connection.execute(_SAVE, {"name": record.name, **_revision_columns(record)}).rowcount:
                 self.changes.note_state(known, record)
-                self.deliveries.note_change(state, record)
+                self.deliveries.note_change(known, record)
                 _note_artifacts(connection, record.name, made, project=record.project)
                 if before is not None and before.labels != record.labels:
                     connection.execute(sa.delete(_labels).where(_labels.c.export == record.name))

@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from slipway_coordinator.model.records import ExportRecord, ExportState
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import deliveries as _deliveries
-from slipway_coordinator.storage.schema import exports as _exports
 
 log = logging.getLogger("slipway.coordinator")
 
@@ -28,6 +27,8 @@ _ADD = sa.text("""
         (:receiver, :id, :type, :export, :export_create_time, :revision, :create_time, 0, :create_time, :body)
     ON CONFLICT DO NOTHING
 """)
+
+_RECORD = sa.text("SELECT record FROM slipway_exports WHERE name = :name")
 
 # The oldest delivery of each export, as an export's events arrive in their order.
 _DUE = """
@@ -102,16 +103,8 @@ class Deliveries:
 
     # Within the transaction of a change
 
-    def read_state(self, export: str) -> ExportState | None:
-        """Return the stored state of an export, for :meth:`note_change`; None if nothing will be noted."""
-        if self._announcer is None:
-            return None
-        with self._transactions.begin() as connection:
-            state = connection.execute(sa.select(_exports.c.state).where(_exports.c.name == export)).scalar()
-        return None if state is None else ExportState(state)
-
     def note_change(self, before: ExportState | None, after: ExportRecord) -> None:
-        """Store the deliveries of a change that was just made."""
+        """Store the deliveries of a change that was just made: of a new export (``before`` is None), or of one that was in this state."""
         if self._announcer is not None:
             tell = self._announcer.tell_change
             self._add(lambda: tell(before, after), after.name)
@@ -121,7 +114,7 @@ class Deliveries:
         if self._announcer is None:
             return
         with self._transactions.begin() as connection:
-            text = connection.execute(sa.select(_exports.c.record).where(_exports.c.name == export)).scalar()
+            text = connection.execute(_RECORD, {"name": export}).scalar()
         if text is not None:
             tell = self._announcer.tell_deletion
             self._add(lambda: tell(ExportRecord.model_validate_json(text)), export)
@@ -146,9 +139,9 @@ class Deliveries:
             }
             for one in made
         ]
-        if rows:
-            with self._transactions.begin() as connection:
-                connection.execute(_ADD, rows)
+        with self._transactions.begin() as connection:
+            for row in rows:
+                connection.execute(_ADD, row)
 
     # For the sender
 
