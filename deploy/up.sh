@@ -21,5 +21,5 @@ done
 if (($# == 0)); then set -- up --detach; fi
 compose "$@"
 if [[ $1 == up ]]; then
-    echo "coordinator localhost:7070 · Grafana http://localhost:3000 (admin, password in deploy/.env) · Jaeger http://localhost:16686"
+    echo "coordinator localhost:7070 · console http://localhost:7080/ui/ · Grafana http://localhost:3000 (admin, password in deploy/.env) · Jaeger http://localhost:16686"
 fi

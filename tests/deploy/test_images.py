@@ -175,7 +175,7 @@ def test_the_documented_cleanup_is_a_command_of_a_service() -> None:
 
 def test_haproxy_matches_the_value_of_the_active_coordinator_alone() -> None:
     config = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
-    (pattern,) = re.findall(r'http-check expect rstring "(.*)"', config)
+    (pattern,) = re.findall(r"http-check expect rstring '(.*)'", config)
     for active in (True, False):
         read = partial(lambda value: [(metrics.ACTIVE, {}, value)], float(active))
         with metrics.serving("127.0.0.1:0") as port, metrics.reading(read):
