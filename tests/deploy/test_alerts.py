@@ -95,6 +95,18 @@ def test_a_store_that_falters_is_that_of_its_installation(tmp_path: Path) -> Non
     prometheus_expects(tmp_path, given, at="60m", firing={name: [fired(name, RED)]})
 
 
+def test_a_receiver_whose_events_wait_is_named(tmp_path: Path) -> None:
+    age, common = "slipway_webhook_oldest_seconds", {"job": "kubernetes-pods", "instance": "10.0.0.1:9464"}
+    given = [
+        series(age, {**RED, **common, "receiver": "portal"}, "0+60x90"),
+        series(age, {**RED, **common, "receiver": "chat"}, "0x90"),
+        series(age, {**BLUE, **common, "receiver": "portal"}, "30x90"),
+    ]
+    name = "SlipwayWebhooksWait"
+    prometheus_expects(tmp_path, given, at="50m", firing={name: []})
+    prometheus_expects(tmp_path, given, at="70m", firing={name: [fired(name, {**RED, "receiver": "portal"})]})
+
+
 def test_the_dashboard_shows_the_installation_that_is_chosen(tmp_path: Path) -> None:
     given = coordinators(RED, "1x30", "0x30") + coordinators(BLUE, "1x30", "1x30")
     (number,) = (i for i, query in enumerate(dashboard_queries()) if ACTIVE in query and query.startswith("sum("))
