@@ -83,7 +83,7 @@ def test_the_life_of_an_export_arrives_in_its_order(tmp_path: Path, receiver: We
         receiver.wait_for("created", "started", "failed", "retried", "started", "failed", export="/bad")
         place.client.delete_export("bad")
         receiver.wait_for("created", "started", "failed", "retried", "started", "failed", "deleted", export="/bad")
-        assert rows(place) == []
+        wait_for(lambda: rows(place) == [])
     assert len({one.id for one in receiver.requests}) == len(receiver.requests) == 10
     for one in receiver.requests:
         event = from_http_event(HTTPMessage(dict(one.headers), one.body))
@@ -215,7 +215,7 @@ def test_a_receiver_hears_of_its_projects_and_events_alone(tmp_path: Path, recei
             create(place, "x")
             cancel(place.client, "x")
             receiver.wait_for("cancelled")
-            assert rows(place) == []
+            wait_for(lambda: rows(place) == [])
         assert elsewhere.requests == []
 
 
