@@ -112,7 +112,8 @@ def compose(tmp_path: Path) -> Iterator[Compose]:
 def test_both_published_ports_lead_to_the_coordinator_that_is_active(compose: Compose) -> None:
     compose.proxy()
     first = compose.coordinator("coordinator-a")
-    wait_for(compose.serves, seconds=120)
+    wait_for(lambda: compose.serves() or first.poll() is not None, seconds=120)
+    assert first.poll() is None, compose.said("coordinator-a")
     compose.coordinator("coordinator-b")
     wait_for(lambda: "standing by" in compose.said("coordinator-b"), seconds=120)
     page = compose.get("/ui/")
