@@ -30,6 +30,8 @@ from slipway.rpc.values import status_of
 log = logging.getLogger("slipway.console")
 
 _MOST_BYTES = 64 << 10
+_MOST_BYTES_OF_A_PROMPT = 256 << 10
+"""A letter of most scripts takes nine bytes in a form."""
 _MOST_FIELDS = 200
 _STATIC = {"console.css": "text/css; charset=utf-8", "htmx.min.js": "text/javascript; charset=utf-8"}
 
@@ -57,9 +59,11 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
 
         return endpoint
 
-    def sent(handler: _Form, read: Callable[[Fields], Any] = Wish.of) -> Callable[[Request], Any]:
+    def sent(
+        handler: _Form, read: Callable[[Fields], Any] = Wish.of, *, most: int = _MOST_BYTES
+    ) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            form = read(await fields_of(request))
+            form = read(await fields_of(request, most=most))
             return await run_in_threadpool(handler, request, exports_for(request), form)
 
         return endpoint
@@ -88,7 +92,7 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
         Route(f"{export}/report", shown(pages.report)),
         Route(export + "/outputs/{output}.tar", shown(pages.download)),
         Route(f"{export}/ask", shown(asking.ask_page)),
-        Route(f"{export}/ask", sent(asking.ask, Question.of), methods=["POST"]),
+        Route(f"{export}/ask", sent(asking.ask, Question.of, most=_MOST_BYTES_OF_A_PROMPT), methods=["POST"]),
         Route(f"{export}/ask/answers", shown(asking.answers)),
         Route(f"{export}/ask/cancel", shown(asking.cancel), methods=["POST"]),
         Route(export + "/{action:str}", shown(pages.act), methods=["POST"]),
@@ -105,18 +109,22 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
     return Starlette(routes=[*routes, Route(ROOT, _to_list)], exception_handlers=handlers)
 
 
-async def fields_of(request: Request) -> Fields:
+async def fields_of(request: Request, *, most: int = _MOST_BYTES) -> Fields:
     """Return the fields of a form, as browsers send them by default.
 
+    Args:
+        request: The request.
+        most: Most bytes of the form.
+
     Raises:
-        ServiceError: ``LIMIT_EXCEEDED`` for more than 64 KiB or 200 fields.
+        ServiceError: ``LIMIT_EXCEEDED`` for more bytes or 200 fields.
         ConfigurationError: ``CONFIGURATION_INVALID`` for another kind of body.
     """
     data = b""
     async for chunk in request.stream():
         data += chunk
-        if len(data) > _MOST_BYTES:
-            raise ServiceError(f"the form has more than {_MOST_BYTES} bytes", reason="LIMIT_EXCEEDED")
+        if len(data) > most:
+            raise ServiceError(f"the form has more than {most} bytes", reason="LIMIT_EXCEEDED")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if data and kind != "application/x-www-form-urlencoded":

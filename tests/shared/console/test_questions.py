@@ -143,7 +143,8 @@ def test_answers_come_side_by_side(pages: Pages) -> None:
     [
         ([("prompt", " \n"), *ALL], 422, "there is no prompt"),
         ([("prompt", "a" * 20_001), *ALL], 422, "the prompt has 20001 characters"),
-        ([("prompt", "a" * 100_000), *ALL], 429, "the form has more than 65536 bytes"),
+        ([("prompt", "한" * 20_001), *ALL], 422, "the prompt has 20001 characters"),
+        ([("prompt", "a" * 300_000), *ALL], 429, "the form has more than 262144 bytes"),
         ([("prompt", "one\u202etwo"), *ALL], 422, "the hidden character U+202E"),
         ([("prompt", "one\x00two"), *ALL], 422, "the hidden character U+0000"),
         ([("prompt", "one"), ("tokens", "0"), *ALL], 422, "the number of tokens"),
@@ -156,7 +157,7 @@ def test_answers_come_side_by_side(pages: Pages) -> None:
         ([("prompt", "one"), ("tokens", "8"), ("models", "tensorrt_llm")], 422, "tensorrt_llm cannot be asked: "),
         ([("prompt", "one"), ("tokens", "8"), *(("models", str(n)) for n in range(65))], 422, "65 models are chosen"),
     ],
-    ids=[str(number) for number in range(14)],
+    ids=[str(number) for number in range(15)],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused_on_the_page(
     pages: Pages, fields: list[tuple[str, str]], status: int, said: str
