@@ -204,6 +204,21 @@ def test_a_model_that_dies_is_named_and_the_console_goes_on(pages: Pages) -> Non
     assert pages.get("").status == 200
 
 
+def test_a_question_whose_whole_process_dies_is_told(pages: Pages) -> None:
+    ask(pages, ("models", "base"))
+    wait_for(runners)
+    processes = runners()
+    stages = [each for each in psutil.Process().children() if "slipway.execution.child_main" in each.cmdline()]
+    assert len(stages) == 1
+    stages[0].send_signal(signal.SIGKILL)
+    page = ended(pages)
+    assert "STAGE_KILLED" in page.text
+    assert 'class="box bad"' in page.text
+    wait_for(lambda: not any(each.is_running() for each in processes))
+    assert pages.post("/ask/cancel").status == 303
+    assert "STAGE_KILLED" in pages.get("/ask").text, "a question that has failed is not cancelled"
+
+
 def test_what_is_gone_from_the_store_is_named(exports: MachineExports, pages: Pages, settings: Settings) -> None:
     message = exports.shown("default", exports.listed("").entries[0].id).message
     assert message is not None
