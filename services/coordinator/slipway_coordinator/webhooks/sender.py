@@ -75,7 +75,8 @@ class Sender:
         self._webhooks = webhooks
         self._lines: dict[str, _Line] = {}
         self._waiting: Mapping[str, Waiting] = {}
-        self._freed = asyncio.Event()
+        self._freed: set[str] = set()  # receivers of which a delivery has ended since the last look
+        self._woken = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._counted = self._tidied = 0.0
 
@@ -92,22 +93,28 @@ class Sender:
 
     async def _run(self) -> None:
         with reading(self._samples):
+            looked_at_all = -LOOK_SECONDS
             while True:
+                freed, self._freed = self._freed, set()
+                self._woken.clear()
+                is_time = time.monotonic() >= looked_at_all + LOOK_SECONDS
+                looked_at_all = time.monotonic() if is_time else looked_at_all
                 try:
-                    await self._look()
+                    await self._look(None if is_time else freed)
                     await self._keep_house()
                 except ServiceError as error:
                     log.warning(f"events cannot be sent now: {error}")
                 except Exception:  # if this loop ended, nothing would ever be sent again
                     log.exception("sending events failed")
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._freed.wait()
-                self._freed.clear()
+                    async with asyncio.timeout(looked_at_all + LOOK_SECONDS - time.monotonic()):
+                        await self._woken.wait()
 
-    async def _look(self) -> None:
-        """Begin the deliveries that are due, as far as there is room."""
+    async def _look(self, names: set[str] | None) -> None:
+        """Begin the deliveries to these receivers (None: to all) that are due, as far as there is room."""
         for receiver in self._webhooks().receivers:
+            if names is not None and receiver.name not in names:
+                continue
             line = self._lines.setdefault(receiver.name, _Line())
             room = line.room(time.monotonic())
             if room <= 0:
@@ -140,7 +147,8 @@ class Sender:
             log.exception(f"how {delivery.id} reached {receiver.name} cannot be stored, so it is sent again")
         finally:
             del line.sending[delivery.id]
-            self._freed.set()
+            self._freed.add(receiver.name)
+            self._woken.set()
 
     def _hold(self, line: _Line) -> None:
         """Send nothing for a while: what cannot be stored stays due, and would be sent again at once."""
