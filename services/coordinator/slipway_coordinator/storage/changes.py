@@ -18,6 +18,8 @@ from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import changes as _changes
 
 CHANGES_KEPT = 20_000
+AT_ONCE = 1 << 20
+"""Characters that are read at a time: labels may be long."""
 _FORGET_EVERY = 500
 
 _ADD = sa.text("""
@@ -56,11 +58,12 @@ BEGINNING = Position(0, 0)
 
 
 class NumberedChange(NamedTuple):
-    """A stored change; its time is in seconds since the epoch."""
+    """A stored change; its time is in seconds since the epoch, its size that of the row in characters."""
 
     sequence: int
     time: float
     change: ExportChange
+    size: int
 
     @property
     def position(self) -> Position:
@@ -108,13 +111,23 @@ class Changes:
             self._add(ExportChange.of(ChangeKind.DELETED, record, previous=record.state))
 
     def after(self, sequence: int, *, limit: int, projects: Collection[str] | None = None) -> list[NumberedChange]:
-        """Return the first changes behind a number, of some projects (None: of all), in their order."""
+        """Return the first changes behind a number, of some projects (None: of all), in their order.
+
+        At most ``limit``, and no more once they have :data:`AT_ONCE` characters; none if none is there.
+        """
         query = sa.select(_changes.c.sequence, _changes.c.time, _changes.c.change).where(_changes.c.sequence > sequence)
         if projects is not None:
             query = query.where(_changes.c.project.in_(sorted(projects)))
         with self._transactions.begin() as connection:
-            rows = connection.execute(query.order_by(_changes.c.sequence).limit(limit)).all()
-        return [NumberedChange(number, at, ExportChange.model_validate_json(text)) for number, at, text in rows]
+            rows, room = [], AT_ONCE
+            for row in connection.execute(query.order_by(_changes.c.sequence).limit(limit)):
+                rows.append(row)
+                room -= len(row[2])
+                if room < 0:
+                    break
+        return [
+            NumberedChange(number, at, ExportChange.model_validate_json(text), len(text)) for number, at, text in rows
+        ]
 
     def newest(self) -> Position:
         """Return the place behind the newest change."""

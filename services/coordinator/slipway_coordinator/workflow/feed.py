@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("slipway.coordinator.feed")
 
-IN_MEMORY = 1000
+IN_MEMORY, IN_MEMORY_SIZE = 1000, 16 << 20
+"""How many changes are kept in memory, and their characters together."""
 _READ_AT_ONCE = 200
 _MOST_TASKS = 1000
 """Tasks whose progress waits for a watcher."""
@@ -97,7 +98,8 @@ class Feed:
     def __init__(self, changes: Changes, call: Call) -> None:
         self._changes = changes
         self._call = call
-        self._tail: deque[NumberedChange] = deque(maxlen=IN_MEMORY)
+        self._tail: deque[NumberedChange] = deque()
+        self._tail_size = 0
         self._position = BEGINNING
         self._turn = asyncio.Lock()
         self._stored = asyncio.Event()
@@ -188,6 +190,7 @@ class Feed:
         async with self._turn:
             if not self._watchers:  # nothing was read since the last one left
                 self._tail.clear()
+                self._tail_size = 0
                 self._position = await self._call(self._changes.newest)
             self._watchers.add(watcher)
 
@@ -198,13 +201,20 @@ class Feed:
                 rows = await self._call(lambda after=after: self._changes.after(after, limit=_READ_AT_ONCE))  # type: ignore[misc]
                 if not rows:
                     return
-                self._tail.extend(rows)
+                self._keep(rows)
                 self._position = rows[-1].position
                 for watcher in self._watchers:
                     watcher.news.set()
 
+    def _keep(self, rows: Iterable[NumberedChange]) -> None:
+        for row in rows:
+            self._tail.append(row)
+            self._tail_size += row.size
+        while len(self._tail) > IN_MEMORY or self._tail_size > IN_MEMORY_SIZE:
+            self._tail_size -= self._tail.popleft().size
+
     async def _since(self, at: Position, watcher: _Watcher) -> tuple[list[NumberedChange], Position]:
-        """Return changes behind a place that a watcher sees, and the place up to which these are all."""
+        """Return changes behind a place that a watcher sees, and the place up to which these are all. Without changes, it is the newest."""
         reached = self._position
         if self._tail and self._tail[0].sequence <= at.sequence + 1:
             batch = []
@@ -217,9 +227,7 @@ class Feed:
         oldest, batch = await self._call(lambda: self._read(at.sequence, watcher.projects))
         if oldest > at.sequence + 1:
             raise _expired_error()
-        if len(batch) == _READ_AT_ONCE:
-            return batch, batch[-1].position
-        return batch, max([reached, *(change.position for change in batch[-1:])])
+        return batch, batch[-1].position if batch else reached
 
     def _read(self, after: int, projects: Collection[str] | None) -> tuple[int, list[NumberedChange]]:
         batch = self._changes.after(after, limit=_READ_AT_ONCE, projects=projects)

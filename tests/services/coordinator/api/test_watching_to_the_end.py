@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
 
@@ -163,6 +164,33 @@ def test_streams_of_a_caller_are_limited(tmp_path: Path) -> None:
         for events in streams:
             events.close()
         wait_for(lambda: not place.server.coordinator.feed._watchers)
+
+
+def test_a_reader_that_does_not_read_ends_and_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "IN_MEMORY", 10)
+    place = Place(tmp_path)
+    assert place.security is not None
+    place.security = _with(place.security, write_seconds=1.0)
+    with place, place.client_of("viewer") as viewer, closing(viewer.watch_exports(project="red")) as quick:
+        calls, request = viewer._calls, pb.WatchExportsRequest(parent="projects/red")
+        slow = iter(calls.exports.WatchExports(request, metadata=calls.metadata()))
+        last = next(slow).cursor
+        assert told(next(quick))[0] == "bookmark"
+        labels = {f"wide-{number}": "w" * 2000 for number in range(60)}  # 20 MB, more than lies between server and client
+        for number in range(80):
+            submit_to(place, "red", f"x{number}", labels=labels)
+        changes = (event for event in quick if event.HasField("change"))  # it did not read meanwhile either, and resumed
+        assert len({event.cursor for event in take(changes, 160)}) == 160
+        wait_for(lambda: len(place.server.coordinator.feed._watchers) == 1)
+        seen = []
+        with pytest.raises(grpc.RpcError) as caught:
+            seen.extend(slow)
+        assert calls.failure(caught.value).reason == "TRANSFER_SLOW"
+        last = seen[-1].cursor if seen else last
+        assert len(seen) < 160
+        with closing(viewer.watch_exports(project="red", cursor=last)) as rest:
+            seen += take(rest, 1 + 160 - len(seen))[1:]
+        assert len({event.cursor for event in seen}) == 160
 
 
 async def test_the_client_for_asyncio_watches_too(tmp_path: Path) -> None:

@@ -113,6 +113,16 @@ def test_changes_of_some_projects_keep_their_numbers(database: Database) -> None
     assert database.changes.after(0, limit=9, projects=[]) == []
 
 
+def test_little_is_read_at_a_time_if_labels_are_long(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "AT_ONCE", 10_000)
+    for number in range(5):
+        labels = {f"l{n}": "w" * 1000 for n in range(6)}
+        database.insert(record(f"x{number}").with_(labels=labels))
+    found = database.changes.after(0, limit=9)
+    assert [row.sequence for row in found] == [1, 2], "the second one does not fit, but something is always read"
+    assert all(row.size > 6000 for row in found)
+
+
 def test_a_place_is_valid_as_long_as_its_row_is_there(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = database.changes
     assert changes.newest() == BEGINNING

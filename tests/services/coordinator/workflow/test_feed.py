@@ -82,11 +82,13 @@ async def test_a_watcher_begins_with_now_and_sees_each_change_once(tmp_path: Pat
             assert [event.position.sequence for event in seen] == [2, 3, 4]
 
 
-@pytest.mark.parametrize("in_memory", [2, 1000])
+@pytest.mark.parametrize(("in_memory", "size"), [(2, 1 << 20), (1000, 1 << 20), (1000, 2000), (1000, 0)])
 async def test_whoever_continues_after_any_place_sees_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int, size: int
 ) -> None:
     monkeypatch.setattr(feed_module, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(feed_module, "IN_MEMORY_SIZE", size)
+    monkeypatch.setattr(changes_module, "AT_ONCE", 1500)
     monkeypatch.setattr(feed_module, "_READ_AT_ONCE", 3)
     async with running(tmp_path) as setup, aclosing(setup.feed.watch(None, projects=None)) as first:
         await take(first, 1)
@@ -103,6 +105,7 @@ async def test_whoever_continues_after_any_place_sees_the_rest(
         async with aclosing(setup.feed.watch(places[1], projects={"red"})) as events:
             red = await take(events, 14)
             assert names(red[1:]) == [f"x{number}" for number in range(20) if number % 3]
+        assert sum(change.size for change in setup.feed._tail) == setup.feed._tail_size <= size
 
 
 async def test_a_slow_watcher_delays_no_other_and_loses_nothing(
