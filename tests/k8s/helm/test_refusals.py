@@ -15,6 +15,7 @@ from support.manifests.overlay import Object
 pytestmark = needs_helm
 
 GPU = {"resource": "nvidia.com/gpu", "count": 1, "architecture": "sm89"}
+ROUTE = {"enabled": True, "parentRefs": [{"name": "public"}]}
 PEERS = [{"ipBlock": {"cidr": "203.0.113.0/24"}}]
 
 REFUSED: dict[str, tuple[Object, str]] = {
@@ -95,6 +96,50 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"gateway": {"enabled": True, "parentRefs": [{"name": "public"}]}, "clients": {"from": PEERS}},
         "the coordinator speaks TLS alone: name a ConfigMap with its authority as ca.crt in gateway.backendTls",
     ),
+    "an-ingress-for-http-without-a-name": (
+        {"http": {"enabled": True, "ingress": {"enabled": True}}, "clients": {"from": PEERS}},
+        "http.ingress.enabled needs a name: set http.ingress.host",
+    ),
+    "a-route-for-http-that-nobody-enters": (
+        {"http": {"enabled": True, "gateway": {"enabled": True, "parentRefs": [{"name": "public"}]}}},
+        "http.gateway is set, and the network policies let nobody in from outside: name the controller's pods",
+    ),
+    "a-route-for-http-without-an-authority": (
+        {"http": {"enabled": True, "gateway": {"enabled": True, "parentRefs": [{"name": "public"}]}}},
+        "the coordinator speaks TLS alone: name a ConfigMap with its authority as ca.crt in gateway.backendTls",
+    ),
+    "an-ingress-to-no-port": (
+        {"http": {"ingress": {"enabled": True, "host": "console.example.org"}}, "clients": {"from": PEERS}},
+        "http.ingress or http.gateway is set, and no coordinator has a port for HTTP: set http.enabled to true",
+    ),
+    "a-port-of-another-kind": (
+        {"http": {"enabled": True, "port": 7072}},
+        "http.port: coordinators have another port 7072: set it to one that is free, such as 7080",
+    ),
+    "one-host-for-both": (
+        {
+            "clients": {"from": PEERS},
+            "ingress": {"enabled": True, "host": "slipway.example.org"},
+            "http": {"enabled": True, "ingress": {"enabled": True, "host": "slipway.example.org"}},
+        },
+        "ingress.host and http.ingress.host are both slipway.example.org, and each takes all of its paths: give them",
+    ),
+    "one-hostname-for-both": (
+        {
+            "clients": {"from": PEERS},
+            "gateway": {**ROUTE, "hostnames": ["a.example.org", "b.example.org"], "backendTls": {"enabled": False}},
+            "http": {"enabled": True, "gateway": {**ROUTE, "hostnames": ["b.example.org"]}},
+        },
+        "gateway and http.gateway have a name in common at the same listener, where one route would be refused",
+    ),
+    "every-hostname-for-one": (
+        {
+            "clients": {"from": PEERS},
+            "gateway": {**ROUTE, "backendTls": {"enabled": False}},
+            "http": {"enabled": True, "gateway": {**ROUTE, "hostnames": ["b.example.org"]}},
+        },
+        "gateway and http.gateway have a name in common at the same listener, where one route would be refused",
+    ),
     "a-setting-of-the-chart": (
         {"settings": {"SLIPWAY_STORE": "s3://other"}},
         "settings.SLIPWAY_STORE is the chart's own: set store.bucket",
@@ -142,6 +187,8 @@ WRONG: dict[str, tuple[Object, str]] = {
     "a-folder-above": ({"store": {"prefix": "a/../b"}}, "at '/store/prefix'"),
     "a-registry-with-a-comment": ({"image": {"registry": "registry.example.org/a #b"}}, "at '/image/registry'"),
     "an-address-with-a-space": ({"store": {"endpoint": "http://minio.a: b.svc"}}, "at '/store/endpoint'"),
+    "a-port-that-is-root's": ({"http": {"port": 443}}, "at '/http/port'"),
+    "a-host-of-two-words-for-http": ({"http": {"ingress": {"host": "a.example.org b"}}}, "at '/http/ingress/host'"),
     "a-host-of-two-words": ({"ingress": {"host": "a.example.org b"}}, "at '/ingress/host'"),
     "a-namespace-that-is-none": ({"keda": {"namespace": "a: b"}}, "at '/keda/namespace'"),
     "several-hubs-in-one-text": ({"import": {"from": ["hf://a hf://b"]}}, "at '/import/from/0'"),

@@ -139,6 +139,7 @@ UPGRADES: dict[str, tuple[Object, set[str]]] = {
     "a-bound": ({"worker": {"scale": {"max": 8}}}, set()),
     "a-size-of-one": ({"workers": {"merge": {"volume": {"size": "128Gi"}}}}, {"slipway-merge"}),
     "more-names": ({"tls": {"extraNames": ["slipway.example.org"]}}, set()),
+    "a-port-for-http": ({"http": {"enabled": True}}, {"coordinator"}),
     "an-age": ({"cleanup": {"olderThanDays": 60}}, {"slipway-cleanup"}),
     "fewer-coordinators": ({"coordinator": {"replicas": 1}}, set()),
 }

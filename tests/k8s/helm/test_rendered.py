@@ -53,6 +53,11 @@ EVERYTHING: Object = changed(
             "hostnames": ["slipway.example.org"],
             "backendTls": {"authority": {"name": "authority"}},
         },
+        "http": {
+            "enabled": True,
+            "ingress": {"enabled": True, "className": "nginx", "host": "console.example.org", "tlsSecret": "public"},
+            "gateway": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["console.example.org"]},
+        },
     },
 )
 """Values with which each template writes all that it can."""
@@ -71,7 +76,15 @@ def test_every_object_is_what_kubernetes_takes() -> None:
 @needs_schemas
 def test_custom_resources_are_as_their_schemas_have_them(tmp_path: Path) -> None:
     things = [thing for thing in render_chart(EVERYTHING) if has_schema(thing)]
-    kinds = {"BackendTLSPolicy", "Certificate", "GRPCRoute", "Issuer", "ScaledObject", "TriggerAuthentication"}
+    kinds = {
+        "BackendTLSPolicy",
+        "Certificate",
+        "GRPCRoute",
+        "HTTPRoute",
+        "Issuer",
+        "ScaledObject",
+        "TriggerAuthentication",
+    }
     assert {thing["kind"] for thing in things} == kinds
     assert schema_problems(things, tmp_path) == []
 
@@ -95,6 +108,7 @@ NAMES: Object = {
     "worker": {"volume": {"storageClass": "n16"}},
     "ingress": {"className": "n17", "host": "n18", "tlsSecret": "n19"},
     "gateway": {"backendTls": {"authority": {"name": "n20"}}},
+    "http": {"ingress": {"className": "n22", "host": "n23.example.org", "tlsSecret": "n24"}},
 }
 """Values that are names, each another one."""
 
@@ -153,6 +167,18 @@ def test_helm_installs_it_in_a_dry_run() -> None:
     assert "Give this place to no other release" in release["notes"]
 
 
+def test_the_notes_say_where_the_console_is() -> None:
+    """Its port is a value; names outside are those of the Ingress and of the route."""
+    call = {"do": "install", "chart": str(CHART), "name": "slipway", "namespace": "ml"}
+    values = changed(EVERYTHING, {"http": {"port": 7443, "gateway": {"hostnames": ["a.example.org"]}}})
+    without, release = call_helm([{**call, "values": PRODUCTION}, {**call, "values": values}])
+    assert "/ui/" not in without["notes"]
+    assert "JSON over HTTP is at https://slipway-clients.ml.svc:7443." in release["notes"]
+    lines = [line.strip() for line in release["notes"].splitlines()]
+    named = {"https://console.example.org/ui/", "https://a.example.org/ui/"}
+    assert named | {"kubectl -n ml port-forward service/slipway-clients 7443"} <= set(lines)
+
+
 def test_the_chart_has_the_version_of_the_distribution() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
@@ -195,9 +221,9 @@ def documented() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_documented_values_are_taken(number: int) -> None:
-    assert len(documented()) == 4
+    assert len(documented()) == 5
     values = yaml.safe_load(documented()[number])
     names = {thing["metadata"]["name"] for thing in render_chart(values)}
     assert "slipway-coordinator" in names

@@ -55,6 +55,10 @@ WAYS: dict[str, tuple[Object, Object]] = {
         {"resources": ["overlays/production"], "components": ["spot"]},
         changed(PRODUCTION, {"worker": {"spot": True}}),
     ),
+    "http": (
+        {"resources": ["overlays/production"], "components": ["http"]},
+        changed(PRODUCTION, {"http": {"enabled": True}}),
+    ),
     "import": (
         {
             "resources": ["overlays/production"],
@@ -142,8 +146,11 @@ def without_differences(objects: dict[tuple[str, str], Any]) -> dict[tuple[str, 
     """Leave out what differs on purpose.
 
     The migration has no priority in the chart, where it runs before the classes are made. Without KEDA, kustomize runs one worker of
-    each stage, the chart those that most exports need; and the chart has no certificate and no principal for KEDA.
+    each stage, the chart those that most exports need; and the chart has no certificate and no principal for KEDA. The chart always has an
+    access file, with which names over HTTP do not count; the component is for coordinators without one, too.
     """
+    container = objects["Deployment", "slipway-coordinator"]["spec"]["template"]["spec"]["containers"][0]
+    container["args"] = [word for word in container["args"] if not word.startswith("--http-name=")]
     objects["Job", "slipway-migrate"]["spec"]["template"]["spec"].pop("priorityClassName", None)
     for (kind, name), thing in objects.items():
         if kind == "Deployment" and name != "slipway-coordinator":

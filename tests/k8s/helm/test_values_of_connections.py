@@ -40,6 +40,11 @@ def outside(cluster: Cluster, policy: str) -> bool:
     return "ipBlock" in peers[0]
 
 
+def ports_to(cluster: Cluster, policy: str) -> set[int]:
+    """Return the ports to which a policy lets others in."""
+    return {port["port"] for rule in spec(cluster, "NetworkPolicy", policy)["ingress"] for port in rule["ports"]}
+
+
 CASES: list[Case] = [
     (
         "store",
@@ -252,6 +257,55 @@ CASES: list[Case] = [
             spec(c, "GRPCRoute", "slipway-clients")["rules"] == [{"backendRefs": [{"name": "slipway-clients", "port": 7072}]}]
             and spec(c, "GRPCRoute", "slipway-clients")["hostnames"] == ["a.example.org"]
             and spec(c, "BackendTLSPolicy", "slipway-clients")["validation"]["hostname"]
+            in spec(c, "Certificate", COORDINATOR)["dnsNames"]
+        ),
+    ),
+    (
+        "http",
+        {"http": {"enabled": True, "port": 8443}, "clients": {"from": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}},
+        lambda c: (
+            workload(c, COORDINATOR).arguments().http == "0.0.0.0:8443"
+            and workload(c, COORDINATOR).ports["http"] == 8443
+            and [spec(c, "Service", name)["ports"][1] for name in (COORDINATOR, "slipway-clients")]
+            == [{"name": "http", "port": 8443, "targetPort": "http"}] * 2
+            and "203.0.113.0/24" in str(spec(c, "NetworkPolicy", "slipway-http")["ingress"][0])
+            and ports_to(c, "slipway-http") == {8443}
+            and ports_to(c, "slipway-standby") == {7070, 8443}
+            and workload(c, COORDINATOR).container["readinessProbe"]
+            == workload(Cluster(render_chart(PRODUCTION)), COORDINATOR).container["readinessProbe"]
+        ),
+    ),
+    (
+        "http.ingress",
+        {
+            "clients": {"from": [{"namespaceSelector": {}}]},
+            "http": {
+                "enabled": True,
+                "ingress": {"enabled": True, "className": "nginx", "host": "a.example.org", "tlsSecret": "public", "annotations": {"example.org/protocol": "HTTPS"}},
+            },
+        },
+        lambda c: (
+            c.names("Ingress") == {"slipway-http"}
+            and spec(c, "Ingress", "slipway-http")["rules"][0]["http"]["paths"][0]["backend"]["service"]
+            == {"name": "slipway-clients", "port": {"name": "http"}}
+            and spec(c, "Ingress", "slipway-http")["tls"] == [{"hosts": ["a.example.org"], "secretName": "public"}]
+            and spec(c, "Ingress", "slipway-http")["ingressClassName"] == "nginx"
+            and c.named("Ingress", "slipway-http")["metadata"]["annotations"] == {"example.org/protocol": "HTTPS"}
+        ),
+    ),
+    (
+        "http.gateway",
+        {
+            "clients": {"from": [{"namespaceSelector": {}}]},
+            "http": {"enabled": True, "gateway": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["a.example.org"]}},
+            "gateway": {"backendTls": {"authority": {"name": "authority"}}},
+        },
+        lambda c: (
+            not c.of("GRPCRoute")
+            and spec(c, "HTTPRoute", "slipway-http")["rules"] == [{"backendRefs": [{"name": "slipway-clients", "port": 7080}]}]
+            and spec(c, "HTTPRoute", "slipway-http")["hostnames"] == ["a.example.org"]
+            and spec(c, "BackendTLSPolicy", "slipway-http")["targetRefs"][0]["sectionName"] == "http"
+            and spec(c, "BackendTLSPolicy", "slipway-http")["validation"]["hostname"]
             in spec(c, "Certificate", COORDINATOR)["dnsNames"]
         ),
     ),

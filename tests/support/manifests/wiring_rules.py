@@ -94,9 +94,10 @@ def _needed(cluster: Cluster, one: Workload) -> set[str]:
 
 
 def _needed_by_callers(cluster: Cluster, one: Workload) -> set[str]:
-    """Return the peers that must reach a coordinator, also through a standby: at its main port, or at that for tokens."""
+    """Return the peers that must reach a coordinator, also through a standby: at its main port, and those for tokens and HTTP."""
     arguments = one.arguments()
-    main, *more = (port_of(address) for address in (arguments.listen, arguments.token_listen) if address)
+    addresses = (arguments.listen, arguments.token_listen, arguments.http)
+    main, *more = (port_of(address) for address in addresses if address)
     needed = {f"from worker {main}", *(f"from client {port}" for port in (main, *more))}
     if one.object["spec"]["replicas"] > 1:
         needed |= {f"{way} coordinator {port}" for way in ("from", "to") for port in (main, *more)}
@@ -213,9 +214,12 @@ def ports(cluster: Cluster) -> Iterator[str]:
             yield f"no certificate is for {host_of(address)}"
 
 
+_LISTENING = ("listen", "metrics", "health_listen", "token_listen", "http")
+
+
 def _listened(arguments: argparse.Namespace) -> list[str]:
     """Return the addresses at which a program listens."""
-    named = [getattr(arguments, name, "") for name in ("listen", "metrics", "health_listen", "token_listen")]
+    named = [getattr(arguments, name, "") for name in _LISTENING]
     return [address for address in named if address]
 
 

@@ -89,12 +89,35 @@
 {{- $ways := list -}}
 {{- if .Values.ingress.enabled }}{{ $ways = append $ways "ingress" }}{{ end -}}
 {{- if .Values.gateway.enabled }}{{ $ways = append $ways "gateway" }}{{ end -}}
+{{- if .Values.http.ingress.enabled }}{{ $ways = append $ways "http.ingress" }}{{ end -}}
+{{- if .Values.http.gateway.enabled }}{{ $ways = append $ways "http.gateway" }}{{ end -}}
 {{- if ne .Values.clients.service.type "ClusterIP" }}{{ $ways = append $ways "clients.service" }}{{ end -}}
 {{- if and $ways .Values.networkPolicies.enabled (not .Values.clients.from) }}{{ $problems = append $problems (printf "%s is set, and the network policies let nobody in from outside: name the controller's pods, or the clients' addresses, in clients.from" (join " and " $ways)) }}{{ end -}}
-{{- if and .Values.ingress.enabled (not .Values.ingress.host) }}{{ $problems = append $problems "ingress.enabled needs a name: set ingress.host" }}{{ end -}}
+{{- range $key, $way := dict "ingress" .Values.ingress "http.ingress" .Values.http.ingress -}}
+{{- if and $way.enabled (not $way.host) }}{{ $problems = append $problems (printf "%s.enabled needs a name: set %s.host" $key $key) }}{{ end -}}
+{{- end -}}
+{{- range $key, $way := dict "gateway" .Values.gateway "http.gateway" .Values.http.gateway -}}
+{{- if and $way.enabled (not $way.parentRefs) }}{{ $problems = append $problems (printf "%s.enabled needs a Gateway: name it in %s.parentRefs" $key $key) }}{{ end -}}
+{{- end -}}
+{{- with .Values.gateway.backendTls -}}
+{{- if and (or $.Values.gateway.enabled $.Values.http.gateway.enabled) .enabled (not .authority.name) }}{{ $problems = append $problems "the coordinator speaks TLS alone: name a ConfigMap with its authority as ca.crt in gateway.backendTls.authority.name, or set gateway.backendTls.enabled to false if the gateway is told in another way" }}{{ end -}}
+{{- end -}}
+{{- toYaml (concat $problems (include "slipway.check.http" . | fromYamlArray)) -}}
+{{- end -}}
+
+{{- define "slipway.check.http" -}}
+{{- $problems := list -}}
+{{- $http := .Values.http -}}
+{{- if and (or $http.ingress.enabled $http.gateway.enabled) (not $http.enabled) }}{{ $problems = append $problems "http.ingress or http.gateway is set, and no coordinator has a port for HTTP: set http.enabled to true" }}{{ end -}}
+{{- if and $http.enabled (has (int $http.port) (list 7070 7071 7072 9464)) }}{{ $problems = append $problems (printf "http.port: coordinators have another port %d: set it to one that is free, such as 7080" (int $http.port)) }}{{ end -}}
+{{- with .Values.ingress -}}
+{{- if and .enabled $http.ingress.enabled .host (eq .host $http.ingress.host) }}{{ $problems = append $problems (printf "ingress.host and http.ingress.host are both %s, and each takes all of its paths: give them different names" .host) }}{{ end -}}
+{{- end -}}
 {{- with .Values.gateway -}}
-{{- if and .enabled (not .parentRefs) }}{{ $problems = append $problems "gateway.enabled needs a Gateway: name it in gateway.parentRefs" }}{{ end -}}
-{{- if and .enabled .backendTls.enabled (not .backendTls.authority.name) }}{{ $problems = append $problems "the coordinator speaks TLS alone: name a ConfigMap with its authority as ca.crt in gateway.backendTls.authority.name, or set gateway.backendTls.enabled to false if the gateway is told in another way" }}{{ end -}}
+{{- $shared := false -}}
+{{- range $hostname := .hostnames }}{{ if has $hostname $http.gateway.hostnames }}{{ $shared = true }}{{ end }}{{ end -}}
+{{- if not (and .hostnames $http.gateway.hostnames) }}{{ $shared = true }}{{ end -}}
+{{- if and .enabled $http.gateway.enabled $shared (eq (toJson .parentRefs) (toJson $http.gateway.parentRefs)) }}{{ $problems = append $problems "gateway and http.gateway have a name in common at the same listener, where one route would be refused: give them different hostnames, or a sectionName of the Gateway each" }}{{ end -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}
