@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -53,10 +55,11 @@ def cancel(client: Client, name: str) -> None:
     wait_for(lambda: state(client.get_export(name)) == "cancelled")
 
 
-def stored(place: Path) -> dict[str, str]:
-    """Ids of the deliveries in a SQLite state, by type."""
+def stored(place: Path, *, attempts: int = 0) -> dict[str, str]:
+    """Ids of the deliveries in a SQLite state that were tried at most so often, by type."""
     with closing(sqlite3.connect(f"file:{place}?mode=ro", uri=True)) as connection:
-        return dict(connection.execute("SELECT type, id FROM slipway_deliveries WHERE attempts = 0"))
+        query = "SELECT type, id FROM slipway_deliveries WHERE attempts <= ?"
+        return dict(connection.execute(query, (attempts,)))
 
 
 def kill(running: subprocess.Popen[bytes]) -> None:
@@ -101,6 +104,44 @@ def test_a_killed_coordinator_loses_no_event(tmp_path: Path) -> None:
     assert SECRET not in logs
     assert SECRET.removeprefix("whsec_") not in logs
     assert stored(place) == {}
+
+
+@pytest.mark.slow
+def test_kills_at_any_moment_lose_no_event_and_change_no_order(tmp_path: Path) -> None:
+    """While a receiver takes only some of what it is sent."""
+    generator, place, address = random.Random(1), str(tmp_path / "state.db"), f"127.0.0.1:{free_port()}"
+    moody = WebhookReceiver()
+    moody.respond = lambda *_: generator.choice([204, 204, 500])
+    created: set[str] = set()
+    with webhook_receiver(moody), Client(address) as client:
+        start = command(place, webhooks_file(tmp_path, moody.entry()), address)
+        for number in range(5):
+            with process(start, tmp_path / "log") as running:
+                wait_for(lambda: answers(client), seconds=300)
+                own_artifact(place)
+                for export in range(generator.randint(3, 12)):
+                    name = f"e{number}-{export}"
+                    create(client, name)
+                    created.add(name)
+                    if generator.random() < 0.3:
+                        client.cancel_export(name)
+                time.sleep(generator.uniform(0, 1.5))
+                kill(running)
+        moody.respond = None
+        with process(start, tmp_path / "log"):
+            wait_for(lambda: answers(client), seconds=300)
+            for name in sorted(created):
+                cancel(client, name)
+            wait_for(lambda: stored(Path(place), attempts=100) == {}, seconds=120)
+    log = (tmp_path / "log").read_text()
+    arrived = {one.id: one for one in reversed(moody.taken)}  # each as it came first
+    for name in created:
+        told = [one.type for one in moody.taken if one is arrived[one.id] and one.event["subject"].endswith(f"/{name}")]
+        assert told == ["created", "started", "cancelled"], f"{name}: {told} {log}"
+    assert len(arrived) == 3 * len(created)
+    assert all(one.verified() for one in moody.taken[-10:])
+    assert "Traceback" not in log
+    print(f"{len(created)} exports, {len(moody.taken) - len(arrived)} events arrived twice")
 
 
 def test_a_file_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
