@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import copy
 import json
 import re
 import runpy
@@ -15,10 +16,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slipway.security.server import coordinator_security
+from slipway.settings.security import Security
 from support.manifests import pod_rules as k8s_pod_rules
 from support.manifests import store_rules as k8s_store_rules
 from support.manifests import wiring_rules as k8s_wiring_rules
-from support.manifests.overlay import EXTERNAL_SECRETS, ROOT, Cluster, Object, Workload, place_of, render, rendered
+from support.manifests.overlay import (
+    EXTERNAL_SECRETS,
+    NAMESPACE,
+    ROOT,
+    Cluster,
+    Object,
+    Workload,
+    place_of,
+    render,
+    rendered,
+)
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -38,7 +51,7 @@ def documented() -> dict[str, str]:
 
 
 OVERLAYS = documented()
-INSTALL, EKS, REGISTRY, OUTSIDE, SPOT, LARGE = OVERLAYS
+INSTALL, EKS, REGISTRY, OUTSIDE, HTTP, SPOT, LARGE = OVERLAYS
 
 
 def documented_service() -> dict[str, str]:
@@ -145,7 +158,26 @@ def spot(cluster: Cluster) -> None:
     assert "nodeSelector" not in coordinator.pod
 
 
-PROMISES: dict[str, Callable[[Cluster], None]] = {EKS: eks, REGISTRY: registry, OUTSIDE: outside, SPOT: spot}
+def over_http(cluster: Cluster) -> None:
+    """Both Services have the port, the certificate has their names, and an Ingress controller reaches that port alone."""
+    for name in ("slipway-coordinator", "slipway-clients"):
+        assert {"name": "http", "port": 7080, "targetPort": "http"} in cluster.named("Service", name)["spec"]["ports"]
+    others = [
+        ([port["port"] for port in rule["ports"]], thing["metadata"]["name"])
+        for thing in cluster.of("NetworkPolicy")
+        for rule in thing["spec"].get("ingress", ())
+        if any("ingress-nginx" in str(peer) for peer in rule["from"])
+    ]
+    assert others == [([7080], "http")]
+
+
+PROMISES: dict[str, Callable[[Cluster], None]] = {
+    EKS: eks,
+    REGISTRY: registry,
+    OUTSIDE: outside,
+    HTTP: over_http,
+    SPOT: spot,
+}
 """What the page says of an overlay."""
 
 
@@ -153,11 +185,13 @@ PROMISES: dict[str, Callable[[Cluster], None]] = {EKS: eks, REGISTRY: registry, 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_of_the_documents_keeps_the_rules_and_what_the_page_says(own: Path, name: str) -> None:
     cluster = cluster_of(OVERLAYS[name], own)
-    known = [
+    known = {
         # Clients outside are let in by addresses; that nothing in the cluster comes from there is as it should be.
-        "slipway-coordinator: from outside 7072 is allowed, and nothing uses it",
-    ]
-    assert [said for said in broken_rules(cluster) if said not in (known if name == OUTSIDE else ())] == []
+        OUTSIDE: ["slipway-coordinator: from outside 7072 is allowed, and nothing uses it"],
+        # Nor is the Ingress controller one of the overlay's pods.
+        HTTP: ["slipway-coordinator: from ingress-nginx 7080 is allowed, and nothing uses it"],
+    }
+    assert [said for said in broken_rules(cluster) if said not in known.get(name, ())] == []
     for thing in cluster.objects:
         if thing["apiVersion"].partition("/")[0] not in {"cert-manager.io", "keda.sh"}:
             validate(json.dumps(thing))
@@ -206,6 +240,70 @@ def test_with_imports_those_workers_alone_reach_what_is_outside(own: Path) -> No
     assert broken_rules(cluster) == []
     reaching = cluster.selected(policy(cluster, "hub")["podSelector"])
     assert [one.name for one in reaching] == ["slipway-merge"]
+
+
+def coordinator_of(cluster: Cluster) -> Workload:
+    return next(one for one in cluster.workloads() if one.name == "slipway-coordinator")
+
+
+@pytest.mark.parametrize("overlay", ["single-node", pytest.param("production", marks=pytest.mark.slow)])
+def test_the_component_for_http_adds_its_port_and_leaves_the_rest(own: Path, overlay: str) -> None:
+    """With certificates and without: it keeps the rules, and a coordinator is ready when it was before."""
+    cluster, before = cluster_of(with_components("http", overlay=overlay), own), Cluster(rendered(overlay))
+    assert broken_rules(cluster) == []
+    one, other = coordinator_of(cluster), coordinator_of(before)
+    assert one.arguments().http == "0.0.0.0:7080"
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert one.container[probe] == other.container[probe]
+    assert {**other.ports, "http": 7080} == one.ports
+    assert (one.environment, one.pod["volumes"]) == (other.environment, other.pod["volumes"])
+    assert [each.object for each in cluster.workers()] == [each.object for each in before.workers()]
+    for thing in cluster.objects:
+        if thing["kind"] in {"Deployment", "Service", "NetworkPolicy"}:
+            validate(json.dumps(thing))
+
+
+def test_without_an_access_file_the_port_for_http_is_called_by_the_names_of_its_service(own: Path) -> None:
+    """Those by which pods of this namespace and of others reach it; a page of another site has none of them."""
+    cluster = cluster_of(with_components("http", overlay="single-node"), own)
+    arguments = coordinator_of(cluster).arguments()
+    security = coordinator_security(
+        Security(),
+        address=arguments.listen,
+        http_address=arguments.http,
+        http_names=arguments.http_name,
+        allow_anonymous=arguments.allow_anonymous,
+    )
+    names = security.names_over_http()
+    assert names is not None
+    services = [one for one in cluster.of("Service") if any(port["port"] == 7080 for port in one["spec"]["ports"])]
+    assert services
+    for one in services:
+        name = one["metadata"]["name"]
+        assert {name, f"{name}.{NAMESPACE}.svc"} <= names
+
+
+HTTP_BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
+    ("edges", lambda c: c.objects.remove(c.named("NetworkPolicy", "http"))),
+    ("edges", lambda c: policy(c, "standby")["egress"][0]["ports"].pop()),
+    ("edges", lambda c: policy(c, "standby")["ingress"][0]["ports"].pop()),
+    ("edges", lambda c: coordinator_of(c).container["args"].remove("--http=0.0.0.0:7080")),
+    ("ports", lambda c: coordinator_of(c).container["args"].remove("--http=0.0.0.0:7080")),
+    ("ports", lambda c: coordinator_of(c).container["ports"].pop()),
+    ("ports", lambda c: c.named("Service", "slipway-clients")["spec"]["ports"][-1].update(port=443)),
+    ("flags", lambda c: coordinator_of(c).container["args"].append("--http-names=a")),
+]
+"""What is broken of the component for HTTP, and the rule that has to notice."""
+
+
+def test_rules_notice_a_port_for_http_that_nobody_reaches_or_opens(own: Path) -> None:
+    objects = cluster_of(with_components("http"), own).objects
+    rules = {rule.__name__: rule for rule in RULES}
+    assert list(rules["edges"](Cluster(objects))) == list(rules["ports"](Cluster(objects))) == []
+    for name, break_it in HTTP_BREAKS:
+        cluster = Cluster(copy.deepcopy(objects))
+        break_it(cluster)
+        assert list(rules[name](cluster)), f"the break in line {break_it.__code__.co_firstlineno}"
 
 
 def test_the_page_about_sizes_is_up_to_date() -> None:

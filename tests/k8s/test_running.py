@@ -1,12 +1,16 @@
-"""The command lines and variables of the production overlay, run here: certificates, roles, probes and triggers fit together.
+"""The command lines and variables of the production overlay with its port for HTTP, run here: all that is in them fits together.
 
 Addresses and folders are this machine's; everything else is as rendered.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
+import socket
+import ssl
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -31,7 +35,7 @@ from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import export_pb2, export_pb2_grpc
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import process, wait_for
-from support.manifests.overlay import EXTERNAL_SECRETS, Cluster, Workload, host_of, rendered
+from support.manifests.overlay import EXTERNAL_SECRETS, ROOT, Cluster, Workload, host_of, render
 from support.servers.free_ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -101,6 +105,24 @@ class Here:
         options = (("grpc.ssl_target_name_override", server_name),)
         return grpc.secure_channel(f"127.0.0.1:{self.ports['slipway-coordinator', 7070]}", credentials, options)
 
+    def over_http(self, path: str, *, certificate: str = "", token: str = "") -> tuple[int, bytes]:
+        """Make a request by a name of the Service for clients; return the status and the body."""
+        context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
+        if certificate:
+            self.certificate(certificate).configure_cert(context)
+        (port,) = (
+            port["port"]
+            for port in self.cluster.named("Service", "slipway-clients")["spec"]["ports"]
+            if port["name"] == "http"
+        )
+        name = "slipway-clients.slipway.svc"
+        connection = http.client.HTTPConnection(name, port)
+        plain = socket.create_connection(("127.0.0.1", self.ports["slipway-coordinator", port]), timeout=120)
+        with contextlib.closing(context.wrap_socket(plain, server_hostname=name)) as connection.sock:
+            connection.request("GET", path, headers={"authorization": f"Bearer {token}"} if token else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
     def ready(self, one: Workload) -> bool:
         """What kubelet finds out with the readiness probe."""
         probe = one.container["readinessProbe"]["grpc"]
@@ -113,10 +135,24 @@ class Here:
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+def with_http(folder: Path) -> Cluster:
+    """Render the production overlay with the component ``http``."""
+    own = folder / "overlay"
+    own.mkdir()
+    (own / "slipway").symlink_to(ROOT)
+    lines = [
+        "namespace: slipway",
+        "resources: [slipway/k8s/overlays/production]",
+        "components: [slipway/k8s/components/http]",
+    ]
+    (own / "kustomization.yaml").write_text("\n".join(lines))
+    return Cluster(render(own))
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     folder = tmp_path_factory.mktemp("k8s")
-    cluster = Cluster(rendered("production"))
+    cluster = with_http(folder)
     coordinator, worker = (
         next(one for one in cluster.workloads() if one.name == name)
         for name in ("slipway-coordinator", "slipway-merge")
@@ -184,14 +220,20 @@ def test_certificates_open_what_they_are_for(here: Here) -> None:
     }
 
 
-def test_a_new_principal_with_a_token_is_let_in_at_the_port_for_tokens_without_a_restart(here: Here) -> None:
-    """Its entry is added to the mounted file; it has no certificate, so the main port refuses it."""
+def let_in(here: Here, name: str) -> str:
+    """Add an entry with a token to the mounted access file; return the token."""
     access, token = here.folder / "slipway-coordinator" / "access" / "access.yaml", new_token()
-    entry = {"name": "ci", "role": "submitter", "projects": ["default"], "token_sha256": token_hash(token)}
+    entry = {"name": name, "role": "submitter", "projects": ["default"], "token_sha256": token_hash(token)}
     principals = [*yaml.safe_load(access.read_text())["principals"], entry]
     new = access.with_suffix(".new")
     new.write_text(yaml.safe_dump({"principals": principals}))
     new.replace(access)
+    return token
+
+
+def test_a_new_principal_with_a_token_is_let_in_at_the_port_for_tokens_without_a_restart(here: Here) -> None:
+    """Its entry is added to the mounted file; it has no certificate, so the main port refuses it."""
+    token = let_in(here, "ci")
     authority = here.folder / "slipway-coordinator" / "tls" / "ca.crt"
     found = []
     for port, name in ((7072, "slipway-clients.slipway.svc"), (7070, "slipway-coordinator.slipway.svc")):
@@ -203,6 +245,18 @@ def test_a_new_principal_with_a_token_is_let_in_at_the_port_for_tokens_without_a
         except ModelExportError as error:
             found.append((error.reason, error.failure().exit_code))
     assert found == [0, ("TLS_INVALID", 3)]
+
+
+def test_certificates_and_tokens_open_the_port_for_http(here: Here) -> None:
+    """By the name that its Service has, and the console with them."""
+    path = "/v1/projects/default/exports"
+    found = {name: here.over_http(path, certificate=name)[0] for name in ("pipelines", "keda", "")}
+    assert found == {"pipelines": 200, "keda": 403, "": 401}
+    assert here.over_http(path, token=let_in(here, "people"))[0] == 200
+    assert here.over_http(path, token=new_token())[0] == 401
+    assert here.over_http("/healthz")[0] == 200
+    status, page = here.over_http("/ui/", certificate="pipelines")
+    assert (status, b"<title>" in page) == (200, True)
 
 
 @pytest.mark.parametrize(("certificate", "code"), [("cleanup", 0), ("keda", 3)])
