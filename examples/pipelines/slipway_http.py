@@ -1,6 +1,6 @@
 """Exports at a Slipway coordinator over HTTP, with Python's standard library alone: copy this file beside your DAG, asset or operator.
 
-    slipway = Slipway("https://slipway-coordinator:8080", project="research", token_file="/var/run/slipway/token")
+    slipway = Slipway("https://slipway-coordinator:7080", project="research", token_file="/var/run/slipway/token")
     outputs = slipway.run({"checkpoint": {"path": "s3://training/run-17"}}, request_id=request_id("nightly", "2026-11-30"))
     print(outputs["onnx-int8"].digest, outputs["onnx-int8"].verdict)
 
@@ -74,7 +74,7 @@ class Slipway:
     """A coordinator.
 
     Attributes:
-        url: Such as ``https://slipway-coordinator:8080``.
+        url: Such as ``https://slipway-coordinator:7080``.
         project: Project of the exports.
         token: Token of a submitter.
         token_file: File with the token, read for every call; it takes the place of ``token``.
@@ -248,7 +248,7 @@ class Slipway:
 
     def _request(self, verb: str, path: str, body: Any) -> urllib.request.Request:
         if not self.url.startswith(("http://", "https://")):
-            raise ValueError("it is no address such as https://coordinator:8080")
+            raise ValueError("it is no address such as https://coordinator:7080")
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url.rstrip("/") + path, data, method=verb)  # noqa: S310 - the operator's own address
         if data is not None:

@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> Iterator[Harness]:
 
 def test_every_documented_line_works_in_its_order(place: Harness, tmp_path: Path) -> None:
     def run(line: str) -> str:
-        line = line.replace("coordinator:8080", f"localhost:{place.server.http_port}")
+        line = line.replace("coordinator:7080", f"localhost:{place.server.http_port}")
         done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{line}: {done.stdout} {done.stderr}"
         return done.stdout
