@@ -18,6 +18,7 @@ import pytest
 from support.commands.pipeline_client import FILE, load_client
 from support.coordinators.harness import Harness, wait_for
 from support.coordinators.http_places import HttpPlace
+from support.servers.tcp_proxy import TcpProxy
 
 http = load_client()
 
@@ -108,51 +109,27 @@ def test_wrong_settings_are_said_without_a_call(more: dict[str, str]) -> None:
 
 
 def test_a_coordinator_that_is_away_for_a_moment_is_waited_for(place: HttpPlace) -> None:
-    """The port opens after the first try: in between stands a listener that passes connections on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    away = http.Slipway(f"http://127.0.0.1:{port}", project="red", token=place.tokens["submitter"], patience_seconds=0)
-    with pytest.raises(http.SlipwayError, match="COORDINATOR_UNAVAILABLE") as caught:
-        away.get("projects/red/exports/x")
-    assert caught.value.retryable
-    away.patience_seconds = 30
+    there: list[tuple[str, int]] = []
     answers: list[str] = []
+    with TcpProxy(lambda: there[0] if there else None) as proxy:
+        client = http.Slipway(f"http://{proxy.address}", token=place.tokens["submitter"], patience_seconds=0)
+        with pytest.raises(http.SlipwayError, match="COORDINATOR_UNAVAILABLE") as caught:
+            client.get("projects/red/exports/x")
+        assert caught.value.retryable
+        client.patience_seconds = 30
 
-    def ask() -> None:
-        try:
-            away.get("projects/red/exports/x")
-        except http.SlipwayError as error:
-            answers.append(error.reason)
+        def ask() -> None:
+            try:
+                client.get("projects/red/exports/x")
+            except http.SlipwayError as error:
+                answers.append(error.reason)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    time.sleep(0.5)
-    with Forwarder(port, place.server.http_port):
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.5)  # the first try has failed, or the second is the first: both are right
+        there.append(("127.0.0.1", place.server.http_port))
         asking.join(60)
     assert answers == ["EXPORT_NOT_FOUND"]
-
-
-class Forwarder:
-    """Passes the first connection to a port on to another one."""
-
-    def __init__(self, port: int, target: int) -> None:
-        self.listener = socket.create_server(("127.0.0.1", port))
-        self.target = target
-        self.thread = threading.Thread(target=self.forward)
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.thread.join(30)
-        self.listener.close()
-
-    def forward(self) -> None:
-        client, _ = self.listener.accept()
-        with client, socket.create_connection(("127.0.0.1", self.target)) as server:
-            server.sendall(client.recv(65536))
-            while data := server.recv(65536):
-                client.sendall(data)
 
 
 @pytest.mark.parametrize("body", [b"<html>a proxy</html>", b"[]", b"\xff"])

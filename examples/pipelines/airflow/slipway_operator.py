@@ -1,7 +1,8 @@
 """An operator that exports a fine-tuned model at a Slipway coordinator: copy it and slipway_http.py into your DAGs' folder.
 
 The connection ``slipway_default`` is of type HTTP: host, port, schema (https), a submitter's token as the password, and as extra
-``{"project": "research", "ca_file": "/etc/slipway/ca.crt"}``. A task that is ended cancels its export; one that is tried again continues it.
+``{"project": "research", "ca_file": "/etc/slipway/ca.crt", "patience_seconds": 300}``, of which nothing is required. A task that is ended
+cancels its export; one that is tried again continues it.
 """
 
 from __future__ import annotations
@@ -65,5 +66,6 @@ class SlipwayExportOperator(BaseOperator):
             project=more.get("project", "default"),
             token=found.password or "",
             ca_file=more.get("ca_file", ""),
+            patience_seconds=float(more.get("patience_seconds", 300)),
             tell=self.log.info,
         )

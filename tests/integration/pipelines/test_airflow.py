@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.commands.platforms import EXAMPLES, Platform, finish
+from support.coordinators.harness import wait_for
 from support.coordinators.pipeline_site import ONLY_PYTORCH, PROJECT, WAITS, PipelineSite
 
 pytestmark = pytest.mark.slow
@@ -32,10 +33,10 @@ class Airflow:
             "AIRFLOW_CONN_SLIPWAY_DEFAULT": json.dumps({**connection, "extra": {"project": PROJECT}}),
         }
 
-    def start(self, *, base: str = "", formats: dict[str, Any]) -> subprocess.Popen[str]:
+    def start(self, *, base: str = "", formats: dict[str, Any], **more: str) -> subprocess.Popen[str]:
         given = {"checkpoint": self.site.checkpoint, "base_model": base or self.site.base, "formats": formats}
         words = ("dags", "test", "slipway_export", "--conf", json.dumps(given))
-        return self.platform.start("airflow", *words, **self.variables)
+        return self.platform.start("airflow", *words, **{**self.variables, **more})
 
     def query(self, text: str) -> list[Any]:
         """Return the first column of what the database of Airflow says."""
@@ -89,3 +90,15 @@ def test_a_task_that_is_ended_cancels_its_export(airflow: Airflow, site: Pipelin
     assert site.wait_for_export("CANCELLED", besides=before)["name"] == export["name"]
     assert "CANCELLED: the export was cancelled" in output
     assert airflow.states()[tries:] == ["failed"]
+
+
+def test_a_coordinator_that_is_away_is_a_reason_for_another_try(airflow: Airflow) -> None:
+    tries = len(airflow.states())
+    nobody = {"conn_type": "http", "host": "127.0.0.1", "port": 1, "extra": {"patience_seconds": 0}}
+    running = airflow.start(formats=WAITS, AIRFLOW_CONN_SLIPWAY_DEFAULT=json.dumps(nobody))
+    try:
+        wait_for(lambda: airflow.states()[tries:] == ["up_for_retry"], seconds=240)
+    finally:
+        running.kill()
+        output, _ = running.communicate()
+    assert "COORDINATOR_UNAVAILABLE" in output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from support.commands.platforms import EXAMPLES, Platform, finish
 from support.coordinators.harness import wait_for
 from support.coordinators.pipeline_site import ONLY_PYTORCH, PROJECT, WAITS, PipelineSite
 from support.servers.kubernetes_api import KubernetesApi, kubernetes_api
+from support.servers.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.slow
 FOLDER = EXAMPLES / "kopf"
@@ -25,12 +27,11 @@ def cluster() -> Iterator[KubernetesApi]:
         yield api
 
 
-@pytest.fixture
-def operator(
-    platforms: Callable[[str], Platform], cluster: KubernetesApi, site: PipelineSite
+@contextmanager
+def operator_of(
+    platform: Platform, cluster: KubernetesApi, site: PipelineSite, *, http: str = ""
 ) -> Iterator[subprocess.Popen[str]]:
-    """The running operator."""
-    platform = platforms("kopf")
+    """Run the operator until the block ends."""
     config = platform.folder / "kubeconfig"
     clusters = [{"name": "here", "cluster": {"server": cluster.address}}]
     users, contexts = (
@@ -42,7 +43,7 @@ def operator(
     )
     variables = {
         "KUBECONFIG": str(config),
-        "SLIPWAY_URL": f"http://{site.http}",
+        "SLIPWAY_URL": f"http://{http or site.http}",
         "SLIPWAY_PROJECT": PROJECT,
         "SLIPWAY_TOKEN_FILE": str(site.token_file),
     }
@@ -54,7 +55,15 @@ def operator(
         running.send_signal(signal.SIGTERM)
         _, output = finish(running, timeout=60)
         print(output)
-    assert "Traceback" not in output.replace("PermanentError", "")
+    assert "Traceback" not in output
+
+
+@pytest.fixture
+def operator(
+    platforms: Callable[[str], Platform], cluster: KubernetesApi, site: PipelineSite
+) -> Iterator[subprocess.Popen[str]]:
+    with operator_of(platforms("kopf"), cluster, site) as running:
+        yield running
 
 
 def resource(site: PipelineSite, name: str, *, base: str = "", **formats: Any) -> dict[str, Any]:
@@ -67,7 +76,7 @@ def waited(cluster: KubernetesApi, name: str, state: str) -> dict[str, Any]:
         status = cluster.status(name)
         return status if status.get("state") == state else {}
 
-    return dict(wait_for(reached, seconds=240))
+    return dict(wait_for(reached, seconds=480))
 
 
 def test_a_resource_becomes_an_export_and_has_its_outputs(
@@ -105,3 +114,25 @@ def test_a_deleted_resource_cancels_its_export(
     cluster.delete("deleted")
     assert site.wait_for_export("CANCELLED", besides=before)["name"] == export["name"]
     wait_for(lambda: "deleted" not in cluster.objects)
+
+
+def test_a_coordinator_that_is_away_is_asked_again(
+    platforms: Callable[[str], Platform], cluster: KubernetesApi, site: PipelineSite
+) -> None:
+    before, asked, there = site.names(), list[int](), list[tuple[str, int]]()
+    host, _, port = site.http.rpartition(":")
+
+    def target() -> tuple[str, int] | None:
+        asked.append(1)
+        return there[0] if there else None
+
+    with TcpProxy(target) as proxy, operator_of(platforms("kopf"), cluster, site, http=proxy.address):
+        cluster.apply(resource(site, "patient", **WAITS))
+        wait_for(lambda: asked)
+        assert cluster.status("patient").get("state") is None
+        there.append((host, int(port)))
+        export = site.wait_for_export("RUNNING", besides=before)
+        wait_for(lambda: cluster.status("patient").get("export") == export["name"])
+        cluster.delete("patient")
+        wait_for(lambda: "patient" not in cluster.objects)
+    site.wait_for_export("CANCELLED", besides=before)

@@ -50,12 +50,12 @@ class Platform:
             text=True,
         )
 
-    def run(self, *words: str | Path, timeout: float = 300, **environment: str) -> tuple[int, str]:
+    def run(self, *words: str | Path, timeout: float = 480, **environment: str) -> tuple[int, str]:
         """Run a program to its end; return exit code and output."""
         return finish(self.start(*words, **environment), timeout=timeout)
 
 
-def finish(started: subprocess.Popen[str], *, timeout: float = 300) -> tuple[int, str]:
+def finish(started: subprocess.Popen[str], *, timeout: float = 480) -> tuple[int, str]:
     """Wait for a program; return exit code and output."""
     try:
         output, _ = started.communicate(timeout=timeout)

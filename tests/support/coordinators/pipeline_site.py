@@ -86,7 +86,7 @@ class PipelineSite:
             new = [each for each in self.exports() if each["name"] not in besides]
             return next((each for each in new if each["state"] == f"EXPORT_STATE_{state}"), None)
 
-        waited: dict[str, Any] = wait_for(found, seconds=240)
+        waited: dict[str, Any] = wait_for(found, seconds=480)
         return waited
 
     def names(self) -> list[str]:

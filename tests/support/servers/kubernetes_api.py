@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
-import queue
 import re
 import threading
 import time
@@ -24,6 +24,8 @@ from support.servers.local_http import local_http
 Object = dict[str, Any]
 _PATH = re.compile(r"/apis/([^/]+)/([^/]+)(?:/namespaces/([^/]+))?/([^/?]+)(?:/([^/?]+))?(?:/(status))?")
 _WATCH_SECONDS = 5.0
+_NEVER = 1 << 62
+"""A version after which there are no events."""
 
 
 @dataclass
@@ -39,9 +41,8 @@ class KubernetesApi:
     definition: Object
     objects: dict[str, Object] = field(default_factory=dict)
     address: str = ""
-    _version: int = 0
-    _watchers: list[queue.Queue[Object]] = field(default_factory=list)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _events: list[Object] = field(default_factory=list)
+    _lock: threading.Condition = field(default_factory=threading.Condition)
 
     @property
     def spec(self) -> Object:
@@ -87,28 +88,22 @@ class KubernetesApi:
                 self._store(made, "MODIFIED")
             return made
 
-    def watch(self) -> Iterator[Object | None]:
-        """Yield events; None after a time without one."""
-        events: queue.Queue[Object] = queue.Queue()
-        with self._lock:
-            self._watchers.append(events)
+    def watch(self, after: int) -> Iterator[Object]:
+        """Yield the events after a version as they happen, for a time; the version of an event is its number."""
         end = time.monotonic() + _WATCH_SECONDS
-        try:
-            while time.monotonic() < end:
-                try:
-                    yield events.get(timeout=0.2)
-                except queue.Empty:
-                    yield None
-        finally:
+        while (left := end - time.monotonic()) > 0:
             with self._lock:
-                self._watchers.remove(events)
+                self._lock.wait_for(lambda known=after: len(self._events) > known, timeout=left)
+                found = self._events[after:]
+            yield from found
+            after += len(found)
 
     def list(self) -> Object:
         with self._lock:
             kind = {"apiVersion": f"{self.spec['group']}/{self.version}", "kind": f"{self.spec['names']['kind']}List"}
             return {
                 **kind,
-                "metadata": {"resourceVersion": str(self._version)},
+                "metadata": {"resourceVersion": str(len(self._events))},
                 "items": copy.deepcopy([*self.objects.values()]),
             }
 
@@ -141,16 +136,15 @@ class KubernetesApi:
 
     def _store(self, made: Object, event: str) -> None:
         with self._lock:
-            self._version += 1
-            made["metadata"]["resourceVersion"] = str(self._version)
+            made["metadata"]["resourceVersion"] = str(len(self._events) + 1)
             name = made["metadata"]["name"]
             gone = "deletionTimestamp" in made["metadata"] and not made["metadata"].get("finalizers")
             if gone:
                 self.objects.pop(name, None)
             else:
                 self.objects[name] = made
-            for watcher in self._watchers:
-                watcher.put({"type": "DELETED" if gone else event, "object": copy.deepcopy(made)})
+            self._events.append({"type": "DELETED" if gone else event, "object": copy.deepcopy(made)})
+            self._lock.notify_all()
 
 
 def _merged(target: Object, patch: Object) -> Object:
@@ -177,7 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         found, names = self.api.discovery(split.path), _names(split.path, self.api)
         if "watch" in parse_qs(split.query):
-            self.stream(silent=names is None)
+            after = parse_qs(split.query).get("resourceVersion", ["0"])[0]
+            self.stream(int(after) if names is not None else _NEVER)
         elif found is None and names is None:
             self.send({"kind": "Status", "code": 404, "reason": "NotFound"}, 404)
         else:
@@ -209,14 +204,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def stream(self, *, silent: bool) -> None:
+    def stream(self, after: int) -> None:
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("connection", "close")
         self.end_headers()
         self.close_connection = True
-        for event in self.api.watch():
-            if event is not None and not silent:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the operator has left
+            for event in self.api.watch(after):
                 self.wfile.write(json.dumps(event).encode() + b"\n")
                 self.wfile.flush()
 
