@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from importlib import resources
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from slipway.console import pages
 from slipway.console.asking import pages as asking
 from slipway.console.exports import Exports
 from slipway.console.questions import Question
-from slipway.console.rendering import HEADERS, ROOT, page
+from slipway.console.rendering import HEADERS, ROOT, page, rendered
 from slipway.console.signing_in import ExportsOf, given_token, sign_in, sign_in_page, sign_out, token_of
 from slipway.console.wish import Wish
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
@@ -33,6 +34,9 @@ _MOST_BYTES = 64 << 10
 _MOST_BYTES_OF_A_PROMPT = 256 << 10
 """A letter of most scripts takes nine bytes in a form."""
 _MOST_FIELDS = 200
+_FORM_SECONDS = 20.0
+_STOP_ASKING = 286
+"""htmx shows what comes with this status, and does not ask again."""
 _STATIC = {"console.css": "text/css; charset=utf-8", "htmx.min.js": "text/javascript; charset=utf-8"}
 
 _Page = Callable[[Request, Exports], Response]
@@ -83,6 +87,7 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
         Route("/", shown(pages.list_page)),
         Route("/list", shown(pages.list_rows)),
         Route("/new", shown(pages.new_page)),
+        Route("/new", sent(pages.planned_page), methods=["POST"]),
         Route("/new/check", sent(pages.check), methods=["POST"]),
         Route("/exports", sent(pages.create), methods=["POST"]),
         Route("/compare", shown(pages.compare)),
@@ -105,7 +110,8 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
             Route("/sign-out", signed_out, methods=["POST"]),
         ]
     routes = [Route(f"{ROOT}{each.path}", each.endpoint, methods=list(each.methods or ())) for each in paths]
-    handlers: dict[Any, Any] = {ModelExportError: _failed, HTTPException: _refused, Exception: _broken}
+    failed = partial(_failed, signing_in=signing_in)
+    handlers: dict[Any, Any] = {ModelExportError: failed, HTTPException: _refused, Exception: _broken}
     return Starlette(routes=[*routes, Route(ROOT, _to_list)], exception_handlers=handlers)
 
 
@@ -150,15 +156,27 @@ async def _to_list(_: Request) -> Response:
     return RedirectResponse(f"{ROOT}/", HTTPStatus.SEE_OTHER)
 
 
-async def _failed(request: Request, error: ModelExportError) -> Response:
-    failure = error.failure()
-    if failure.reason == "UNAUTHENTICATED":
-        path = request.url.path if request.method == "GET" else f"{ROOT}/"
-        where = f"{ROOT}/sign-in?next={quote(path)}"
-        if request.headers.get("hx-request"):  # a part of a page: the whole page goes there
+async def _failed(request: Request, error: ModelExportError, *, signing_in: bool) -> Response:
+    failure, is_part = error.failure(), bool(request.headers.get("hx-request"))
+    if signing_in and failure.reason == "UNAUTHENTICATED":
+        where = f"{ROOT}/sign-in?next={quote(_page_of(request))}"
+        if is_part:  # the whole page goes there
             return Response(status_code=HTTPStatus.OK, headers={**HEADERS, "hx-redirect": where})
         return RedirectResponse(where, HTTPStatus.SEE_OTHER, headers=HEADERS)
+    if is_part:  # a page shows no other status, and asks again every second unless it is told to stop
+        status = HTTPStatus.OK if failure.retryable else _STOP_ASKING
+        return HTMLResponse(rendered("failure", failure=failure), status_code=status, headers=HEADERS)
     return page(request, None, "failed", status=http_status(status_of(failure)), failure=failure)
+
+
+def _page_of(request: Request) -> str:
+    """Return the path and query of the page that a caller looks at."""
+    if request.headers.get("hx-request"):
+        shown = urlsplit(request.headers.get("hx-current-url", ""))
+        return f"{shown.path}?{shown.query}" if shown.query else shown.path
+    if request.method != "GET":
+        return f"{ROOT}/"
+    return f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:

@@ -16,12 +16,12 @@ from slipway.advice.offers import Offer
 from slipway.artifacts import Artifacts, ManifestFile
 from slipway.client import Client
 from slipway.client.artifacts import ProjectArtifacts
-from slipway.client.calls import BlockingCalls, export_name, list_request
+from slipway.client.calls import DEFAULT_PROJECT, BlockingCalls, export_name, list_request
 from slipway.configuration import ExportConfiguration
 from slipway.console.exports import (
     CANCEL,
-    CONTINUE,
-    FORGET,
+    DELETE,
+    RETRY,
     Entry,
     Listing,
     Machines,
@@ -141,7 +141,7 @@ class CoordinatorExports:
 
     Args:
         calls: The caller's connection.
-        project: Project of new exports where none is named; the list shows all that the caller may see.
+        project: Project of new exports where none is named, empty for the usual one; the list shows all that the caller may see.
         address: Name of the coordinator, for people; empty for the one that serves the page.
         following: Follows exports for several callers.
     """
@@ -152,8 +152,8 @@ class CoordinatorExports:
     def __init__(
         self, calls: BlockingCalls, *, project: str, address: str = "", following: Following | None = None
     ) -> None:
-        self._calls, self._project, self._address = calls, project, address
-        self._client = Client.over(calls, project=project)
+        self._calls, self.project, self._address = calls, project, address
+        self._client = Client.over(calls, project=project or DEFAULT_PROJECT)
         self._following = following or Following()
 
     @property
@@ -209,8 +209,8 @@ class CoordinatorExports:
         client = self._client
         actions: dict[str, Callable[[str], object]] = {
             CANCEL: client.cancel_export,
-            CONTINUE: client.retry_export,
-            FORGET: client.delete_export,
+            RETRY: client.retry_export,
+            DELETE: client.delete_export,
         }
         if action not in actions:
             raise ServiceError("nothing of this name can be done", reason="REQUEST_INVALID", remedy="use the buttons")
@@ -253,7 +253,7 @@ class CoordinatorExports:
             labels=_labels(sources),
             project=wish.project,
             validate_only=validate_only,
-            request_id="" if validate_only else uuid.uuid4().hex,
+            request_id="" if validate_only else wish.request_id or uuid.uuid4().hex,
         )
 
     def _watch(self, name: str) -> Events:

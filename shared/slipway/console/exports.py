@@ -19,8 +19,9 @@ from slipway.results.outcome import delivered_formats, export_id, recorded_failu
 from slipway.rpc.values import ENDED_STATES, export_state
 from slipway_protos.v1 import export_pb2 as pb
 
-CANCEL, CONTINUE, FORGET = "cancel", "continue", "forget"
-"""What can be done with an export, beside looking at it."""
+CANCEL, RETRY, DELETE = "cancel", "retry", "delete"
+"""What can be done with an export, beside looking at it. A retry of an interrupted one goes on where it was."""
+STATES_AT_END = frozenset({"succeeded", "failed", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,12 @@ class Shown:
     @property
     def is_ended(self) -> bool:
         """Whether it will not change by itself."""
-        return self.entry.state in {"succeeded", "failed", "cancelled", "interrupted"}
+        return self.entry.state in {*STATES_AT_END, "interrupted"}
+
+    @property
+    def has_report(self) -> bool:
+        """Whether there is a report of it."""
+        return self.message is not None and self.message.state in ENDED_STATES and self.is_ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,11 @@ class Exports(Protocol):
         ...
 
     @property
+    def project(self) -> str:
+        """Project of new exports; empty where none is chosen."""
+        ...
+
+    @property
     def questions(self) -> Questions | None:
         """What puts prompts to models; None for a place whose models cannot be run from here."""
         ...
@@ -191,7 +202,7 @@ class Exports(Protocol):
         ...
 
     def act(self, project: str, export: str, action: str) -> None:
-        """Cancel, continue or forget an export."""
+        """Cancel, retry or delete an export."""
         ...
 
     def artifacts(self, project: str) -> AbstractContextManager[Artifacts]:
@@ -230,4 +241,4 @@ def allowed(message: pb.Export) -> frozenset[str]:
     """Return what a coordinator can do with an export in its state."""
     if message.state not in ENDED_STATES:
         return frozenset({CANCEL})
-    return frozenset({FORGET}) if message.state == pb.EXPORT_STATE_SUCCEEDED else frozenset({CONTINUE, FORGET})
+    return frozenset({DELETE}) if message.state == pb.EXPORT_STATE_SUCCEEDED else frozenset({RETRY, DELETE})

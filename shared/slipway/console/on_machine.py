@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 
 from slipway.advice.for_target import subject_of
 from slipway.advice.offers import Offer, offers
@@ -15,102 +14,42 @@ from slipway.artifacts import Artifacts, ManifestFile
 from slipway.artifacts.opening import blobs_of, open_store
 from slipway.client.calls import DEFAULT_PROJECT
 from slipway.configuration import LoadedConfiguration
-from slipway.console.exports import CANCEL, CONTINUE, Entry, Listing, Machines, Planned, Shown, Table, shown_message
+from slipway.console.exports import (
+    CANCEL,
+    DELETE,
+    RETRY,
+    STATES_AT_END,
+    Entry,
+    Listing,
+    Machines,
+    Planned,
+    Shown,
+    Table,
+    shown_message,
+)
+from slipway.console.jobs import Job, Jobs
 from slipway.console.questions import Questions
 from slipway.console.wish import Wish
-from slipway.embedded.local_exports import LocalExport, local_export, local_exports
-from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.embedded.local_exports import LocalExport, delete_local_export, local_export, local_exports
+from slipway.errors import ModelExportError, ServiceError
+from slipway.export_sources.naming import source_settings
 from slipway.exporting.interruption import Interruption
 from slipway.exporting.job import run_export
 from slipway.exporting.planned import make_plan
+from slipway.files.paths import is_address
 from slipway.machine.doctor import examine, format_health, stage_health
-from slipway.progress.tracking import Tracked
+from slipway.progress.observer import Observer
 from slipway.registry import stage_names
+from slipway.results.delivery import LINEAGE, output_directory
 from slipway.results.result import ExportResult
 from slipway.rpc.messages import configuration_of
 from slipway.settings import Settings
 from slipway.sizes import format_size
+from slipway.texts import number_of
 from slipway_protos.v1 import export_pb2 as pb
 
-log = logging.getLogger("slipway.console")
-
 _PAGE = 50
-_ENDED = frozenset({"succeeded", "failed", "cancelled"})
-_MOST_WAITING = 32
-_PATIENCE_SECONDS = 10.0
-
-
-class _Job(Tracked):
-    """An export that this process runs, or will run.
-
-    Attributes:
-        id: Its name until it has one of its own.
-        export: Last part of its own name; empty before it has one.
-        failure: Why there is no result; None if there is one, or while it runs.
-        result: Its result; None while it runs.
-    """
-
-    def __init__(self, name: str, loaded: LoadedConfiguration, wanted: str) -> None:
-        super().__init__()
-        self.id = name
-        self.loaded, self.wanted = loaded, wanted
-        self.created = datetime.now(UTC)
-        self.interruption = Interruption()
-        self.export = ""
-        self.message: pb.Export | None = None
-        self.result: ExportResult | None = None
-        self.failure: Failure | None = None
-        self.is_over = False
-
-    def event(self, event: pb.ExportEvent) -> None:
-        """Take an event of the export."""
-        if event.WhichOneof("event") == "export":
-            self.message, self.export = event.export, event.export.name.rpartition("/")[2]
-        super().event(event)
-
-    @property
-    def state(self) -> str:
-        """Its state; a job that was ended before its export began is failed or cancelled."""
-        said = self.progress().state
-        if self.is_over and self.failure is not None:
-            return "cancelled" if self.failure.reason == "CANCELLED" else "failed"
-        if not self.is_over and said in _ENDED:
-            return "delivering"
-        return said or "starting"
-
-    def entry(self) -> Entry:
-        """Return its line in the list."""
-        progress = self.progress()
-        if self.message is not None:
-            return replace(Entry.of(self.message), state=self.state)
-        return Entry(DEFAULT_PROJECT, self.id, progress.title or self.wanted, self.state, created=self.created)
-
-    def shown(self) -> Shown:
-        """Return all of it."""
-        may = frozenset({CONTINUE}) if self.is_over and self.failure else frozenset()
-        folder = self.result.output_directory if self.result else ""
-        message = self.message
-        if message is not None and self.is_over:
-            whole = shown_message(message)
-            return replace(
-                whole, may=may or whole.may & {CONTINUE}, folder=folder, failure=self.failure or whole.failure
-            )
-        may = may if self.is_over else frozenset({CANCEL})
-        return Shown(self.entry(), self.progress(), message, self.failure, may, folder)
-
-
-def _left_entry(left: LocalExport) -> Entry:
-    """Return the line of an export that a command has left."""
-    if left.message is None:
-        return Entry(DEFAULT_PROJECT, left.id, "", left.state, problem=left.problem)
-    return Entry.of(left.message, state=left.state)
-
-
-def _left_shown(left: LocalExport) -> Shown:
-    """Return an export that a command has left; one that nobody runs can be continued."""
-    assert left.message is not None
-    may = frozenset({CONTINUE}) if left.state in {"interrupted", "failed", "cancelled"} else frozenset()
-    return shown_message(left.message, state=left.state, may=may)
+_LATER = "its sources are read when the export begins; sizes and checks are known then"
 
 
 class MachineExports:
@@ -124,30 +63,26 @@ class MachineExports:
     place = "this machine"
     is_here = True
     options: Sequence[str] = ()
+    project = ""
 
     def __init__(self, settings: Settings, environment: Mapping[str, str]) -> None:
         self._settings, self._environment = settings, environment
-        self._jobs: dict[str, _Job] = {}
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._number = 0
+        self._jobs = Jobs(partial(_run, settings))
+        self._planning = threading.Lock()
         self.questions = Questions(settings)
 
     def close(self) -> None:
         """End what runs, within seconds."""
-        for job in self._present():
-            job.interruption.request()
         self.questions.close()
-        for thread in self._threads:
-            thread.join(_PATIENCE_SECONDS)
+        self._jobs.close()
 
     def listed(self, cursor: str) -> Listing:
         """Return a page of the list, newest first."""
-        jobs = self._present()
-        known = {job.export for job in jobs if job.export}
+        jobs = self._jobs.present()
+        known = {name for job in jobs for name in job.names}
         left = [_left_entry(each) for each in local_exports(self._settings) if each.id not in known]
-        entries = sorted((*(job.entry() for job in jobs), *left), key=_age)
-        begin = int(cursor) if cursor.isdecimal() and len(cursor) < 9 else 0
+        entries = sorted((*map(_job_entry, jobs), *left), key=_age)
+        begin = number_of(cursor, most=1 << 30) or 0
         following = str(begin + _PAGE) if len(entries) > begin + _PAGE else ""
         return Listing(tuple(entries[begin : begin + _PAGE]), following)
 
@@ -157,8 +92,8 @@ class MachineExports:
         Raises:
             ServiceError: ``EXPORT_NOT_FOUND``, or ``STATE_SCHEMA`` if it cannot be read.
         """
-        job = self._job(export)
-        return job.shown() if job is not None else _left_shown(local_export(self._settings, export))
+        job = self._jobs.find(export)
+        return _job_shown(job) if job is not None else _left_shown(local_export(self._settings, export))
 
     def offered(self, wish: Wish) -> Sequence[Offer]:
         """Return the outputs to choose from, with what this machine lacks, and sizes for the model of a wish if it is here."""
@@ -167,7 +102,14 @@ class MachineExports:
 
     def planned(self, wish: Wish) -> Planned:
         """Return what an export would do."""
-        made = make_plan(wish.load(environment=self._environment), self._settings)
+        loaded = wish.load(environment=self._environment)
+        if any(
+            is_address(each) or each.startswith("sha256:") for each in source_settings(loaded.configuration).values()
+        ):
+            enabled = loaded.configuration.formats.enabled()  # what is elsewhere may take hours to get here
+            return Planned("", {each.name: 0 for each, _ in enabled}, warnings=(*loaded.warnings, _LATER))
+        with self._planning:  # one after another: a form asks at every change
+            made = make_plan(loaded, self._settings)
         error, checked = made.error(), made.checked
         sizes = checked.task_bytes or {}
         outputs = {task.format: sizes.get(task.id, 0) for task in made.tasks if task.format in made.formats}
@@ -181,29 +123,37 @@ class MachineExports:
         )
 
     def start(self, wish: Wish) -> tuple[str, str]:
-        """Begin an export once those before it have ended; return its project and id.
+        """Begin an export once those before it have ended; return its project and name. The same form again begins nothing new.
 
         Raises:
             ConfigurationError: All problems of the settings at once.
             ServiceError: ``QUEUE_FULL``: too many wait.
         """
-        return self._begin(wish.load(environment=self._environment), wish.run or wish.base)
+        name = f"new-{wish.request_id}" if wish.request_id else ""
+        if not name or self._jobs.find(name) is None:
+            loaded = wish.load(environment=self._environment)
+            name = self._jobs.begin(loaded, wish.run or wish.base, name=name).name
+        return DEFAULT_PROJECT, name
 
     def act(self, project: str, export: str, action: str) -> None:
-        """Cancel or continue an export.
+        """Cancel, retry or delete an export.
 
         Raises:
-            ServiceError: ``REQUEST_INVALID`` if that cannot be done now.
+            ServiceError: ``EXPORT_STATE`` if that cannot be done now; ``COORDINATOR_LOCKED`` while another process runs it.
         """
         shown = self.shown(project, export)
-        job = self._job(export)
         if action not in shown.may:
-            raise ServiceError(f"{export} is {shown.entry.state}", reason="REQUEST_INVALID", remedy="look at it again")
+            raise ServiceError(f"{export} is {shown.entry.state}", reason="EXPORT_STATE", remedy="look at it again")
+        job = self._jobs.find(export)
         if action == CANCEL and job is not None:
             job.interruption.request()
-        elif action == CONTINUE:
+        elif action == RETRY:
             loaded = job.loaded if job is not None else _recorded(shown.message)
-            self._begin(loaded, shown.entry.title, again=export)
+            self._jobs.begin(loaded, shown.entry.title, name=export)
+        elif action == DELETE:
+            self._jobs.drop(export)
+            if shown.message is not None:
+                delete_local_export(self._settings, shown.entry.id)
 
     @contextlib.contextmanager
     def artifacts(self, project: str) -> Iterator[Artifacts]:  # noqa: ARG002 - one store for all
@@ -232,43 +182,57 @@ class MachineExports:
         headings = ("Output", "Can be made", "What is missing")
         return Machines((Table("This machine", (), about), Table("What it can make", headings, formats)))
 
-    def _begin(self, loaded: LoadedConfiguration, wanted: str, *, again: str = "") -> tuple[str, str]:
-        with self._lock:
-            waiting = sum(not job.is_over for job in self._jobs.values())
-            if waiting >= _MOST_WAITING:
-                raise ServiceError(
-                    f"{waiting} exports wait already", reason="QUEUE_FULL", remedy="begin it when some have ended"
-                )
-            self._jobs = {key: job for key, job in self._jobs.items() if again not in {job.id, job.export} or not again}
-            self._number += 1
-            job = _Job(again or f"new-{self._number}", loaded, wanted)
-            self._jobs[job.id] = job
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            thread = threading.Thread(target=self._run, args=(job,), name=f"slipway-{job.id}", daemon=True)
-            self._threads.append(thread)
-        thread.start()
-        return DEFAULT_PROJECT, job.id
 
-    def _run(self, job: _Job) -> None:
-        try:
-            job.result = run_export(job.loaded, self._settings, job, interruption=job.interruption)
-        except ModelExportError as error:
-            job.failure = error.failure()
-        except Exception:
-            log.exception("the export failed")
-            job.failure = ServiceError(
-                "the export failed", reason="INTERNAL", remedy="see the log of slipway ui"
-            ).failure()
-        finally:
-            job.note("")
-            job.is_over = True
+def _run(
+    settings: Settings, loaded: LoadedConfiguration, observer: Observer, interruption: Interruption
+) -> ExportResult:
+    return run_export(loaded, settings, observer, interruption=interruption)
 
-    def _present(self) -> list[_Job]:
-        with self._lock:
-            return list(self._jobs.values())
 
-    def _job(self, name: str) -> _Job | None:
-        return next((job for job in self._present() if name in {job.id, job.export}), None)
+def _job_entry(job: Job) -> Entry:
+    """Return the line of a job in the list."""
+    if job.message is not None:
+        return replace(Entry.of(job.message), state=job.state)
+    title = job.progress().title or job.wanted
+    return Entry(DEFAULT_PROJECT, job.name, title, job.state, created=job.created)
+
+
+def _job_shown(job: Job) -> Shown:
+    """Return a job."""
+    if not job.is_over:
+        may = frozenset() if job.interruption.requested else frozenset({CANCEL})
+        return Shown(_job_entry(job), job.progress(), job.message, may=may)
+    may = frozenset({DELETE} if job.state == "succeeded" else {RETRY, DELETE})
+    folder = job.result.output_directory if job.result else ""
+    if job.message is None:
+        return Shown(_job_entry(job), job.progress(), None, job.failure, may)
+    shown = shown_message(job.message, state=job.state, may=may)
+    return replace(shown, folder=folder, failure=job.failure or shown.failure)
+
+
+def _left_entry(left: LocalExport) -> Entry:
+    """Return the line of an export that a command has left."""
+    if left.message is None:
+        return Entry(DEFAULT_PROJECT, left.id, "", left.state, problem=left.problem)
+    return Entry.of(left.message, state=left.state)
+
+
+def _left_shown(left: LocalExport) -> Shown:
+    """Return an export that a command runs or has left; one that nobody runs can be retried."""
+    assert left.message is not None
+    may = frozenset[str]()
+    if left.state in {*STATES_AT_END, "interrupted"}:
+        may = frozenset({DELETE} if left.state == "succeeded" else {RETRY, DELETE})
+    return replace(shown_message(left.message, state=left.state, may=may), folder=_folder_of(left.message))
+
+
+def _folder_of(message: pb.Export) -> str:
+    """Return where an export was delivered; empty if it is not there."""
+    try:
+        folder = output_directory(message, configuration_of(message.configuration).output)
+    except ModelExportError:  # of another version
+        return ""
+    return str(folder) if (folder / LINEAGE).is_file() else ""
 
 
 def _age(entry: Entry) -> float:

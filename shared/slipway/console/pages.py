@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from itertools import groupby
@@ -16,19 +18,22 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 
 from slipway.advice.offers import Offer
 from slipway.console.downloads import tar_bytes, tar_of
-from slipway.console.exports import Exports, Shown
+from slipway.console.exports import DELETE, Exports, Shown
 from slipway.console.rendering import HEADERS, REPORT_HEADERS, ROOT, page, rendered
-from slipway.console.reports import differences, findings_of, report_of, side_by_side
+from slipway.console.reports import changed_settings, differences, findings_of, report_of, side_by_side
 from slipway.console.wish import Wish
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.exporting.batches.subjects import find_subjects
 from slipway.formats.registry import split_output
 from slipway.formats.targets import TARGETS
-from slipway.results.outcome import delivered_formats
+from slipway.results.outcome import delivered_formats, requested_formats
 from slipway.results.report.page import page as report_page
+from slipway.sources.addresses import is_url
+from slipway.texts import one_line
 
-_TWO = 2
-_MOST_RUNS = 100
+log = logging.getLogger("slipway.console")
+
+_MOST_RUNS, _COMPARED = 100, 2
 _SAID = {
     "queued": "waits",
     "cancelling": "is being cancelled",
@@ -51,9 +56,11 @@ def list_rows(request: Request, exports: Exports) -> Response:
 
 
 def _listed(request: Request, exports: Exports) -> dict[str, Any]:
-    listing = exports.listed(request.query_params.get("after", ""))
+    after = request.query_params.get("after", "")
+    listing = exports.listed(after)
     moving = any(entry.state in _MOVING for entry in listing.entries)
-    return {"listing": listing, "moving": moving, "chosen": request.query_params.getlist("export")}
+    chosen = request.query_params.getlist("export")
+    return {"listing": listing, "after": after, "moving": moving, "chosen": chosen}
 
 
 def new_page(request: Request, exports: Exports) -> Response:
@@ -61,21 +68,35 @@ def new_page(request: Request, exports: Exports) -> Response:
     return page(request, exports, "new", **_form(Wish.of(request.query_params.multi_items()), exports), failure=None)
 
 
+def planned_page(request: Request, exports: Exports, wish: Wish) -> Response:
+    """Show the form with what would be made, for browsers without scripts."""
+    form = _form(wish, exports)
+    return page(request, exports, "new", **{**form, **_plan(exports, wish), "wish": form["wish"]})
+
+
 def refused_form(request: Request, exports: Exports, wish: Wish, error: ModelExportError) -> Response:
     """Show the form again, with what was wrong."""
     values = {"planned": None, "command": "", "offers_again": False, "failure": error.failure()}
-    return page(request, exports, "new", status=HTTPStatus.UNPROCESSABLE_ENTITY, **_form(wish, exports), **values)
+    return page(request, exports, "new", status=HTTPStatus.UNPROCESSABLE_ENTITY, **{**_form(wish, exports), **values})
 
 
 def _form(wish: Wish, exports: Exports) -> dict[str, Any]:
-    runs: list[str] = []
+    runs, bases = list[str](), list[str]()
     if exports.is_here:
         with contextlib.suppress(ModelExportError, OSError):
-            runs = [subject.path for subject in find_subjects(Path.cwd())[0][:_MOST_RUNS]]
-    if not exports.is_here and not wish.project:
-        entries = exports.listed("").entries  # what somebody has exported before, they may export again
-        wish = replace(wish, project=entries[0].project if entries else "")
-    return {"wish": wish, "offered": _offered(wish, exports), "targets": TARGETS, "runs": runs}
+            for subject in find_subjects(Path.cwd())[0][:_MOST_RUNS]:
+                (bases if subject.plain else runs).append(subject.path)
+    elif not wish.project:
+        wish = replace(wish, project=exports.project or _only_project(exports))
+    wish = replace(wish, form=uuid.uuid4().hex)
+    about = {"runs": runs, "bases": bases, "targets": TARGETS, "plan": None, "planned": None, "command": ""}
+    return {"wish": wish, "offered": _offered(wish, exports), **about}
+
+
+def _only_project(exports: Exports) -> str:
+    """Return the project of all exports that the caller sees first; empty if there are several."""
+    projects = {entry.project for entry in exports.listed("").entries}
+    return projects.pop() if len(projects) == 1 else ""
 
 
 def _offered(wish: Wish, exports: Exports) -> list[tuple[str, str, Sequence[Offer]]]:
@@ -87,27 +108,24 @@ def _offered(wish: Wish, exports: Exports) -> list[tuple[str, str, Sequence[Offe
     ]
 
 
-def check(request: Request, exports: Exports, wish: Wish) -> Response:
-    """Return what an export would do, for the form; sizes of the outputs too, if the model has changed."""
-    model_changed = request.headers.get("hx-trigger-name", "") in {"run", "base"} or not request.headers.get(
-        "hx-trigger-name"
-    )
-    values: dict[str, Any] = {
-        "planned": None,
-        "failure": None,
-        "command": "",
-        "wish": wish,
-        "offers_again": model_changed,
-    }
-    if model_changed:
+def check(request: Request, exports: Exports, wish: Wish) -> Response:  # noqa: ARG001 - as all pages
+    """Return what an export would do, for the form; the outputs with their sizes too, if the model has changed."""
+    values = _plan(exports, wish)
+    values["offers_again"] = wish.seen != wish.model
+    if values["offers_again"]:
         values["offered"] = _offered(wish, exports)
+    return HTMLResponse(rendered("check", **values), headers=HEADERS)
+
+
+def _plan(exports: Exports, wish: Wish) -> dict[str, Any]:
+    values: dict[str, Any] = {"planned": None, "failure": None, "command": "", "wish": wish, "offers_again": False}
     if not wish.is_empty:
         values["command"] = wish.command(*exports.options)
         try:
             values["planned"] = exports.planned(wish)
         except ModelExportError as error:
             values["failure"] = error.failure()
-    return HTMLResponse(rendered("check", **values), headers=HEADERS)
+    return values
 
 
 def create(request: Request, exports: Exports, wish: Wish) -> Response:
@@ -124,10 +142,11 @@ def create(request: Request, exports: Exports, wish: Wish) -> Response:
 
 
 def export_page(request: Request, exports: Exports) -> Response:
-    """Show one export."""
+    """Show one export; under its own name once it has one."""
     shown = exports.shown(**request.path_params)
-    values = {"shown": shown, "said": _status(shown), "again": _again(shown), **_live(exports, shown)}
-    return page(request, exports, "export", **values)
+    if shown.entry.id != request.path_params["export"]:
+        return _see(f"/projects/{shown.entry.project}/exports/{shown.entry.id}")
+    return page(request, exports, "export", **_live(exports, shown), again=_again(exports, shown))
 
 
 def live(request: Request, exports: Exports) -> Response:
@@ -136,44 +155,56 @@ def live(request: Request, exports: Exports) -> Response:
     headers = dict(HEADERS)
     if request.query_params.get("state") != shown.entry.state:
         headers["hx-refresh"] = "true"
-    return HTMLResponse(rendered("live", shown=shown, **_live(exports, shown)), headers=headers)
+    values = _live(exports, shown)
+    values["said_again"] = request.query_params.get("said") != values["said"]
+    return HTMLResponse(rendered("live", **values), headers=headers)
 
 
 def _live(exports: Exports, shown: Shown) -> dict[str, Any]:
     found = findings_of(exports, shown)
-    return {"outputs": found.outputs, "warnings": found.warnings}
+    said = _said(shown)
+    query = urlencode({"state": shown.entry.state, "said": said})
+    about = {"outputs": found.outputs, "warnings": found.warnings, "missing": found.failure}
+    return {"shown": shown, "said": said, "said_again": False, "query": query, **about}
 
 
-def _status(shown: Shown) -> str:
-    running = ", ".join(task.task for task in shown.progress.tasks if task.state == "running")
+def _said(shown: Shown) -> str:
+    at_work = () if shown.is_ended else shown.progress.tasks
+    running = ", ".join(task.task for task in at_work if task.state == "running")
     said = _SAID.get(shown.entry.state, f"is {shown.entry.state}")
     return f"The export {said}{f': {running}' if running else ''}."
 
 
-def _again(shown: Shown) -> str:
+def _again(exports: Exports, shown: Shown) -> str:
     """Return the query of a form like the one that made an export; empty if its sources are not named."""
-    if shown.message is None:
+    message = shown.message
+    if message is None:
         return ""
-    configuration = shown.message.configuration
-    fields = [("run", configuration.checkpoint.path), ("base", configuration.base_model.name)]
-    outputs = map(split_output, delivered_formats(shown.message))
-    fields += [("formats", f"{name}:{level or 'none'}") for name, level in outputs]
-    fields = [(name, value) for name, value in fields if value]
-    return urlencode(fields) if any(name in {"run", "base"} for name, _ in fields) else ""
+    named = {"run": message.configuration.checkpoint.path, "base": message.configuration.base_model.name}
+    stored = {"run": message.sources.get("adapter", ""), "base": message.sources.get("base", "")}
+    if not exports.is_here:  # a path would be one of the machine from which it was sent
+        named = {name: value if is_url(value) else stored[name] for name, value in named.items()}
+    if not any(named.values()):
+        return ""
+    outputs = map(split_output, requested_formats(message))
+    fields = [*named.items(), *(("formats", f"{name}:{level or 'none'}") for name, level in outputs)]
+    fields += [("settings", "\n".join(changed_settings(message)))]
+    fields += [("project", shown.entry.project)] if not exports.is_here else []
+    return urlencode([(name, value) for name, value in fields if value])
 
 
 def act(request: Request, exports: Exports) -> Response:
-    """Cancel, continue or forget an export, and go to its page, or to the list."""
+    """Cancel, retry or delete an export, and go to its page, or to the list."""
     project, export, action = (request.path_params[name] for name in ("project", "export", "action"))
     exports.act(project, export, action)
-    return _see("/" if action == "forget" else f"/projects/{project}/exports/{export}")
+    return _see("/" if action == DELETE else f"/projects/{project}/exports/{export}")
 
 
 def report(request: Request, exports: Exports) -> Response:
     """Show the report of an export, as it is delivered with the outputs."""
     found = report_of(exports, exports.shown(**request.path_params))
     if found is None:
-        raise ServiceError("the export has not ended", reason="EXPORT_RUNNING", remedy="wait for its end")
+        raise ServiceError("the export has not ended", reason="EXPORT_STATE", remedy="wait for its end")
     return HTMLResponse(report_page(found), headers=REPORT_HEADERS)
 
 
@@ -195,14 +226,25 @@ def download(request: Request, exports: Exports) -> Response:
         "content-length": str(tar_bytes(manifest, name)),
         "content-disposition": f'attachment; filename="{name}.tar"',
     }
-    chunks = tar_of(manifest, name, lambda file: exports.content(project, digest, file))
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type="application/x-tar")
+    chunks = _told(tar_of(manifest, name, lambda file: exports.content(project, digest, file)), output)
     return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
+
+
+def _told(chunks: Iterator[bytes], output: str) -> Iterator[bytes]:
+    """Yield chunks; log why they end early, as the response has begun and cannot say it."""
+    try:
+        yield from chunks
+    except ModelExportError as error:
+        log.error(f"the download of {one_line(output)} was ended: {error}")
+        raise
 
 
 def compare(request: Request, exports: Exports) -> Response:
     """Show two exports side by side."""
     names = request.query_params.getlist("export")
-    if len(names) != _TWO or any("/" not in name for name in names):
+    if len(names) != _COMPARED or any("/" not in name for name in names):
         raise ServiceError(
             f"{len(names)} exports are chosen",
             reason="REQUEST_INVALID",

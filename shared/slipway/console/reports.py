@@ -7,18 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from slipway.artifacts import Artifacts
+from slipway.configuration import ExportConfiguration
 from slipway.console.exports import Exports, Shown
+from slipway.errors import Failure, ModelExportError
 from slipway.results.outcome import delivered_formats
 from slipway.results.report import figures
 from slipway.results.report.document import Report
 from slipway.results.report.page import NOT_MADE, VERDICTS
 from slipway.results.stored import stored_report
+from slipway.rpc.messages import asked_configuration_message
 from slipway.texts import shortened
 from slipway_protos.v1 import export_pb2 as pb
 
 _LONGEST_VALUE = 200
+_OWN_FIELDS = ("base_model.", "checkpoint.", "formats.", "output.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,12 @@ class Output:
 
 
 def report_of(exports: Exports, shown: Shown) -> Report | None:
-    """Return the report of an export; None before it has ended.
+    """Return the report of an export; None before its record is that of one that has ended.
 
     Raises:
         ModelExportError: Its artifacts cannot be read.
     """
-    if shown.message is None or not shown.is_ended:
+    if shown.message is None or not shown.has_report:
         return None
     with exports.artifacts(shown.entry.project) as store:
         return stored_report(shown.message, store)
@@ -58,25 +63,32 @@ def report_of(exports: Exports, shown: Shown) -> Report | None:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an export has made, and what there is to say about it."""
+    """What an export has made, and what there is to say about it.
+
+    Attributes:
+        outputs: Its outputs.
+        warnings: Its warnings.
+        failure: Why no more is known, such as artifacts that are no longer in the store; None if all is known.
+    """
 
     outputs: tuple[Output, ...] = ()
     warnings: tuple[str, ...] = ()
+    failure: Failure | None = None
 
 
 def findings_of(exports: Exports, shown: Shown) -> Findings:
-    """Return the outputs of an export, in the plan's order, with its warnings; while it runs, what it has made so far.
-
-    Raises:
-        ModelExportError: Its artifacts cannot be read.
-    """
+    """Return the outputs of an export, in the plan's order, with its warnings; while it runs, what it has made so far."""
     if shown.message is None:
         return Findings()
-    report = report_of(exports, shown)
-    if report is None:
+    try:
+        report = report_of(exports, shown)
+        if report is not None:
+            return Findings(tuple(_outputs(report)), report.result.warnings)
         with exports.artifacts(shown.entry.project) as store:
             return Findings(tuple(_made(shown.message, store)))
-    return Findings(tuple(_outputs(report)), report.result.warnings)
+    except ModelExportError as error:
+        names = delivered_formats(shown.message)
+        return Findings(tuple(Output(name, "unknown") for name in names), failure=error.failure())
 
 
 def _made(message: pb.Export, store: Artifacts) -> Iterator[Output]:
@@ -114,10 +126,25 @@ def differences(one: pb.Export | None, other: pb.Export | None) -> list[tuple[st
 def _facts(message: pb.Export | None) -> Iterator[tuple[str, str]]:
     if message is None:
         return
-    yield from _flat(MessageToDict(message.configuration, preserving_proto_field_name=True))
+    yield from _flat(_as_dict(message.configuration))
     for title, values in (("source", message.sources), ("label", message.labels)):
         for name, value in values.items():
             yield f"{title} {name}", shortened(value, _LONGEST_VALUE)
+
+
+def changed_settings(message: pb.Export) -> list[str]:
+    """Return the plain settings of an export that are not the usual ones, as after ``--set``, without those that name its parts."""
+    usual = dict(_flat(_as_dict(asked_configuration_message(ExportConfiguration()))))
+    asked = _flat(_as_dict(message.configuration))
+    return [
+        f"{key}={value}"
+        for key, value in asked
+        if value and usual.get(key) != value and not key.startswith(_OWN_FIELDS) and "," not in value
+    ]
+
+
+def _as_dict(configuration: Message) -> dict[str, Any]:
+    return MessageToDict(configuration, preserving_proto_field_name=True)
 
 
 def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

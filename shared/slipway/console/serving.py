@@ -8,18 +8,22 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
+import time
+import webbrowser
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
+from pathlib import Path
 
 import uvicorn
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipway.console.application import console
 from slipway.console.exports import Exports
 from slipway.console.on_machine import MachineExports
-from slipway.console.rendering import HEADERS, ROOT, page
+from slipway.console.rendering import ROOT, page
 from slipway.errors import ModelExportError, ServiceError
 from slipway.exporting.interruption import quiet_log
 from slipway.rpc.serving import check_port, listen_error
@@ -27,6 +31,7 @@ from slipway.security.origins import check_origin
 from slipway.settings import Settings
 
 _KEY = "key"
+_OPENING_SECONDS = 60.0
 _NAMES = frozenset({"localhost"})
 
 
@@ -53,12 +58,11 @@ class KeyGuard:
     def _refusal(self, request: Request) -> Response | None:
         """Return what is sent instead of the page; None to let the request through."""
         try:
+            if self._is(request.query_params.get(_KEY, "")):
+                check_origin(lambda name: request.headers.get(name, "") if name == "host" else "", names=_NAMES)
+                return self._let_in(request)
             check_origin(lambda name: request.headers.get(name, ""), names=_NAMES)
-            if secrets.compare_digest(request.query_params.get(_KEY, "").encode(), self._key.encode()):
-                let_in = RedirectResponse(f"{ROOT}/", HTTPStatus.SEE_OTHER, headers=HEADERS)
-                let_in.set_cookie(self._cookie, self._key, httponly=True, samesite="strict", path=ROOT)
-                return let_in
-            if not secrets.compare_digest(request.cookies.get(self._cookie, "").encode(), self._key.encode()):
+            if not self._is(request.cookies.get(self._cookie, "")):
                 raise ServiceError(
                     "this console is another person's, or its address has changed",
                     reason="PERMISSION_DENIED",
@@ -67,6 +71,15 @@ class KeyGuard:
         except ModelExportError as error:
             return page(request, None, "failed", status=HTTPStatus.FORBIDDEN, failure=error.failure())
         return None
+
+    def _is(self, key: str) -> bool:
+        return secrets.compare_digest(key.encode(), self._key.encode())
+
+    def _let_in(self, request: Request) -> Response:
+        """Keep the key in a cookie, and lead on from a page of this address: a browser sends the cookie to no page that another has led to."""
+        answer = page(request, None, "let_in")
+        answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict", path=ROOT)
+        return answer
 
 
 @contextlib.contextmanager
@@ -106,7 +119,8 @@ def serve(settings: Settings, *, port: int, announce: Callable[[str], None]) -> 
         listener.close()
         raise listen_error(f"127.0.0.1:{port}", str(error)) from error
     port, key = listener.getsockname()[1], secrets.token_urlsafe(24)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what it has to say is told by the console itself
+    logging.getLogger("slipway.console").addHandler(logging.StreamHandler())
     with quiet_log(), exports_of_settings(settings) as exports:
         guarded = KeyGuard(console(lambda _, __: exports), key=key, port=port)
         config = uvicorn.Config(
@@ -120,6 +134,15 @@ def serve(settings: Settings, *, port: int, announce: Callable[[str], None]) -> 
         )
         server = _Server(config, lambda: announce(f"http://127.0.0.1:{port}{ROOT}/?{_KEY}={key}"))
         server.run(sockets=[listener])
+
+
+def open_in_browser(address: str) -> None:
+    """Open an address with a key in it: by a file that leads to it, because everybody can read the words with which a browser is started."""
+    with tempfile.TemporaryDirectory(prefix="slipway-ui-") as folder:
+        path = Path(folder) / "open.html"
+        path.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={address}">', encoding="ascii")
+        webbrowser.open(path.as_uri())
+        time.sleep(_OPENING_SECONDS)
 
 
 class _Server(uvicorn.Server):

@@ -66,7 +66,8 @@ def sign_in(request: Request, fields: Mapping[str, str], exports: Exports) -> Re
     except ModelExportError as error:
         return sign_in_page(request, failure=error.failure())
     answer = RedirectResponse(_next(fields.get("next", "")), HTTPStatus.SEE_OTHER, headers=HEADERS)
-    secure = request.scope["scheme"] == "https"
+    # Behind a proxy with a certificate, only the page's own address says that it came by HTTPS.
+    secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https://")
     answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict", secure=secure, path=ROOT)
     return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from slipway.errors import ConfigurationError
 from slipway.texts import hidden_character
 
 _MOST_CHARACTERS = 4096
+_MOST_NAME_BYTES = 255
 _MOST_FORMATS, _MOST_SETTINGS = 64, 64
 
 
@@ -28,6 +30,8 @@ class Wish:
         out: Folder that receives the export's own folder; empty for the usual one.
         assignments: Further settings, each as after ``--set``.
         project: Project of the export at a coordinator; empty for the usual one.
+        form: Name of the form, which differs each time that it is shown.
+        seen: The model for which the form shows sizes, as :attr:`model` writes it.
     """
 
     run: str = ""
@@ -37,6 +41,8 @@ class Wish:
     out: str = ""
     assignments: tuple[str, ...] = ()
     project: str = ""
+    form: str = ""
+    seen: str = ""
 
     @classmethod
     def of(cls, fields: Iterable[tuple[str, str]]) -> Wish:
@@ -65,12 +71,29 @@ class Wish:
             out=texts.get("out", ""),
             assignments=assignments,
             project=texts.get("project", ""),
+            form=texts.get("form", ""),
+            seen=texts.get("seen", ""),
         )
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is named that could be exported."""
         return not self.run and not self.base
+
+    @property
+    def model(self) -> str:
+        """The model that would be exported, in one text."""
+        return f"{self.run}|{self.base}"
+
+    @property
+    def request_id(self) -> str:
+        """The same for the same form with the same fields, so that a second click asks for nothing new; empty without a form."""
+        if not self.form:
+            return ""
+        asked = repr(
+            (self.form, self.run, self.base, self.formats, self.target, self.out, self.assignments, self.project)
+        )
+        return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
     def load(self, *, environment: Mapping[str, str] = os.environ) -> LoadedConfiguration:
         """Return the configuration, as the command loads it from its flags.
@@ -101,12 +124,17 @@ class Wish:
         for flag, value in (("--target", self.target), ("--base-model", self.base), ("--out", self.out)):
             words += [flag, value] if value else []
         words += [word for each in self.assignments for word in ("--set", each)]
-        return shlex.join([*words, *options])
+        project = ["--project", self.project] if self.project else []
+        return shlex.join([*words, *options, *project])
 
 
 def _check(name: str, value: str) -> None:
     if len(value) > _MOST_CHARACTERS:
         raise _refused(f"the field {name} has {len(value)} characters", f"use at most {_MOST_CHARACTERS}")
+    if any(len(part.encode()) > _MOST_NAME_BYTES for part in value.split("/")) and name in {"run", "base", "out"}:
+        raise _refused(
+            f"the field {name} has a name of more than {_MOST_NAME_BYTES} bytes", "name a folder that exists"
+        )
     hidden = hidden_character(value.replace("\r\n", "").replace("\n", ""))
     if hidden:
         raise _refused(f"the field {name} has the hidden character {hidden}", "type it without")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pydantic
@@ -16,6 +18,8 @@ from slipway.files.regular_file import open_regular
 from slipway.rpc.values import ENDED_STATES, export_state
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2 as pb
+
+_MOST_KEPT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ def local_export(settings: Settings, name: str) -> LocalExport:
         ServiceError: ``EXPORT_NOT_FOUND``, or ``STATE_SCHEMA`` if it cannot be read.
     """
     wanted = name.rpartition("/")[2]
-    export = next((each for each in local_exports(settings) if each.id == wanted), None)
+    state = settings.exports_path / wanted / "state.db"
+    # A folder has the name of its export.
+    known = wanted not in {"", ".", ".."} and state.is_file()
+    export = next((each for each in _read_state(state, filter="") if each.id == wanted), None) if known else None
     if export is None:
         raise ServiceError(
             f"no export {wanted!r} on this machine",
@@ -72,6 +79,18 @@ def local_export(settings: Settings, name: str) -> LocalExport:
             about={"folder": export.folder},
         )
     return export
+
+
+def delete_local_export(settings: Settings, export_id: str) -> None:
+    """Forget an export of this machine: remove its state. Its artifacts stay in the store until they are collected.
+
+    Raises:
+        ServiceError: ``EXPORT_NOT_FOUND``; ``COORDINATOR_LOCKED`` while a process runs it.
+        OSError: A file of its state cannot be removed.
+    """
+    folder = local_export(settings, export_id).folder
+    with coordinator_service().hold(folder / "state.db"):
+        shutil.rmtree(folder)
 
 
 @contextmanager
@@ -97,7 +116,7 @@ def _read_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002
     folder, problem = state.parent, ""
     try:
         running = is_locked(state.with_name("state.db.lock"))
-        messages = coordinator_service().exports(state, filter)
+        messages = coordinator_service().exports(state, filter) if filter else _messages(state, _stamp(state))
     except OSError as error:
         problem = f"{error.filename or folder} cannot be read: {error.strerror}"
     except (pydantic.ValidationError, ConfigurationError) as error:
@@ -112,6 +131,24 @@ def _read_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002
         LocalExport(message.name.rpartition("/")[2], folder, _state(message, running=running), message)
         for message in messages
     ]
+
+
+def _stamp(state: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return what differs after every change of a state: of its file, and of the one beside it to which SQLite writes first."""
+    stamps = []
+    for path in (state, state.with_name("state.db-wal")):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        stamps.append((found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(stamps)
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _messages(state: Path, _stamp: tuple[tuple[int, int, int], ...]) -> tuple[pb.Export, ...]:
+    """Return the exports of a state, which lists read again and again; they are not to be changed."""
+    return tuple(coordinator_service().exports(state, ""))
 
 
 def _state(message: pb.Export, *, running: bool) -> str:

@@ -12,12 +12,15 @@ import os
 import platform
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
 from slipway.artifacts.store import OnBytes
+from slipway.configuration import render_name
+from slipway.configuration.sections import OutputConfiguration
 from slipway.distribution import own_version
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.checksums import MANIFEST, changed_files, read_checksums, verify_directory, write_checksums
@@ -108,6 +111,21 @@ def check_target(target: Path, identity: str) -> None:
         remedy="choose another output.directory or naming_pattern, or move the folder away",
         about={"folder": target},
     )
+
+
+def naming_values(export: pb.Export) -> dict[str, str]:
+    """Return the values of the placeholders in the names of outputs and destinations."""
+    return {
+        "model_name": export.labels["model_name"],
+        "checkpoint": export.labels.get("checkpoint") or export.labels["model_name"],
+        "export_id": export_id(export),
+        "timestamp": f"{export.create_time.ToDatetime(UTC):%Y%m%d_%H%M%S}",
+    }
+
+
+def output_directory(export: pb.Export, output: OutputConfiguration) -> Path:
+    """Return the folder of an export's delivery. Its timestamp is the export's creation, so that a resumed export finds it again."""
+    return Path(output.directory) / render_name(output.naming_pattern, naming_values(export))
 
 
 def lineage(export: pb.Export) -> dict[str, Any]:

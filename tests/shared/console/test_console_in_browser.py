@@ -43,7 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(folder: Path) -> Iterator[str]:
     """The address that ``slipway ui`` prints."""
     words, variables = [SLIPWAY, "ui", "--no-browser"], environment(folder / "home")
-    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+    process = subprocess.Popen(
+        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
+    )
     assert process.stdout is not None
     try:
         yield process.stdout.readline().strip()
@@ -89,7 +91,7 @@ def test_an_export_is_made_watched_compared_and_downloaded(browser: Browser, add
         browser.open(f"{root}/", width=1280)
     size = browser.evaluate(
         "(async () => { const page = await (await fetch(document.querySelector('main th a').href)).text();"
-        " const link = page.match(/href=\"([^\"]*[.]tar)\"/)[1]; return (await (await fetch(link)).arrayBuffer()).byteLength; })()"
+        ' const link = page.match(/href="([^"]*[.]tar)"/)[1]; return (await (await fetch(link)).arrayBuffer()).byteLength; })()'
     )
     assert size > (folder / "run" / "checkpoint-10" / "adapter_model.safetensors").stat().st_size
     for number in (1, 2):

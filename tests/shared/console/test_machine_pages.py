@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from slipway.artifacts import LocalStore
 from slipway.console.application import console
 from slipway.console.on_machine import MachineExports
 from slipway.console.serving import KeyGuard
 from slipway.console.wish import Wish
 from slipway.settings import Settings
-from support.commands.cli import slipway
+from support.commands.cli import slipway, start
 from support.coordinators.harness import wait_for
 from support.models import tiny_models
 from support.servers.console_pages import Page, PlainBrowser, serving
@@ -41,10 +42,15 @@ class Place:
         given = [("run", str(self.run)), ("base", str(self.base)), ("out", str(self.root / out)), QUICK]
         return [*given, *(more or [("formats", "pytorch:none")])]
 
+    def page(self, path: str) -> Page:
+        """Return the page of an export, which has another path once the export has a name of its own."""
+        page = self.browser.get(path)
+        return self.browser.get(page.location) if page.status == 303 else page
+
     def ended(self, path: str) -> Page:
         """Wait for the end of an export; return its page."""
-        wait_for(lambda: re.search("The export (has|was)", self.browser.get(path).text))
-        return self.browser.get(path)
+        wait_for(lambda: re.search("The export (has|was)", self.page(path).text))
+        return self.page(path)
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +79,35 @@ def test_the_plan_says_sizes_and_the_same_command(place: Place) -> None:
     assert f"slipway export {place.run} -f gguf:q8_0 --base-model {place.base}" in answer.text
     offers = re.search(r'value="onnx:int8">.*?≤ ([\d.]+ .?B)', answer.text)
     assert offers, "the outputs have no sizes"
-    unchanged = place.browser.post("/ui/new/check", *place.fields(), hx_trigger_name="formats")
+    seen = re.findall('name="seen" value="(.*?)"', answer.text)
+    unchanged = place.browser.post("/ui/new/check", *place.fields(), ("seen", seen[0]))
     assert 'id="offers"' not in unchanged.text, "checkboxes are replaced under the reader's hands"
+
+
+def test_without_scripts_the_form_shows_the_plan_too(place: Place) -> None:
+    page = place.browser.post("/ui/new", *place.fields(("formats", "gguf:q8_0")))
+    assert page.status == 200
+    assert "gguf-q8_0 (≤" in re.sub("<.*?>", "", page.text)
+    assert f'value="{place.run}"' in page.text
+
+
+@pytest.mark.parametrize("source", ["hf://owner/name", "s3://bucket/run", "sha256:" + "1" * 64])
+def test_a_form_fetches_nothing(place: Place, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a source is fetched to draw a form")
+
+    monkeypatch.setattr("slipway.sources.folders.SourceFolders.find", refuse)
+    answer = place.browser.post("/ui/new/check", ("run", source), ("base", source), ("formats", "gguf:q8_0"))
+    assert "Makes gguf" in re.sub("<.*?>", "", answer.text)
+    assert "its sources are read when the export begins" in answer.text
 
 
 def test_what_this_machine_lacks_cannot_be_chosen_and_says_why(place: Place) -> None:
     page = place.browser.get("/ui/new").text
     lacking = place.exports.offered(Wish())
     unfit = [offer for offer in lacking if offer.unfit]
+    if not unfit:
+        pytest.skip("this machine lacks nothing")
     for offer in unfit:
         assert re.search(f'value="{offer.request}" disabled>', page), offer
         assert offer.unfit in page
@@ -152,21 +179,79 @@ def test_a_failed_export_says_why_and_is_continued(place: Place) -> None:
     assert "CHECKPOINT_NOT_FOUND" in page.text
     assert str(place.root / "later") in page.text
     tiny_models.make_checkpoint(place.base, place.root / "later", seed=2)
-    again = place.browser.post(f"{path}/continue")
+    again = place.browser.post(f"{path}/retry")
     assert again.status == 303
     assert "The export has succeeded." in place.ended(again.location).text
 
 
-def test_exports_take_turns_and_one_that_waits_is_cancelled(place: Place) -> None:
+def test_exports_take_turns_and_are_cancelled(place: Place) -> None:
     slow = ("settings", "validation.enabled=true\nvalidation.test_samples=2")
     first = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:bf16"), slow)).location
     second = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:fp16"))).location
     assert place.browser.post(f"{second}/cancel").status == 303
     assert "The export was cancelled." in place.ended(second).text
-    place.browser.post(f"{first}/cancel")
-    assert re.search("The export (was cancelled|has succeeded)", place.ended(first).text)
+    wait_for(lambda: "The export is running" in place.page(first).text)
+    assert place.browser.post(f"{first}/cancel").status == 303
+    page = place.ended(first)
+    assert "The export was cancelled." in page.text, re.findall("The export .*|<code>[A-Z_]*<.code>|<strong>.*?<.strong>", page.text)
+    assert "hx-trigger" not in page.text, "the page asks for ever"
     refused = place.browser.post(f"{first}/cancel")
-    assert (refused.status, "REQUEST_INVALID" in refused.text) == (400, True)
+    assert (refused.status, "EXPORT_STATE" in refused.text) == (400, True)
+
+
+def test_a_second_click_begins_nothing_new(place: Place) -> None:
+    form = re.findall('name="form" value="(.*?)"', place.browser.get("/ui/new").text)
+    fields = place.fields(("formats", "pytorch:int8"), ("form", form[0]))
+    paths = {place.browser.post("/ui/exports", *fields).location for _ in range(3)}
+    assert len(paths) == 1
+    changed = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:bf16"), ("form", form[0]))).location
+    assert changed not in paths
+    for path in (*paths, changed):
+        place.browser.post(f"{path}/cancel")
+        place.ended(path)
+
+
+def test_two_retries_begin_one_export(place: Place) -> None:
+    path = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:w8a8"))).location
+    place.browser.post(f"{path}/cancel")
+    place.ended(path)
+    answers = [place.browser.post(f"{path}/retry") for _ in range(2)]
+    assert sorted(answer.status for answer in answers) == [303, 400]
+    place.browser.post(f"{path}/cancel")
+    place.ended(path)
+
+
+def test_an_export_whose_artifacts_were_collected_is_still_shown(place: Place, made: str) -> None:
+    store = LocalStore(place.settings.store_path)
+    export = made.rpartition("/")[2]
+    message = place.exports.shown("default", export).message
+    assert message is not None
+    path = store.manifest_path(message.outputs["pytorch"])
+    hidden = path.rename(path.with_name("hidden"))
+    try:
+        page = place.browser.get(made)
+        assert (page.status, "ARTIFACT_NOT_FOUND" in page.text, "Stages" in page.text) == (200, True, True)
+        assert place.browser.get(f"/ui/compare?export=default/{export}&export=default/{export}").status == 200
+    finally:
+        hidden.rename(path)
+
+
+def test_an_interrupted_export_has_no_report(place: Place) -> None:
+    words = ("--base-model", str(place.base), "--out", str(place.root / "o2"), "-f", "onnx:none", "--progress", "plain")
+    process = start(["export", place.run, *words], place.home)
+    wait_for(lambda: "running" in place.browser.get("/ui/").text)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: "interrupted" in place.browser.get("/ui/").text)
+    path = next(
+        path for path in EXPORT.findall(place.browser.get("/ui/").text) if "interrupted" in place.browser.get(path).text
+    )
+    page = place.browser.get(path)
+    assert f"{path}/report" not in page.text
+    assert place.browser.get(f"{path}/report").status == 400
+    assert place.browser.post(f"{path}/delete").location == "/ui/"
+    assert place.browser.get(path).status == 404
+    assert "interrupted" not in place.browser.get("/ui/").text
 
 
 def test_paths_that_are_none_are_told(place: Place, made: str) -> None:
@@ -180,7 +265,9 @@ def test_paths_that_are_none_are_told(place: Place, made: str) -> None:
     ):
         assert place.browser.get(path).status == status, path
     assert place.browser.get("/ui/exports").status == 405
-    assert place.browser.post(f"{made}/explode").status in {400, 404}
+    assert place.browser.post(f"{made}/explode").status == 400
+    part = place.browser.get("/ui/projects/default/exports/none/live", hx_request="true")
+    assert (part.status, "EXPORT_NOT_FOUND" in part.text, "<nav" in part.text) == (286, True, False)
 
 
 def test_forms_have_limits(place: Place) -> None:
@@ -215,7 +302,7 @@ def test_only_who_has_the_key_is_let_in(place: Place) -> None:
         assert browser.get("/ui/?key=").status == 403
         assert browser.get("/ui/?key=%ff").status == 403
         let_in = browser.get("/ui/?key=right-key")
-        assert (let_in.status, let_in.location) == (303, "/ui/")
+        assert (let_in.status, 'content="0; url=/ui/"' in let_in.text) == (200, True)
         assert all(word in let_in.headers["set-cookie"] for word in ("HttpOnly", "SameSite=strict", "Path=/ui"))
         assert browser.get("/ui/").status == 200
         for headers in (
@@ -233,8 +320,8 @@ def test_the_end_of_the_console_ends_what_runs(tmp_path: Path) -> None:
     with serving(console(lambda _, __: place.exports)) as address:
         place.browser = PlainBrowser(address)
         path = place.browser.post("/ui/exports", *place.fields(("formats", "onnx:none"))).location
-        wait_for(lambda: "running" in place.browser.get(path).text)
+        wait_for(lambda: "running" in place.page(path).text)
         place.exports.close()
-    assert not [thread for thread in place.exports._threads if thread.is_alive()]
+    assert not [thread for thread in place.exports._jobs._threads if thread.is_alive()]
     scratch = place.home / "scratch"
     assert not scratch.exists() or not list(scratch.iterdir())

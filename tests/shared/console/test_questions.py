@@ -171,7 +171,7 @@ def test_what_cannot_be_asked_is_refused_on_the_page(
 
 def test_one_question_at_a_time_and_cancel_ends_its_processes(pages: Pages) -> None:
     ask(pages, ("models", "base"))
-    wait_for(runners)
+    wait_for(runners, seconds=240)
     second = pages.post("/ask", ("prompt", "two"), ("tokens", "8"), *ALL)
     assert second.status == 422
     assert "another question is being answered" in second.text
@@ -184,7 +184,7 @@ def test_one_question_at_a_time_and_cancel_ends_its_processes(pages: Pages) -> N
 
 def test_a_question_ends_with_the_console(exports: MachineExports, pages: Pages) -> None:
     ask(pages, ("models", "base"))
-    wait_for(runners)
+    wait_for(runners, seconds=240)
     exports.close()  # the fixture closes it again
     assert runners() == []
     assert "The question was cancelled." in pages.get("/ask").text
@@ -206,7 +206,7 @@ def test_a_model_that_dies_is_named_and_the_console_goes_on(pages: Pages) -> Non
 
 def test_a_question_whose_whole_process_dies_is_told(pages: Pages) -> None:
     ask(pages, ("models", "base"))
-    wait_for(runners)
+    wait_for(runners, seconds=240)
     processes = runners()
     stages = [each for each in psutil.Process().children() if "slipway.execution.child_main" in each.cmdline()]
     assert len(stages) == 1

@@ -14,7 +14,7 @@ from google.rpc import code_pb2, status_pb2
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from slipway.client.calls import DEFAULT_PROJECT, BlockingCalls, Metadata
+from slipway.client.calls import BlockingCalls, Metadata
 from slipway.console.application import console
 from slipway.console.at_coordinator import CoordinatorExports, Following
 from slipway.console.exports import Exports
@@ -42,7 +42,7 @@ def coordinator_console(handlers: Handlers) -> Starlette:
     def exports_of(request: Request, token: str) -> Exports:
         channel = _Channel(handlers, _with_token(request, token), asyncio.get_running_loop())
         calls = BlockingCalls(_ADDRESS, channel=cast("BlockingChannel", channel))
-        return CoordinatorExports(calls, project=DEFAULT_PROJECT, following=following)
+        return CoordinatorExports(calls, project="", following=following)
 
     return console(exports_of, signing_in=True)
 
@@ -122,10 +122,9 @@ class _Channel:
 
     def stream_unary(self, method: str, **_: Any) -> Callable[..., Message]:
         """Return a function for a call that pages do not make."""
-        raise_for = method
 
         def call(*_: Any, **__: Any) -> Message:
-            raise _ended(code_pb2.UNIMPLEMENTED, f"{raise_for} is not made by pages")
+            raise _ended(code_pb2.UNIMPLEMENTED, f"{method} is not made by pages")
 
         return call
 

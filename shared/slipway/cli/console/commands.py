@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated
 
 import typer
@@ -27,15 +28,13 @@ def ui(ctx: typer.Context, port: Port = 0, no_browser: NoBrowser = False, debug:
     from slipway.distribution import require
 
     require("ui", what="slipway ui")
-    from slipway.console.serving import serve
+    from slipway.console.serving import open_in_browser, serve
     from slipway.terminal.console import errors, show, unbroken_line
 
     def announce(address: str) -> None:
         show(unbroken_line("", address))
         errors.print("Ctrl-C ends it.", style="dim")
         if not no_browser:
-            import webbrowser
-
-            webbrowser.open(address)
+            threading.Thread(target=open_in_browser, args=(address,), daemon=True).start()
 
     serve(settings, port=port, announce=announce)

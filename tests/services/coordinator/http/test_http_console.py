@@ -7,6 +7,7 @@ import logging
 import re
 import tarfile
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -51,7 +52,12 @@ def test_who_has_not_signed_in_is_led_there_and_back(place: HttpPlace, nobody: P
     assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/ui"))
     assert "wanted" in nobody.get(path_of(name)).text
     part = PlainBrowser(place.http_address).get(f"{path_of(name)}/live", hx_request="true")
-    assert (part.status, part.headers["hx-redirect"].partition("?")[0]) == (200, "/ui/sign-in")
+    assert part.status == 200
+    shown = f"http://{place.http_address}/ui/compare?export=red/wanted&export=red/other"
+    part = PlainBrowser(place.http_address).get(f"{path_of(name)}/live", hx_request="true", hx_current_url=shown)
+    assert unquote(part.headers["hx-redirect"]) == "/ui/sign-in?next=/ui/compare?export=red/wanted&export=red/other"
+    led = PlainBrowser(place.http_address).get("/ui/compare?export=red/wanted&export=red/other")
+    assert unquote(led.location) == "/ui/sign-in?next=/ui/compare?export=red/wanted&export=red/other"
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "a" * 40, "sl-" + "0" * 60, "\x00\x1b", "ümläut" * 10, "a" * 9000])
@@ -108,7 +114,7 @@ def test_who_may_only_look_changes_nothing(place: HttpPlace) -> None:
     assert WAITING.search(signed_in(place, "viewer").get(path_of(name)).text)
     assert signed_in(place, "submitter").post(f"{path_of(name)}/cancel").status == 303
     assert "was cancelled" in signed_in(place, "viewer").get(path_of(name)).text
-    assert signed_in(place, "admin").post(f"{path_of(name)}/forget").location == "/ui/"
+    assert signed_in(place, "admin").post(f"{path_of(name)}/delete").location == "/ui/"
     assert signed_in(place, "submitter").get(path_of(name)).status == 404
 
 
@@ -123,6 +129,10 @@ def test_an_export_is_created_of_what_was_pushed(place: HttpPlace, tmp_path: Pat
     page = browser.get(answer.location).text
     assert WAITING.search(page)
     assert "by <bdi>submitter</bdi>" in page
+    assert (
+        browser.post("/ui/exports", *fields, ("form", "1")).location
+        == browser.post("/ui/exports", *fields, ("form", "1")).location
+    )
     again = re.findall('/ui/new[?](run=[^"]*)', page)
     form = browser.get(f"/ui/new?{again[0]}").text
     assert f'value="{digest}"' in form
