@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from slipway.exporting.verification import Verification
     from slipway.formats import Format
     from slipway.progress.tracking import ExportProgress, TaskProgress
-    from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
+    from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult, PublishedResult
     from slipway.settings.security import Security
     from slipway.stage import (
         Context,
@@ -101,6 +101,7 @@ __all__ = [
     "OpenVinoExportError",
     "Progress",
     "Provider",
+    "PublishedResult",
     "QuantizationError",
     "Recommendation",
     "Security",
@@ -153,6 +154,7 @@ _HOMES = {
     "LoadedConfiguration": "slipway.configuration",
     "Progress": "slipway.stage",
     "Provider": "slipway.stage",
+    "PublishedResult": "slipway.results.result",
     "Recommendation": "slipway.advice.recommendation",
     "Security": "slipway.settings.security",
     "Stage": "slipway.stage",

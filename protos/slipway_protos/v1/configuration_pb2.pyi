@@ -180,14 +180,18 @@ class LimitOverrides(_message.Message):
     def __init__(self, max_abs_diff: _Optional[float] = ..., mean_kl: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., perplexity_ratio: _Optional[float] = ..., case_mean_kl: _Optional[float] = ..., adapter_strength_error: _Optional[float] = ..., cosine_distance: _Optional[float] = ..., relative_error: _Optional[float] = ..., module_strength_error: _Optional[float] = ..., module_weight_error: _Optional[float] = ..., quality_loss: _Optional[float] = ...) -> None: ...
 
 class OutputConfiguration(_message.Message):
-    __slots__ = ("directory", "naming_pattern", "target")
+    __slots__ = ("directory", "naming_pattern", "target", "destinations", "license")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     NAMING_PATTERN_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    DESTINATIONS_FIELD_NUMBER: _ClassVar[int]
+    LICENSE_FIELD_NUMBER: _ClassVar[int]
     directory: str
     naming_pattern: str
     target: str
-    def __init__(self, directory: _Optional[str] = ..., naming_pattern: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+    destinations: _containers.RepeatedScalarFieldContainer[str]
+    license: str
+    def __init__(self, directory: _Optional[str] = ..., naming_pattern: _Optional[str] = ..., target: _Optional[str] = ..., destinations: _Optional[_Iterable[str]] = ..., license: _Optional[str] = ...) -> None: ...
 
 class RecoveryConfiguration(_message.Message):
     __slots__ = ("profile", "max_attempts")

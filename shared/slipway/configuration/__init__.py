@@ -18,7 +18,7 @@ from slipway.configuration.sections import (
     ResourcesConfiguration,
     ValidationConfiguration,
 )
-from slipway.configuration.values import render_name
+from slipway.configuration.values import render_address, render_name
 
 __all__ = [
     "ENVIRONMENT",
@@ -35,5 +35,6 @@ __all__ = [
     "ValidationConfiguration",
     "load",
     "parse",
+    "render_address",
     "render_name",
 ]

@@ -10,7 +10,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from slipway.configuration.formats import FormatsConfiguration
 from slipway.configuration.values import (
     GROUP_SIZES,
+    LICENCE,
     Levels,
+    check_destinations,
     check_limit_names,
     check_pattern,
     check_size_budget,
@@ -248,11 +250,27 @@ class OutputConfiguration(Section):
         naming_pattern: Name of this export's folder: ``{model_name}``, ``{timestamp}``, ``{checkpoint}``, ``{export_id}``.
         target: Where the outputs shall run, in any case; ``ollama`` is another name of ``llama.cpp``. Where no format is named, the format and
             level that ``slipway recommend`` puts first for it are made; otherwise a warning names what is unfit for it.
+        destinations: Addresses at which a successful export is published once it is delivered, as ``slipway publish`` takes them; they
+            may have the placeholders of ``naming_pattern``.
+        license: The model's licence for what is published, as an SPDX expression: ``Apache-2.0``.
     """
 
     directory: Text = Field(default="exported_models", min_length=1)
     naming_pattern: Text = "{model_name}_{timestamp}"
     target: Annotated[Target, BeforeValidator(check_target)] = ""
+    destinations: Annotated[Texts, AfterValidator(check_destinations)] = Field(
+        default=(), examples=["oci://registry.example.com/models/{model_name}:v1"]
+    )
+    license: Text = Field(default="", examples=["Apache-2.0"])
+
+    @field_validator("license")
+    @classmethod
+    def _check_licence(cls, value: str) -> str:
+        if value and LICENCE.fullmatch(value) is None:
+            raise wrong_value(
+                value, "is not an SPDX licence expression", "write one such as Apache-2.0, or 'MIT OR Apache-2.0'"
+            )
+        return value
 
     @field_validator("directory")
     @classmethod

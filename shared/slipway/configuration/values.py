@@ -16,7 +16,7 @@ from slipway.registry import stage_names
 from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import LARGEST_BYTES, Level, wrong_value
 from slipway.sizes import parse_size_or_share
-from slipway.texts import MalformedText, quoted
+from slipway.texts import MalformedText, quoted, redact_address
 from slipway.validation.verdicts import LimitOverrides
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
@@ -24,8 +24,14 @@ MOST_TEST_INPUTS, LARGEST_TEST_INPUTS = 1000, 128 << 10
 """Most test inputs in a configuration itself, and their bytes; they travel in every message about the export."""
 
 _HUB = "hf://"
+_PASSWORD = re.compile(r"://[^/@\s]*@")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 PLACEHOLDERS = ("model_name", "timestamp", "checkpoint", "export_id")
+LICENCE = re.compile(r"[A-Za-z0-9.+() :-]{1,200}")
+"""An SPDX licence expression, by its characters."""
+MOST_DESTINATIONS = 16
+_LONGEST_PART = 64
+"""Longest part of an address that is made of a name, in characters."""
 
 
 def _check_levels(value: Any) -> Any:
@@ -108,18 +114,52 @@ def check_pattern(pattern: str) -> None:
     Raises:
         PydanticCustomError: It is not a pattern, or names no folder.
     """
+    for literal in _literals(pattern, pattern):
+        if "/" in literal or "\\" in literal or "\0" in literal:
+            raise wrong_value(pattern, "contains a path separator", "name folders in output.directory")
+    if pattern.strip() in {"", ".", ".."}:
+        raise wrong_value(pattern, "does not name a folder", "write for example {model_name}_{timestamp}")
+
+
+def check_destinations(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the form of addresses to publish to; whether one is of a known kind is checked before an export begins.
+
+    Raises:
+        PydanticCustomError: There are too many or the same twice, or one has a user or an unknown placeholder.
+    """
+    if len(addresses) > MOST_DESTINATIONS:
+        raise wrong_value(f"{len(addresses)} addresses", "are too many", f"name at most {MOST_DESTINATIONS}")
+    for number, address in enumerate(addresses):
+        shown = redact_address(address)
+        if not address.strip():
+            raise wrong_value(
+                address, "is not an address", "write for example oci://registry.example.com/models/name:v1"
+            )
+        if _PASSWORD.search(address):
+            raise wrong_value(
+                shown, "has a user in it", "leave it out: credentials come from variables of this machine"
+            )
+        if address in addresses[:number]:
+            raise wrong_value(shown, "is named twice", "name it once")
+        _literals(address, shown)
+    return addresses
+
+
+def _literals(pattern: str, shown: str) -> list[str]:
+    """Return the parts of a pattern between its placeholders.
+
+    Raises:
+        PydanticCustomError: It is not a pattern, or has an unknown placeholder.
+    """
     known = f"placeholders are {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}"
     try:
         parts = list(string.Formatter().parse(pattern))
     except ValueError as error:
-        raise wrong_value(pattern, f"is not a pattern: {error}", known) from error
-    for literal, name, spec, conversion in parts:
-        if "/" in literal or "\\" in literal or "\0" in literal:
-            raise wrong_value(pattern, "contains a path separator", "name folders in output.directory")
+        raise wrong_value(shown, f"is not a pattern: {error}", known) from error
+    for _, name, spec, conversion in parts:
         if name is not None and (name not in PLACEHOLDERS or spec or conversion):
-            raise wrong_value(pattern, f"has an unknown placeholder {quoted('{' + name + '}')}", known)
-    if pattern.strip() in {"", ".", ".."}:
-        raise wrong_value(pattern, "does not name a folder", "write for example {model_name}_{timestamp}")
+            raise wrong_value(shown, f"has an unknown placeholder {quoted('{' + name + '}')}", known)
+    return [literal for literal, *_ in parts]
 
 
 def model_name(checkpoint: str, base: str) -> str:
@@ -148,3 +188,21 @@ def render_name(pattern: str, values: Mapping[str, str]) -> str:
     """
     safe = {name: re.sub(r"[^A-Za-z0-9._+-]+", "-", values[name]).strip("-.") or "model" for name in PLACEHOLDERS}
     return pattern.format(**safe)
+
+
+def render_address(address: str, values: Mapping[str, str]) -> str:
+    """Return an address to publish to, with values that every kind of destination takes in its names.
+
+    Args:
+        address: As checked by :func:`check_destinations`.
+        values: One value per placeholder of :data:`PLACEHOLDERS`.
+    """
+    safe = {name: _safe_part(values[name]) for name in PLACEHOLDERS}
+    if address.startswith("oci:"):  # registries refuse capital letters
+        safe = {name: value.lower() for name, value in safe.items()}
+    return address.format(**safe)
+
+
+def _safe_part(value: str) -> str:
+    letters = re.sub(r"[^A-Za-z0-9._-]+", "-", value)
+    return re.sub(r"[._-]{2,}", "-", letters).strip("-._")[:_LONGEST_PART].strip("-._") or "model"

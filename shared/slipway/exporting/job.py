@@ -7,16 +7,16 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.artifacts import Artifacts
-from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
+from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.distribution import require
-from slipway.errors import ArtifactError, ModelExportError
+from slipway.errors import ModelExportError
 from slipway.export_sources.discovery import Sources
 from slipway.export_sources.naming import sources_to_import
+from slipway.exporting.destinations import Publisher, require_destinations
 from slipway.exporting.interruption import InterruptibleObserver, Interruption
 from slipway.exporting.opening import artifacts_at
 from slipway.exporting.preparing import Prepared, prepare_sources
@@ -24,7 +24,7 @@ from slipway.observability.telemetry import span
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
 from slipway.progress.observer import Observer
-from slipway.results.delivery import check_target, deliver, lineage
+from slipway.results.delivery import check_target, deliver, lineage, naming_values, output_directory
 from slipway.results.outcome import delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
 from slipway.results.result import ExportResult
@@ -62,6 +62,7 @@ class ExportJob:
         request_id: Name of the request to the coordinator.
         interruption: Ends the export from another thread. What has finished is kept, and the same export continues with it.
         stored: Sources that this process has stored before.
+        destinations_checked: Whether it was checked before that the result can be published.
     """
 
     loaded: LoadedConfiguration
@@ -71,6 +72,7 @@ class ExportJob:
     request_id: str = ""
     interruption: Interruption = field(default_factory=Interruption)
     stored: StoredFiles = field(default_factory=StoredFiles)
+    destinations_checked: bool = False
 
     def run(self) -> ExportResult:
         """Run the export and return its result, even if the export failed.
@@ -78,6 +80,9 @@ class ExportJob:
         Raises:
             ModelExportError: There is no result, for example because a source is missing.
         """
+        if self.configuration.output.destinations and not self.destinations_checked:
+            self.observer.note("asking the places to publish to")
+            require_destinations(self.configuration, self.settings)
         with ExitStack() as stack:
             stack.enter_context(self._span())
             store = stack.enter_context(artifacts_at(self.settings.coordinator, self.settings))
@@ -278,7 +283,8 @@ class ExportJob:
 
         deliver(export, target, store=store, describe=describe, on_bytes=lambda _: self.interruption.check())
         self.observer.note("")
-        return result
+        publisher = Publisher(self.configuration, self.settings, self.observer, self.interruption)
+        return publisher.publish(result, naming_values(export))
 
     def _check_target(self, export: pb.Export) -> None:
         """Check that the output may be written, as soon as its name is known; it may depend on a worker's import."""
@@ -287,14 +293,7 @@ class ExportJob:
 
     def _target(self, export: pb.Export) -> Path:
         """Return the output directory. Its timestamp is the export's creation, so that a resumed export finds it again."""
-        output = self.configuration.output
-        values = {
-            "model_name": export.labels["model_name"],
-            "checkpoint": export.labels.get("checkpoint") or export.labels["model_name"],
-            "export_id": export.name.rpartition("/")[2],
-            "timestamp": f"{export.create_time.ToDatetime(UTC):%Y%m%d_%H%M%S}",
-        }
-        return Path(output.directory) / render_name(output.naming_pattern, values)
+        return output_directory(export, self.configuration.output)
 
 
 def require_installed(settings: Settings) -> None:
@@ -321,6 +320,7 @@ def run_export(
     request_id: str = "",
     interruption: Interruption | None = None,
     stored: StoredFiles | None = None,
+    destinations_checked: bool = False,
 ) -> ExportResult:
     """Run an export to its end and return its result, even if the export failed. Arguments are those of :class:`ExportJob`.
 
@@ -337,6 +337,7 @@ def run_export(
         request_id=request_id,
         interruption=interruption,
         stored=stored or StoredFiles(),
+        destinations_checked=destinations_checked,
     )
     try:
         return job.run()

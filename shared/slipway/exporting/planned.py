@@ -15,6 +15,7 @@ from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.discovery import Sources, find_sources
 from slipway.export_sources.naming import source_settings
+from slipway.exporting.destinations import Reached, check_destinations
 from slipway.exporting.opening import artifacts_at
 from slipway.formats.tasks import PlannedTask
 from slipway.model.configuration import ModelConfig
@@ -135,12 +136,13 @@ class ExportPlan:
         return said.partition(",")[0]
 
 
-def make_plan(loaded: LoadedConfiguration, settings: Settings) -> ExportPlan:
+def make_plan(loaded: LoadedConfiguration, settings: Settings, *, reached: Reached | None = None) -> ExportPlan:
     """Return what an export would do; what makes it impossible is among the checks.
 
     Args:
         loaded: The configuration with its warnings.
         settings: Settings of this machine.
+        reached: What was found before about places to publish to.
     """
     configuration, here = loaded.configuration, not settings.coordinator
     adapters = {"adapter", *more_adapters(configuration)} if configuration.checkpoint.path else set()
@@ -175,6 +177,7 @@ def make_plan(loaded: LoadedConfiguration, settings: Settings) -> ExportPlan:
                     *_class_findings(sources),
                     *begun,
                     *checked.findings,
+                    *check_destinations(configuration, settings, reached),
                 ),
             )
     except ModelExportError as error:

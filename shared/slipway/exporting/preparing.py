@@ -197,10 +197,12 @@ def export_identity(
     """Return a 20-character id for these sources, this configuration and the installed software.
 
     The verdict of the files on the base model is part of it: if that changes, the export is another one, with the same stored
-    results. Log settings are not part of it. Library versions are, because another version may give other results.
+    results. Log settings are not part of it, and neither are the places where it is published. Library versions are, because another version may give other results.
     """
     document = {
-        "configuration": configuration.model_dump(mode="json", exclude={"log"}),
+        "configuration": configuration.model_dump(
+            mode="json", exclude={"log": True, "output": {"destinations", "license"}}
+        ),
         "sources": dict(sorted(digests.items())),
         "base_match": base_match.status.value if base_match else "",
         "software": {"slipway": own_version(), **_stage_versions()},

@@ -5,10 +5,10 @@ The document is written here, because the library of CycloneDX for Python has no
 
 from __future__ import annotations
 
-import re
 import uuid
 from typing import Any
 
+from slipway.configuration.values import LICENCE
 from slipway.errors import ConfigurationError
 from slipway.files.json_documents import parse_json
 from slipway.publishing.publication import BOM, LARGEST_DOCUMENT, Publication, PublishedOutput
@@ -16,7 +16,6 @@ from slipway.publishing.statement import first_difference, mismatch_error, to_js
 
 SPEC_VERSION = "1.6"
 MEDIA_TYPE = "application/vnd.cyclonedx+json"
-_LICENCE = re.compile(r"[A-Za-z0-9.+() :-]{1,200}")
 _DATA = ("calibration", "own_text", "heldout", "test_inputs")
 """Sources that are text; the others are models."""
 _MODEL = "model"
@@ -28,7 +27,7 @@ def check_licence(expression: str) -> str:
     Raises:
         ConfigurationError: It is none.
     """
-    if _LICENCE.fullmatch(expression) is None:
+    if LICENCE.fullmatch(expression) is None:
         raise ConfigurationError(
             f"--license {expression[:100]!r} is not an SPDX licence expression",
             remedy="write one such as Apache-2.0, or 'MIT OR Apache-2.0'",

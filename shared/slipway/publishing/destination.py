@@ -70,11 +70,13 @@ class Access:
         settings: Settings of this machine, with the credentials of S3.
         environment: Environment variables, for the credentials of registries.
         insecure: Whether plain HTTP is allowed, and not only on this machine.
+        patience_seconds: How long a request is repeated while a destination is unavailable.
     """
 
     settings: Settings
     environment: Mapping[str, str]
     insecure: bool = False
+    patience_seconds: float = 60.0
 
 
 def destination_error(url: str, what: str) -> ConfigurationError:

@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import SecretStr
 
 from slipway.artifacts.files import in_threads
+from slipway.errors import ModelExportError
+from slipway.machine.known_faults import translate_fault
 from slipway.publishing.destination import Access, Destination, Published, destination_error
 from slipway.publishing.mlflow import MlflowDestination
 from slipway.publishing.oci.destination import OciDestination
@@ -24,6 +26,8 @@ OPENERS: Mapping[str, Callable[[str, Access], Destination]] = {
     "s3": S3Destination,
 }
 """Kinds of destinations by the scheme of their addresses. A new kind is one module and one row."""
+_VERSIONED = frozenset({"mlflow"})
+"""Kinds that keep everything that was published at an address; at others, the last replaces what was there."""
 
 Show = Callable[[int], OnBytes]
 """Takes the bytes of some work and returns a function that takes the size of each piece of it."""
@@ -99,6 +103,58 @@ def publish(
     return Publishing(
         str(folder.resolve()), release.publication.outcome.value, release.signed, len(release.files), done
     )
+
+
+def publish_each(
+    release: Release,
+    urls: Sequence[str],
+    *,
+    access: Access,
+    show: Callable[[str, int], OnBytes] = lambda *_: lambda _: None,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Published | ModelExportError]:
+    """Send a release to destinations, one after the other; one that fails does not end the others.
+
+    Args:
+        release: The release.
+        urls: Addresses of the destinations.
+        access: How destinations are reached.
+        show: Takes an address and the bytes that are sent there, and returns a function that takes the size of each piece.
+        check: Raises if the work shall end; called after a failure.
+
+    Returns:
+        What each destination holds now, or why it could not be published there.
+    """
+    outcomes: dict[str, Published | ModelExportError] = {}
+    size = sum(file.size_bytes for file in release.files)
+    for url in urls:
+        try:
+            with contextlib.closing(open_destination(url, access)) as destination:
+                destination.reach()
+                outcomes[url] = _send(release, destination, show(url, size))
+        except (ModelExportError, OSError) as error:
+            check()
+            fault = translate_fault(error)
+            assert fault is not None
+            outcomes[url] = fault
+    return outcomes
+
+
+def reach_destination(url: str, access: Access) -> None:
+    """Check that a destination is there and takes the credentials; send nothing.
+
+    Raises:
+        ConfigurationError: ``DESTINATION_INVALID``.
+        ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``.
+        ServiceError: ``UNSUPPORTED`` if the extra that it needs is not installed.
+    """
+    with contextlib.closing(open_destination(url, access)) as destination:
+        destination.reach()
+
+
+def keeps_versions(url: str) -> bool:
+    """Return whether what is published at an address is added to what is there."""
+    return url.partition(":")[0] in _VERSIONED
 
 
 def open_destination(url: str, access: Access) -> Destination:

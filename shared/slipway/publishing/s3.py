@@ -40,7 +40,7 @@ class S3Destination:
         from slipway.artifacts.s3.transfer import workers
 
         bucket, prefix = parse_s3_url(url)
-        self._bucket = S3Bucket(access.settings.s3, bucket, prefix=prefix)
+        self._bucket = S3Bucket(access.settings.s3, bucket, prefix=prefix, patience_seconds=access.patience_seconds)
         self._pool: ThreadPoolExecutor = workers()
         self._earlier: set[str] = set()
 

@@ -68,6 +68,17 @@ def read_passphrase(file: Path | None, environment: Mapping[str, str]) -> Secret
         ) from error
 
 
+def check_key(key: Path, passphrase: SecretStr | None) -> None:
+    """Refuse a private key that cannot sign.
+
+    Raises:
+        ArtifactError: ``SIGNING_KEY_INVALID``.
+        ServiceError: ``UNSUPPORTED`` if the extra is not installed.
+    """
+    require(EXTRA, what="signing")
+    _load_private(key, passphrase)
+
+
 def sign_files(digests: Mapping[str, str], *, name: str, key: Path, passphrase: SecretStr | None, target: Path) -> None:
     """Sign files by their digests, and write the signature; keep one by the same key of the same files.
 

@@ -142,6 +142,28 @@ class FailedFormat(_Value):
     error_message: str = ""
 
 
+class PublishedResult(_Value):
+    """One place where an export was published, or should have been.
+
+    Attributes:
+        destination: Its address as the configuration names it.
+        address: Where it is, pinned by a digest if the destination has one; empty if publishing failed.
+        sent_bytes: Bytes of files that were sent.
+        kept_bytes: Bytes of files that were there already.
+        details: What only this kind of destination has.
+        reason: Stable reason of a failure; empty if it is published.
+        error_message: The fault with its remedy; empty if it is published.
+    """
+
+    destination: str
+    address: str = ""
+    sent_bytes: int = 0
+    kept_bytes: int = 0
+    details: dict[str, Any] = {}
+    reason: str = ""
+    error_message: str = ""
+
+
 class ExportResult(_Value):
     """The result of an export.
 
@@ -149,7 +171,7 @@ class ExportResult(_Value):
         export_id: Digest of configuration and sources.
         timestamp: Time at which the export was first created, UTC.
         success: Whether every requested format was made, or a wider level in its place (``validation.on_failure: fallback``), and no output
-            failed validation other than those that ``keep`` delivers.
+            failed validation other than those that ``keep`` delivers; and it was published wherever the configuration says.
         paths: Folder of each produced format, absolute.
         output_directory: Folder that holds them; empty if nothing was delivered.
         formats: Details of each produced format.
@@ -170,6 +192,8 @@ class ExportResult(_Value):
         error_message: Why the export failed, with the remedy; empty on success.
         warnings: Warnings for the user.
         attempts: Every attempt of every task.
+        published: The destinations of the configuration, in its order; empty if there are none, if the export failed, and in ``report.json``,
+            which is published itself.
     """
 
     export_id: str
@@ -194,6 +218,7 @@ class ExportResult(_Value):
     error_message: str = ""
     warnings: tuple[str, ...] = ()
     attempts: tuple[AttemptResult, ...] = ()
+    published: tuple[PublishedResult, ...] = ()
 
     def require(self) -> ExportResult:
         """Return this result if the export succeeded.

@@ -56,6 +56,8 @@ class Settings(BaseModel):
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
         project: Project of exports at a coordinator (``SLIPWAY_PROJECT``).
         security: Certificates and tokens; see :class:`~slipway.settings.security.Security`.
+        signing_key: Private key in PEM that signs what is published, unless another is named (``SLIPWAY_SIGNING_KEY``); its passphrase
+            comes from ``SLIPWAY_SIGNING_PASSPHRASE``.
         otlp_protocol: How ``otlp`` sends (``OTEL_EXPORTER_OTLP_PROTOCOL``): ``grpc`` or ``http/protobuf``.
         otlp_endpoint: Collector that ``otlp`` sends to (``OTEL_EXPORTER_OTLP_ENDPOINT``).
     """
@@ -79,6 +81,7 @@ class Settings(BaseModel):
     tracing: Tracing = ""
     project: str = "default"
     security: Security = Security()
+    signing_key: Path | None = None
     otlp_protocol: OtlpProtocol = "grpc"
     otlp_endpoint: str = "http://localhost:4317"
 
@@ -121,6 +124,7 @@ class Settings(BaseModel):
             "stage_environment": added_names(environment),
             "log_level": _read_choice(environment, "SLIPWAY_LOG_LEVEL", get_args(LogLevel)),
             "tracing": _read_choice(environment, "SLIPWAY_TRACING", get_args(Tracing)),
+            "signing_key": _read_key(environment.get("SLIPWAY_SIGNING_KEY", "")),
             "project": environment.get("SLIPWAY_PROJECT"),
             "otlp_protocol": _read_choice(environment, "OTEL_EXPORTER_OTLP_PROTOCOL", get_args(OtlpProtocol)),
             "otlp_endpoint": environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or _usual_collector(environment),
@@ -162,6 +166,11 @@ def _read_folder(name: str, text: str) -> Path:
             about={"key": name},
         )
     return user_path(text).absolute()
+
+
+def _read_key(text: str) -> Path | None:
+    check_local(text, named_by="SLIPWAY_SIGNING_KEY")
+    return _read_folder("SLIPWAY_SIGNING_KEY", text) if text else None
 
 
 def _read_size(environment: Mapping[str, str], name: str, *, least: int = 0) -> int | None:

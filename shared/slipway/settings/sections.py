@@ -69,6 +69,8 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_OUTPUT_DIR": "output.directory",
     "EXPORT_NAMING_PATTERN": "output.naming_pattern",
     "EXPORT_TARGET": "output.target",
+    "EXPORT_DESTINATIONS": "output.destinations",
+    "EXPORT_LICENSE": "output.license",
     "EXPORT_RECOVERY_PROFILE": "recovery.profile",
     "EXPORT_MAX_ATTEMPTS": "recovery.max_attempts",
     "EXPORT_MAX_MEMORY_BYTES": "resources.max_memory_bytes",

@@ -53,6 +53,7 @@ _MAX_FULL_PAGE_SIZE = 100
 _MAX_PRIORITY = 100
 _LABEL_LENGTH, _LABEL_BYTES = 100, 2048  # as wide as the table, and as much as PostgreSQL takes into an index
 _CANCEL_WAIT_SECONDS = 2.0
+_PUBLISHING = frozenset({"destinations", "license"})
 
 
 class ExportService(export_pb2_grpc.ExportServiceServicer):
@@ -304,9 +305,13 @@ def request_hash(
 ) -> str:
     """Return the SHA-256 of the fields that a client set, so that a default may change between two calls.
 
-    Labels and priority do not affect the result and are left out.
+    Labels and priority do not affect the result and are left out, and so are the places where a client publishes it.
     """
-    asked = {"configuration": configuration.model_dump(mode="json", exclude_unset=True), "sources": dict(sources)}
+    chosen = configuration.model_dump(mode="json", exclude_unset=True)
+    if set(chosen.get("output", ())) & _PUBLISHING:
+        output = {name: value for name, value in chosen.pop("output").items() if name not in _PUBLISHING}
+        chosen |= {"output": output} if output else {}
+    asked = {"configuration": chosen, "sources": dict(sources)}
     if source_formats:
         asked["source_formats"] = dict(source_formats)
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()

@@ -100,6 +100,11 @@ def summary(result: ExportResult) -> RenderableType:
     ]
     if result.error_message:
         parts.append(Prose("error ", "bold red", Text.assemble((f"[{result.reason}] ", "red"), result.error_message)))
+    parts += [
+        unbroken_line("published ", f"{each.address} ({format_size(each.sent_bytes)} sent)")
+        for each in result.published
+        if each.address
+    ]
     if result.output_directory:
         parts.append(unbroken_line("output  ", result.output_directory))
     if result.validation_report_path:

@@ -27,7 +27,12 @@ def publish(  # noqa: PLR0917 - typer calls it by name
         ),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="Private key on P-256 in PEM, which signs the files.")
+        Path | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Private key on P-256 in PEM, which signs the files; by default that of SLIPWAY_SIGNING_KEY.",
+        ),
     ] = None,
     passphrase_file: Annotated[
         Path | None,
@@ -66,13 +71,14 @@ def publish(  # noqa: PLR0917 - typer calls it by name
     from slipway.terminal.console import print_answer
 
     settings = Settings.from_environment(os.environ)
+    signing_key = key or settings.signing_key
     with show_transfer("publish", "publishing", form=progress, level=settings.log_level) as show:
         done = publish_folder(
             folder,
             destinations or [],
             access=Access(settings, os.environ, insecure=insecure),
-            key=key,
-            passphrase=read_passphrase(passphrase_file, os.environ) if key else None,
+            key=signing_key,
+            passphrase=read_passphrase(passphrase_file, os.environ) if signing_key else None,
             licence=check_licence(licence) if licence else "",
             show=show,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -26,6 +27,10 @@ from slipway.cli.options import (
 from slipway.progress.observer import ProgressForm
 
 _EXPORT = "e-0123456789abcdef01"
+_NOT_PUBLISHED = (
+    "output.destinations: slipway submit does not publish, because it does not wait for the outputs; "
+    "publish them when they are made, with slipway export and the same settings or with slipway publish"
+)
 
 
 Name = Annotated[str, typer.Argument(metavar="EXPORT", help="Name of the export, or its last part.")]
@@ -86,6 +91,8 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         folders = stack.enter_context(SourceFolders(settings, store))
         imports = {} if bring_sources else sources_to_import(loaded.configuration)
         with open_display(progress, level=loaded.configuration.log.level) as display:
+            if loaded.configuration.output.destinations:
+                display.log(logging.WARNING, _NOT_PUBLISHED)
             prepared = prepare_sources(loaded, folders, store, display, imports=imports, request_id=request_id)
         export = client.create_export(
             loaded.configuration,

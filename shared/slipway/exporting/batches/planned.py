@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from slipway.configuration import LoadedConfiguration, render_name
+from slipway.configuration import LoadedConfiguration, render_address, render_name
 from slipway.errors import ConfigurationError, Failure, ModelExportError
 from slipway.export_sources.discovery import Sources, checkpoint_labels, clean_labels
 from slipway.export_sources.naming import sources_to_import
 from slipway.exporting.batches.result import TABLE, check_table
 from slipway.exporting.batches.subjects import LeftOut, Subject, nothing_to_export
+from slipway.exporting.destinations import Reached, require_destinations
 from slipway.exporting.opening import artifacts_at
 from slipway.exporting.planned import ExportPlan, make_plan
 from slipway.exporting.preparing import find_uploads
 from slipway.machine.known_faults import translate_fault
 from slipway.planning.preflight import Finding, check_disk
+from slipway.publishing.publisher import keeps_versions
 from slipway.representation import html_table, named_few, preformatted, three_lines
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
@@ -40,6 +43,7 @@ class PlannedExport:
         plan: Its plan; None if there are no valid settings, or if workers import its sources.
         error: Why it cannot run; None if it can.
         output: Its output directory without its time and id; None while the sources are unknown.
+        addresses: Where it would be published in place of what is there, without its time and id, as far as that is known.
     """
 
     subject: Subject
@@ -47,6 +51,7 @@ class PlannedExport:
     plan: ExportPlan | None = None
     error: ModelExportError | None = None
     output: Path | None = None
+    addresses: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the export as JSON-ready data."""
@@ -174,12 +179,16 @@ def plan_batch(
     first = loaded[0].error
     if first is not None and all(each.error is not None and str(each.error) == str(first) for each in loaded):
         raise first
-    checked = [each if each.error else _check_alone(each, settings, bring_sources=bring_sources) for each in loaded]
+    reached: Reached = {}
+    checked = [
+        each if each.error else _check_alone(each, settings, reached, bring_sources=bring_sources) for each in loaded
+    ]
     exports, bases = _without_bases(checked) if where else (checked, [])
     left = sorted((*left_out, *bases), key=lambda each: each.name)
     if not exports:
         raise nothing_to_export(where or "the list", left)
     _check_outputs(exports)
+    _check_addresses(exports)
     folders = {each.output.parent for each in exports if each.output is not None}
     folders |= {Path(each.loaded.configuration.output.directory) for each in exports if each.loaded is not None}
     for folder in sorted(folders):
@@ -195,30 +204,34 @@ def _load(subject: Subject, load: Load) -> PlannedExport:
         return PlannedExport(subject, error=error)
 
 
-def _check_alone(each: PlannedExport, settings: Settings, *, bring_sources: bool) -> PlannedExport:
+def _check_alone(each: PlannedExport, settings: Settings, reached: Reached, *, bring_sources: bool) -> PlannedExport:
     """Check an export; a file that cannot be read makes it impossible, and not the others."""
     try:
-        return _check(each, settings, bring_sources=bring_sources)
+        return _check(each, settings, reached, bring_sources=bring_sources)
     except OSError as error:
         return PlannedExport(each.subject, each.loaded, error=translate_fault(error))
 
 
-def _check(each: PlannedExport, settings: Settings, *, bring_sources: bool) -> PlannedExport:
+def _check(each: PlannedExport, settings: Settings, reached: Reached, *, bring_sources: bool) -> PlannedExport:
     """Check the sources of an export and its plan against this machine; what workers import is not read here."""
     loaded = each.loaded
     assert loaded is not None
     configuration = loaded.configuration
     imports = sources_to_import(configuration) if settings.coordinator and not bring_sources else {}
     if not imports:
-        plan = make_plan(loaded, settings)
-        labels = _labels(plan.sources) if plan.sources else {}
-        return PlannedExport(each.subject, loaded, plan, _error(plan), _output(loaded, labels))
+        plan = make_plan(loaded, settings, reached=reached)
+        names = _names(loaded, _labels(plan.sources)) if plan.sources else {}
+        return PlannedExport(
+            each.subject, loaded, plan, _error(plan), _output(loaded, names), _addresses(loaded, names)
+        )
     try:
         with artifacts_at(settings.coordinator, settings) as store, SourceFolders(settings, store) as folders:
             uploads = find_uploads(configuration, folders, imports)
+        require_destinations(configuration, settings, reached)
     except ModelExportError as error:
         return PlannedExport(each.subject, loaded, error=error)
-    return PlannedExport(each.subject, loaded, output=_output(loaded, uploads.labels))
+    names = _names(loaded, uploads.labels)
+    return PlannedExport(each.subject, loaded, output=_output(loaded, names), addresses=_addresses(loaded, names))
 
 
 def _error(plan: ExportPlan) -> ModelExportError | None:
@@ -234,18 +247,32 @@ def _labels(sources: Sources) -> dict[str, str]:
     return clean_labels({"model_name": sources.model_name, **chosen})
 
 
-def _output(loaded: LoadedConfiguration, labels: Mapping[str, str]) -> Path | None:
-    """Return the output directory of an export; its id differs from all others, and its time may be the same."""
-    output = loaded.configuration.output
+def _names(loaded: LoadedConfiguration, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of an export for its output directory and its addresses; its id differs from all others, and its time may be the same.
+
+    Nothing is returned while the name of the model is unknown.
+    """
     if not labels.get("model_name"):
-        return None
-    values = {
+        return {}
+    sources = (loaded.configuration.checkpoint.path, loaded.configuration.base_model.name)
+    return {
         "model_name": labels["model_name"],
         "checkpoint": labels.get("checkpoint") or labels["model_name"],
-        "export_id": f"id-of-{loaded.configuration.checkpoint.path}-{loaded.configuration.base_model.name}",
+        "export_id": f"e-{hashlib.sha256(repr(sources).encode(errors='surrogateescape')).hexdigest()[:18]}",
         "timestamp": _TIME,
     }
-    return Path(output.directory) / render_name(output.naming_pattern, values)
+
+
+def _output(loaded: LoadedConfiguration, names: Mapping[str, str]) -> Path | None:
+    """Return the output directory of an export."""
+    output = loaded.configuration.output
+    return Path(output.directory) / render_name(output.naming_pattern, names) if names else None
+
+
+def _addresses(loaded: LoadedConfiguration, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the addresses at which an export replaces what was published there before."""
+    addresses = [each for each in loaded.configuration.output.destinations if not keeps_versions(each)]
+    return tuple(render_address(each, names) for each in addresses if names or "{" not in each)
 
 
 def _without_bases(exports: list[PlannedExport]) -> tuple[list[PlannedExport], list[LeftOut]]:
@@ -282,6 +309,22 @@ def _check_outputs(exports: Iterable[PlannedExport]) -> None:
             remedy="rename a folder, or set output.naming_pattern to a pattern with {model_name}, {checkpoint} or {export_id}",
             about={"key": "output.naming_pattern", "folder": output},
         )
+
+
+def _check_addresses(exports: Iterable[PlannedExport]) -> None:
+    """Refuse two exports that would be published at one address, where the second would replace the first."""
+    by_address: dict[str, list[str]] = {}
+    for each in exports:
+        for address in each.addresses:
+            by_address.setdefault(address, []).append(each.subject.name)
+    for address, names in sorted(by_address.items()):
+        if len(names) > 1:
+            raise ConfigurationError(
+                f"{named_few(names)} would be published at one address, {address}",
+                reason="OUTPUT_CLASH",
+                remedy="write {model_name}, {checkpoint} or {export_id} into output.destinations",
+                about={"key": "output.destinations", "destination": address},
+            )
 
 
 def _check_room(made: BatchPlan, settings: Settings) -> list[Finding]:

@@ -106,6 +106,7 @@ class Batch:
                 request_id=self._request(each),
                 interruption=self.interruption,
                 stored=self._stored,
+                destinations_checked=True,
             ),
         )
         return _entry(each, observer, outcome, began)

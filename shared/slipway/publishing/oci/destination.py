@@ -127,4 +127,5 @@ def open_transport(address: Address, access: Access) -> Transport:
     require(signing.EXTRA, what="a registry")
     from slipway.publishing.oci.transport import Transport
 
-    return Transport(address, find_credentials(address, access.environment), insecure=access.insecure)
+    credentials = find_credentials(address, access.environment)
+    return Transport(address, credentials, insecure=access.insecure, patience_seconds=access.patience_seconds)
