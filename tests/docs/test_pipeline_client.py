@@ -100,7 +100,7 @@ def test_a_wrong_token_is_refused_at_once(place: HttpPlace, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "more", [{"token_file": "/nonexistent/token"}, {"url": "https://127.0.0.1:1", "ca_file": "/nonexistent/ca"}, {"url": "coordinator:8080"}]
+    "more", [{"token_file": "/nonexistent/token"}, {"url": "https://127.0.0.1:1", "ca_file": "/nonexistent/ca"}, {"url": "coordinator:7080"}]
 )  # fmt: skip
 def test_wrong_settings_are_said_without_a_call(more: dict[str, str]) -> None:
     client = http.Slipway(**{"url": "http://127.0.0.1:1", **more})

@@ -62,7 +62,7 @@ class SlipwayExportOperator(BaseOperator):
         found = BaseHook.get_connection(self.conn_id)
         more = found.extra_dejson
         return Slipway(
-            f"{found.schema or 'http'}://{found.host}:{found.port or 8080}",
+            f"{found.schema or 'http'}://{found.host}:{found.port or 7080}",
             project=more.get("project", "default"),
             token=found.password or "",
             ca_file=more.get("ca_file", ""),
