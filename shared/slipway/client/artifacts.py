@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -43,11 +43,14 @@ class ProjectArtifacts:
     Args:
         calls: The connection to the coordinator.
         project: Owner of the artifacts.
+        manifests: Manifests of the project's artifacts that are known already, by digest; new ones are added.
     """
 
-    def __init__(self, calls: BlockingCalls, project: str) -> None:
+    def __init__(
+        self, calls: BlockingCalls, project: str, *, manifests: MutableMapping[str, Manifest] | None = None
+    ) -> None:
         self._calls, self._project = calls, project
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests = {} if manifests is None else manifests
 
     @property
     def where(self) -> str:

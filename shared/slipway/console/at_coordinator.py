@@ -13,7 +13,7 @@ from typing import Protocol
 import grpc
 
 from slipway.advice.offers import Offer
-from slipway.artifacts import Artifacts, ManifestFile
+from slipway.artifacts import Artifacts, Manifest, ManifestFile
 from slipway.client import Client
 from slipway.client.artifacts import ProjectArtifacts
 from slipway.client.calls import DEFAULT_PROJECT, BlockingCalls, export_name, list_request
@@ -45,7 +45,7 @@ from slipway_protos.v1 import export_pb2 as pb
 
 _PAGE = 50
 _DIGEST = "sha256:"
-_MOST_FOLLOWED = 64
+_MOST_FOLLOWED, _MOST_MANIFESTS = 64, 1000
 _UNWATCHED_SECONDS = 20.0
 _NAMING = (
     "base_model.",
@@ -88,11 +88,19 @@ class _Followed:
 
 
 class Following:
-    """Follows exports that somebody looks at, and stops soon after nobody does. A caller's right to see an export is checked before."""
+    """What several callers look at: exports are followed until soon after nobody looks. A caller's right to see an export is checked before."""
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
+        self._manifests: dict[str, dict[str, Manifest]] = {}
         self._lock = threading.Lock()
+
+    def manifests(self, project: str) -> dict[str, Manifest]:
+        """Return the manifests of a project's artifacts that somebody has looked at: only digests of exports that a caller may see are asked for."""
+        with self._lock:
+            if sum(map(len, self._manifests.values())) > _MOST_MANIFESTS:
+                self._manifests.clear()
+            return self._manifests.setdefault(project, {})
 
     def progress(self, message: pb.Export, watch: Callable[[str], Events]) -> ExportProgress:
         """Return how far an export is.
@@ -219,7 +227,7 @@ class CoordinatorExports:
     @contextlib.contextmanager
     def artifacts(self, project: str) -> Iterator[Artifacts]:
         """Yield the artifacts of a project."""
-        yield ProjectArtifacts(self._calls, project)
+        yield ProjectArtifacts(self._calls, project, manifests=self._following.manifests(project))
 
     def content(self, project: str, artifact: str, file: ManifestFile, *, offset: int = 0) -> Iterator[bytes]:
         """Yield the content of a file of an artifact."""
