@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from support.commands.pipeline_client import FILE, load_client
 from support.coordinators.harness import Harness, wait_for
@@ -148,6 +151,47 @@ def answer(listener: socket.socket, body: bytes) -> None:
     with connection:
         connection.recv(65536)
         connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+
+def documented() -> dict[str, Any]:
+    """The configurations that the examples show, by their file."""
+    page = (FILE.with_name("README.md")).read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (run,) = [
+        node
+        for node in ast.walk(ast.parse(program))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "slipway.run"
+    ]
+    dag = (FILE.parent / "airflow" / "export_dag.py").read_text()
+    nodes = list(ast.walk(ast.parse(dag)))
+    (shown,) = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "configuration"]
+    params = {
+        str(ast.literal_eval(key)): ast.literal_eval(value.args[0])
+        for node in nodes
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if key is not None and isinstance(value, ast.Call)
+    }
+    given = ast.literal_eval(shown)
+    resource = yaml.safe_load((FILE.parent / "kopf" / "model-export.yaml").read_text())
+    return {
+        "README.md": ast.literal_eval(run.args[0]),
+        "export_dag.py": {
+            **given,
+            "checkpoint": {"path": params["checkpoint"]},
+            "baseModel": {"name": params["base_model"]},
+            "formats": params["formats"],
+        },
+        "model-export.yaml": resource["spec"]["configuration"],
+    }
+
+
+@pytest.mark.parametrize("name", ["README.md", "export_dag.py", "model-export.yaml"])
+def test_configurations_of_the_examples_are_planned(place: HttpPlace, name: str) -> None:
+    body = {"configuration": documented()[name], "sources": sources(place), "validateOnly": True}
+    planned = place.call("submitter", "POST", "/v1/projects/red/exports", body)
+    assert planned.status == 200, planned.body
+    assert "onnx-int8" in {task.get("format") for task in planned.json["tasks"]}
 
 
 PROGRAM = """
