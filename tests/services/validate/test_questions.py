@@ -116,11 +116,11 @@ def test_an_encoder_decoder_answers_as_transformers_generates(tmp_path: Path, co
     make_family_adapter("marian", base, adapter)
     report = asked({"base": base, "adapter": adapter}, context, prompt="the of and to")
     ids = torch.tensor([AutoTokenizer.from_pretrained(base)("the of and to")["input_ids"]])
-    model: Any = AutoModelForSeq2SeqLM.from_pretrained(base)
+    plain: Any = AutoModelForSeq2SeqLM.from_pretrained(base)
     for name in (BASE, FINE_TUNED):
+        model = plain if name == BASE else peft.PeftModel.from_pretrained(plain, adapter)
         wanted = model.generate(input_ids=ids, max_new_tokens=16, do_sample=False, num_beams=1)[0].tolist()
         assert list(by_name(report)[name].tokens) == wanted[1:13]
-        model = peft.PeftModel.from_pretrained(model, adapter)
     assert report.first_difference(by_name(report)[BASE])
 
 
@@ -184,7 +184,7 @@ class Running:
                         return each
             return None
 
-        found = wait_for(find)
+        found = wait_for(find, seconds=240)
         assert isinstance(found, psutil.Process)
         return found
 
