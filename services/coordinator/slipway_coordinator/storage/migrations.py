@@ -117,7 +117,7 @@ def _deliveries(connection: sa.Connection) -> None:
             attempts INTEGER NOT NULL, due_time DOUBLE PRECISION NOT NULL, body TEXT NOT NULL, PRIMARY KEY (receiver, id))""",
         """CREATE INDEX ix_slipway_deliveries_order
             ON slipway_deliveries (receiver, export, export_create_time, revision)""",
-        "CREATE INDEX ix_slipway_deliveries_due ON slipway_deliveries (receiver, due_time)",
+        "CREATE INDEX ix_slipway_deliveries_due ON slipway_deliveries (receiver, due_time, id)",
     )
 
 

@@ -102,5 +102,5 @@ deliveries = sa.Table(
     sa.Column("due_time", sa.Double, nullable=False),
     sa.Column("body", sa.Text, nullable=False),
     sa.Index("ix_slipway_deliveries_order", "receiver", "export", "export_create_time", "revision"),
-    sa.Index("ix_slipway_deliveries_due", "receiver", "due_time"),
+    sa.Index("ix_slipway_deliveries_due", "receiver", "due_time", "id"),
 )
