@@ -193,7 +193,9 @@ def test_exports_take_turns_and_are_cancelled(place: Place) -> None:
     wait_for(lambda: "The export is running" in place.page(first).text)
     assert place.browser.post(f"{first}/cancel").status == 303
     page = place.ended(first)
-    assert "The export was cancelled." in page.text, re.findall("The export .*|<code>[A-Z_]*<.code>|<strong>.*?<.strong>", page.text)
+    assert "The export was cancelled." in page.text, re.findall(
+        "The export .*|<code>[A-Z_]*<.code>|<strong>.*?<.strong>", page.text
+    )
     assert "hx-trigger" not in page.text, "the page asks for ever"
     refused = place.browser.post(f"{first}/cancel")
     assert (refused.status, "EXPORT_STATE" in refused.text) == (400, True)
