@@ -54,9 +54,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise field_error("page_token", request.page_token, "is of formats that are installed no more: begin again")
         first = 0 if start is None else names.index(start[1]) + 1
         board = self._coordinator.broker.board
-        ready, known = board.ready().values(), [worker.abilities for worker in board.workers.values()]
-        judged = (each.judged(lambda task: _obstacle(task, ready, known)) for each in described[first:])
-        page = _page(judged, size=size)
+        judge = _Judge([*board.ready().values()], [worker.abilities for worker in board.workers.values()])
+        page = await asyncio.to_thread(lambda: _page((each.judged(judge) for each in described[first:]), size=size))
         last = first + len(page)
         token = page_token((0.0, names[last - 1]), query=("formats",)) if last < len(names) else ""
         return pb.ListFormatsResponse(formats=page, next_page_token=token)
@@ -88,13 +87,29 @@ def _sight(principal: Principal) -> Sight:
     return Sight(everything, principal.may_see)
 
 
-def _obstacle(task: Placement, ready: Iterable[Abilities], known: Sequence[Abilities]) -> Failure | None:
-    """Return why no live worker takes a task; None if one does."""
-    if any(task.can(worker) for worker in ready):
-        return None
-    lack, text = task.lack(known)
-    remedy = _REMEDIES[lack].format(stage=task.stage)
-    return ServiceError(text, reason=lack.value, remedy=remedy, about={"stage": task.stage}).failure()
+class _Judge:
+    """Says why no live worker takes a task; each kind of task is compared with the workers once.
+
+    Args:
+        ready: Abilities of the workers that take tasks.
+        known: Abilities of all live workers.
+    """
+
+    def __init__(self, ready: Sequence[Abilities], known: Sequence[Abilities]) -> None:
+        self._ready, self._known = ready, known
+        self._judged: dict[Placement, Failure | None] = {}
+
+    def __call__(self, task: Placement) -> Failure | None:
+        if task not in self._judged:
+            self._judged[task] = self._obstacle(task)
+        return self._judged[task]
+
+    def _obstacle(self, task: Placement) -> Failure | None:
+        if any(task.can(worker) for worker in self._ready):
+            return None
+        lack, text = task.lack(self._known)
+        remedy = _REMEDIES[lack].format(stage=task.stage)
+        return ServiceError(text, reason=lack.value, remedy=remedy, about={"stage": task.stage}).failure()
 
 
 def _page(messages: Iterable[M], *, size: int) -> list[M]:
