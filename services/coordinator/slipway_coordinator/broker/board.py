@@ -247,10 +247,9 @@ class Board:
         now = self.clock()
         return [(key, lease) for key, lease in self.held.items() if lease.epoch and lease.expires < now]
 
-    def offered_ages(self) -> list[tuple[Offer, float]]:
-        """Return the offers that wait, each with the seconds since it was offered."""
-        now = self.clock()
-        return [(offer, max(now - self._offered_since.get(key, now), 0.0)) for key, offer in self.waiting.items()]
+    def offered_since(self) -> dict[AttemptKey, float]:
+        """Return a copy of the times, by the board's clock, at which the offers that wait were offered."""
+        return dict(self._offered_since)
 
     def load(self) -> Load:
         """Return what waits and runs now, and the workers' stages. Safe from any thread."""

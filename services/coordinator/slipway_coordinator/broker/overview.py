@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -82,14 +82,18 @@ class Queue:
     """The offers that wait at one moment, and the workers: copies that no later change affects.
 
     Attributes:
-        waiting: The offers with their ages in seconds.
+        waiting: The offers by their keys.
+        since: When they were offered, by the board's clock.
+        clock: What that clock shows.
         workers: Abilities of all live workers by name.
         ready: Names of those that take tasks.
         held_back: Offers that wait for another task's import.
         now: The moment, in seconds since the epoch.
     """
 
-    waiting: Sequence[tuple[Offer, float]]
+    waiting: Mapping[AttemptKey, Offer]
+    since: Mapping[AttemptKey, float]
+    clock: float
     workers: Mapping[str, Abilities]
     ready: Set[str]
     held_back: Set[AttemptKey]
@@ -97,23 +101,25 @@ class Queue:
 
     @classmethod
     def of(cls, board: Board, *, now: float) -> Queue:
-        """Copy the queue of a board."""
-        importing, waiting = board.importing(), board.offered_ages()
-        held_back = {offer.key for offer, _ in waiting if board.waiting.is_held_back(offer.key, importing)}
+        """Copy the queue of a board, on its event loop and therefore with as little work as possible for each offer."""
         workers = {name: known.abilities for name, known in board.workers.items()}
-        return cls(waiting, workers, board.ready().keys(), held_back, now)
+        held_back = board.waiting.held_back(board.importing())
+        return cls(
+            board.waiting.copy(), board.offered_since(), board.clock(), workers, board.ready().keys(), held_back, now
+        )
 
     def groups(self, sight: Sight) -> list[WaitingGroup]:
-        """Return what waits, the longest wait first; at the end, numbers of what the caller may not see."""
+        """Return what waits, the longest wait first; at the end, numbers of what the caller may not see. Safe from any thread."""
         oldest: dict[tuple[str, str, WaitReason], tuple[float, str]] = {}
         counts, hidden = Counter[tuple[str, str, WaitReason]](), Counter[str]()
         judged: dict[Placement, tuple[WaitReason, str]] = {}
-        for offer, age in self.waiting:
-            if not (sight.everything or sight.project(offer.project)):
+        for key, offer in self.waiting.items():
+            if not (sight.everything or sight.project(key.project)):
                 hidden[offer.stage] += 1
                 continue
-            reason, detail = self._why(offer, judged)
-            group = (offer.stage, offer.project, reason)
+            age = max(self.clock - self.since.get(key, self.clock), 0.0)
+            reason, detail = self._why(key, offer, judged)
+            group = (offer.stage, key.project, reason)
             counts[group] += 1
             oldest[group] = max(oldest.get(group, (-1.0, "")), (age, detail))
         seen = [
@@ -124,8 +130,10 @@ class Queue:
         unseen = [WaitingGroup(stage, "", count) for stage, count in sorted(hidden.items())]
         return (seen[: max(MOST_GROUPS - len(unseen), 0)] + unseen)[:MOST_GROUPS]
 
-    def _why(self, offer: Offer, judged: dict[Placement, tuple[WaitReason, str]]) -> tuple[WaitReason, str]:
-        if offer.key in self.held_back:
+    def _why(
+        self, key: AttemptKey, offer: Offer, judged: dict[Placement, tuple[WaitReason, str]]
+    ) -> tuple[WaitReason, str]:
+        if key in self.held_back:
             return WaitReason.IMPORTING, _WHILE_IMPORTED
         placement = offer.placement
         if placement not in judged:

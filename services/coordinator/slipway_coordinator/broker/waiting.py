@@ -115,9 +115,19 @@ class Waiting(Mapping[AttemptKey, Offer]):
                 return self._offers[best[2]]
         return None
 
+    def held_back(self, importing: Set[str]) -> Set[AttemptKey]:
+        """Return the offers that import one of these addresses."""
+        if not importing:
+            return frozenset()
+        return {key for key, addresses in self._addresses.items() if not importing.isdisjoint(addresses)}
+
     def is_held_back(self, key: AttemptKey, importing: Set[str]) -> bool:
         """Return whether an offer imports one of these addresses."""
         return bool(importing) and key in self._addresses and not importing.isdisjoint(self._addresses[key])
+
+    def copy(self) -> dict[AttemptKey, Offer]:
+        """Return a copy of the offers by key."""
+        return dict(self._offers)
 
     def values(self) -> ValuesView[Offer]:
         """Return all offers; copying them to a list is safe in any thread."""
