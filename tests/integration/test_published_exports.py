@@ -77,6 +77,24 @@ def test_an_export_is_published_and_what_failed_is_published_by_the_same_command
     assert again.json["output_directory"] == str(folder)
     assert [each["sent_bytes"] for each in again.json["published"]] == [0, 0]
     assert again.json["published"][0]["address"] == first["address"]
+    check_published_by_name(done.json["export_id"], project, tmp_path, s3)
+
+
+def check_published_by_name(name: str, project: Path, tmp_path: Path, s3: S3Server, *where: str) -> None:
+    """An export by its id: the second time nothing is sent, and nothing is left in the scratch folder."""
+    home = project / "home"
+    address = f"s3://{BUCKET}/by-name/{tmp_path.name}"
+    sent = []
+    for _ in range(2):
+        published = slipway("publish", name, address, *where, "--json", home=home, **s3.environment())
+        assert published.code == 0, published.err
+        document = published.json
+        assert (document["export"], document["folder"], document["verdict"]) == (name, "", "incomplete")
+        assert document["destinations"][0]["address"] == address
+        sent.append(document["destinations"][0]["sent_bytes"])
+    assert sent[0] > 100_000
+    assert sent[1] == 0
+    assert list((home / "scratch").glob("*delivered-*")) == []
 
 
 def test_a_destination_that_refuses_after_the_work_leaves_the_delivery(
@@ -123,3 +141,4 @@ def test_the_client_of_a_coordinator_publishes(project: Path, tmp_path: Path, s3
         assert other.code == 0, other.err
         assert other.json["output_directory"] == done.json["output_directory"]
         assert [each["sent_bytes"] > 0 for each in other.json["published"]] == [False, True]
+        check_published_by_name(done.json["export_id"], project, tmp_path, s3, *where)

@@ -149,7 +149,7 @@ app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)
 app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)
 app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.PUSH_EXAMPLES)(artifacts.push)
 app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.PULL_EXAMPLES)(artifacts.pull)
-app.command(rich_help_panel=_ARTIFACTS, epilog=publishing.PUBLISH_EXAMPLES)(publishing.publish)
+app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=publishing.PUBLISH_EXAMPLES)(publishing.publish)
 app.add_typer(artifacts.cache, name="cache", rich_help_panel=_ARTIFACTS)
 
 

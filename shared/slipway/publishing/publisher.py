@@ -38,7 +38,8 @@ class Publishing:
     """What was published.
 
     Attributes:
-        folder: The folder.
+        folder: The folder; empty if it was delivered for this alone.
+        export: Id of the export.
         verdict: ``passed``, or ``incomplete`` if an output was not judged.
         signed: Whether the folder is signed.
         files: Number of files, with the proof.
@@ -46,6 +47,7 @@ class Publishing:
     """
 
     folder: str
+    export: str
     verdict: str
     signed: bool
     files: int
@@ -55,6 +57,7 @@ class Publishing:
         """Return what ``slipway publish --json`` prints."""
         return {
             "folder": self.folder,
+            "export": self.export,
             "success": True,
             "verdict": self.verdict,
             "signed": self.signed,
@@ -64,7 +67,7 @@ class Publishing:
 
     def __str__(self) -> str:
         signed = "signed" if self.signed else "not signed"
-        own = f"{counted(self.files, 'file')} of {self.folder}: verdict {self.verdict}, {signed}"
+        own = f"{counted(self.files, 'file')} of {self.folder or self.export}: verdict {self.verdict}, {signed}"
         return "\n".join([own, *(f"published at {each.address}" for each in self.destinations)])
 
 
@@ -100,8 +103,14 @@ def publish(
         on_bytes = show(_size(folder) * (1 + len(urls)))
         release = prepare_release(folder, key=key, passphrase=passphrase, licence=licence, on_bytes=on_bytes)
         done = tuple(_send(release, destination, on_bytes) for destination in destinations)
+    publication = release.publication
     return Publishing(
-        str(folder.resolve()), release.publication.outcome.value, release.signed, len(release.files), done
+        folder=str(folder.resolve()),
+        export=publication.export_id,
+        verdict=publication.outcome.value,
+        signed=release.signed,
+        files=len(release.files),
+        destinations=done,
     )
 
 

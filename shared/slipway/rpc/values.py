@@ -59,8 +59,8 @@ def struct_of(data: Mapping[str, Any]) -> struct_pb2.Struct:
 
 
 def dict_of(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """Return the data of a Struct; whole numbers become integers."""
-    return {key: data_of(value) for key, value in struct.fields.items()}
+    """Return the data of a Struct, sorted by key, because messages have no order; whole numbers become integers."""
+    return {key: data_of(value) for key, value in sorted(struct.fields.items())}
 
 
 def value_of(data: Any) -> struct_pb2.Value:

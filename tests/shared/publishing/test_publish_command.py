@@ -29,7 +29,7 @@ def test_a_folder_is_signed_and_verified(
     done = in_process(capfd, "publish", folder, "--key", keys[0], "--license", "MIT", "--json", home=home)
     assert done.code == 0, done.err
     assert done.json == {
-        "folder": str(folder), "success": True, "verdict": "passed", "signed": True, "files": done.json["files"], "destinations": [],
+        "folder": str(folder), "export": "abc123", "success": True, "verdict": "passed", "signed": True, "files": done.json["files"], "destinations": [],
     }  # fmt: skip
     done = in_process(capfd, "verify", folder, "--key", keys[1], "--json", home=home)
     assert (done.code, done.json["verdict"], len(done.json["signed_by"])) == (0, "passed", 64)
@@ -54,6 +54,49 @@ def test_what_cannot_be_done_is_refused(
     done = in_process(capfd, "publish", folder, *words, "--json", home=tmp_path / "home")
     assert (done.code, done.json["reason"]) == (code, reason)
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "reason"),
+    [
+        ("e-0123456789abcdef01", 3, "EXPORT_NOT_FOUND"),
+        ("projects/default/exports/e-0123456789abcdef01", 3, "EXPORT_NOT_FOUND"),
+        ("exported/nothing", 3, "CONFIGURATION_INVALID"),
+        ("../no-such-folder", 3, "CONFIGURATION_INVALID"),
+        ("oci://host/name", 3, "CONFIGURATION_INVALID"),
+        ("", 3, "ARTIFACT_INVALID"),
+    ],
+)
+def test_what_is_neither_a_folder_nor_an_export_is_named(
+    s3: S3Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], source: str, code: int, reason: str
+) -> None:
+    words = ("publish", source, f"s3://{BUCKET}/nothing", "--json")
+    done = in_process(capfd, *words, home=tmp_path / "home", **s3.environment())
+    assert (done.code, done.json["reason"]) == (code, reason), done.out
+    assert not (tmp_path / "home" / "scratch").exists()
+
+
+def test_an_export_is_published_only_when_it_succeeded_and_only_to_somewhere(
+    s3: S3Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its sources are missing, so it fails at once."""
+    from slipway.configuration import ExportConfiguration
+    from slipway.embedded.coordinator import Embedded
+    from slipway.settings import Settings
+
+    home = tmp_path / "home"
+    with Embedded(Settings(home=home, scratch=home / "scratch"), "x") as embedded:
+        missing = dict.fromkeys(("base", "adapter"), "sha256:" + "0" * 64)
+        name = embedded.client.create_export(ExportConfiguration(), sources=missing, export_id="x").name
+        list(embedded.client.watch_export(name))
+        words = ("publish", "x", f"s3://{BUCKET}/x", "--json")
+        running = in_process(capfd, *words, home=home, **s3.environment())
+        assert (running.code, running.json["reason"]) == (7, "COORDINATOR_LOCKED")
+    failed = in_process(capfd, *words, home=home, **s3.environment())
+    assert (failed.code, failed.json["reason"]) == (3, "EXPORT_STATE")
+    assert "is failed" in failed.json["error_message"]
+    nowhere = in_process(capfd, "publish", "x", home=home)
+    assert (nowhere.code, "DESTINATION" in nowhere.err) == (2, True)
 
 
 def test_a_digest_has_no_signature(tmp_path: Path, keys: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:

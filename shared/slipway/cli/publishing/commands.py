@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from slipway.cli.connection import connection_of
 from slipway.cli.options import Debug, Json, Progress, examples, flag
 from slipway.progress.observer import ProgressForm
 
@@ -14,11 +18,19 @@ PUBLISH_EXAMPLES = examples(
     "slipway publish exported/qwen3_20261121_020758 --key key.pem",
     "slipway publish exported/qwen3_20261121_020758 oci://registry.example.com/models/qwen3:v1 --key key.pem",
     "slipway publish exported/qwen3_20261121_020758 s3://models/qwen3/v1 --license Apache-2.0",
+    "slipway publish e-0123456789abcdef01 oci://registry.example.com/models/qwen3:v1 --coordinator localhost:7070",
 )
 
 
 def publish(  # noqa: PLR0917 - typer calls it by name
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that slipway export delivered.")],
+    ctx: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER|EXPORT",
+            help="Folder that slipway export delivered, or name or id of an export of the coordinator or of this machine.",
+        ),
+    ],
     destinations: Annotated[
         list[str] | None,
         typer.Argument(
@@ -54,32 +66,58 @@ def publish(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Publish a delivered folder with its proof: a statement of what was made, a bill of materials, and a signature.
 
-    They are written beside the files. A folder with an output that failed validation is refused.
+    They are written beside the files. An export is delivered into a scratch folder first. If an output failed validation, nothing is
+    published.
 
     A destination is not sent what it has already, and shows nothing before it has everything.
 
     Exit codes: 4 an output failed, or a signature is not of these files · 7 the destination is unavailable.
     """
-    import os
-
     from slipway.cli.artifacts.view import show_transfer
     from slipway.publishing.bom import check_licence
     from slipway.publishing.destination import Access
     from slipway.publishing.publisher import publish as publish_folder
+    from slipway.publishing.publisher import reach_destination
     from slipway.publishing.signing import read_passphrase
-    from slipway.settings import Settings
     from slipway.terminal.console import print_answer
 
-    settings = Settings.from_environment(os.environ)
+    settings = connection_of(ctx).settings()
     signing_key = key or settings.signing_key
+    addresses, access = destinations or [], Access(settings, os.environ, insecure=insecure)
+    send = partial(
+        publish_folder,
+        urls=addresses,
+        access=access,
+        key=signing_key,
+        passphrase=read_passphrase(passphrase_file, os.environ) if signing_key else None,
+        licence=check_licence(licence) if licence else "",
+    )
     with show_transfer("publish", "publishing", form=progress, level=settings.log_level) as show:
-        done = publish_folder(
-            folder,
-            destinations or [],
-            access=Access(settings, os.environ, insecure=insecure),
-            key=signing_key,
-            passphrase=read_passphrase(passphrase_file, os.environ) if signing_key else None,
-            licence=check_licence(licence) if licence else "",
-            show=show,
-        )
+        folder = _folder_of(source)
+        if folder is not None:
+            done = send(folder, show=show)
+        else:
+            from slipway.exporting.stored_export import delivered_export
+
+            _refuse_without(addresses)
+            for address in addresses:
+                reach_destination(address, access)
+            with delivered_export(source, settings) as delivered:
+                done = replace(send(delivered, show=show), folder="")
     print_answer(done.to_json(), str(done), as_json=as_json)
+
+
+def _folder_of(source: str) -> Path | None:
+    """Return the folder that is published; None if an export of this name is meant."""
+    from slipway.exporting.stored_export import is_export_name
+    from slipway.files.paths import user_path
+
+    folder = user_path(source)
+    return folder if os.path.lexists(folder) or not is_export_name(source) else None
+
+
+def _refuse_without(addresses: list[str]) -> None:
+    if not addresses:
+        raise typer.BadParameter(
+            "name a DESTINATION: the folder into which an export is delivered is removed at the end"
+        )
