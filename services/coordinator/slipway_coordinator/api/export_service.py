@@ -26,7 +26,7 @@ from slipway.security.limits import limit_error
 from slipway.sources.addresses import NOWHERE, Allowed
 from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
-from slipway_coordinator.api.messages import event_message, export_message, exports_event_message
+from slipway_coordinator.api.messages import ExportsEvents, event_message, export_message
 from slipway_coordinator.api.requests import (
     ID,
     check_understood,
@@ -61,6 +61,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
+        self._exports_events = ExportsEvents()
 
     @unary
     async def CreateExport(self, request: export_pb2.CreateExportRequest, context: Context) -> export_pb2.Export:
@@ -205,7 +206,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         )
         async with contextlib.aclosing(events):
             async for event in events:
-                yield exports_event_message(event)
+                yield self._exports_events.of(event)
 
     async def _find_export(self, name: str) -> ExportRecord | None:
         if not _NAME.fullmatch(name):

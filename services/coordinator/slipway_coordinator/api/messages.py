@@ -14,8 +14,9 @@ from slipway.rpc.values import status_of, struct_of, timestamp
 from slipway_coordinator.model.changes import ChangeKind, ExportChange
 from slipway_coordinator.model.offers import Granted
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
+from slipway_coordinator.storage.changes import NumberedChange, Position
 from slipway_coordinator.storage.events import WatchEvent
-from slipway_coordinator.workflow.feed import FeedEvent
+from slipway_coordinator.workflow.feed import IN_MEMORY, IN_MEMORY_SIZE, FeedEvent
 from slipway_coordinator.workflow.observation import attempt_span
 from slipway_protos.v1 import configuration_pb2, export_pb2, worker_pb2
 
@@ -117,12 +118,39 @@ def event_message(event: WatchEvent) -> export_pb2.ExportEvent:
     return message
 
 
-def exports_event_message(event: FeedEvent) -> export_pb2.ExportsEvent:
-    """Return what watchers of a project receive."""
+class ExportsEvents:
+    """The messages that watchers of projects receive. A change is made a message once for all of them, which none of them changes."""
+
+    def __init__(self) -> None:
+        self._made: dict[
+            Position, tuple[export_pb2.ExportsEvent, int]
+        ] = {}  # with the size of the row, the oldest first
+        self._size = 0
+
+    def of(self, event: FeedEvent) -> export_pb2.ExportsEvent:
+        """Return the message of an event."""
+        if event.change is None:
+            return _event_without_change(event)
+        made = self._made.get(event.position)
+        if made is None:
+            made = _change_event(event.change), event.change.size
+            self._keep(event.position, made)
+        return made[0]
+
+    def _keep(self, position: Position, made: tuple[export_pb2.ExportsEvent, int]) -> None:
+        self._made[position] = made
+        self._size += made[1]
+        while len(self._made) > IN_MEMORY or self._size > IN_MEMORY_SIZE:
+            self._size -= self._made.pop(next(iter(self._made)))[1]
+
+
+def _change_event(stored: NumberedChange) -> export_pb2.ExportsEvent:
+    change = _change_message(stored.change)
+    return export_pb2.ExportsEvent(cursor=stored.position.cursor, time=timestamp(stored.time), change=change)
+
+
+def _event_without_change(event: FeedEvent) -> export_pb2.ExportsEvent:
     cursor = event.position.cursor
-    if event.change is not None:
-        change = _change_message(event.change.change)
-        return export_pb2.ExportsEvent(cursor=cursor, time=timestamp(event.change.time), change=change)
     if event.advance is not None:
         progress = export_pb2.ExportProgress(export=event.advance.record.name, progress=event.advance.progress)
         return export_pb2.ExportsEvent(cursor=cursor, time=timestamp(event.advance.time), progress=progress)

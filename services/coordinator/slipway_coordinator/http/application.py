@@ -23,7 +23,15 @@ from slipway_coordinator.http.console import coordinator_console
 from slipway_coordinator.http.errors import HttpError
 from slipway_coordinator.http.messages import bare_request_of, content_request_of, request_of
 from slipway_coordinator.http.requests import HttpRequest, Receive, Scope, Send
-from slipway_coordinator.http.responses import Content, Document, Events, Response, send_document, send_status
+from slipway_coordinator.http.responses import (
+    Content,
+    ConvertedChanges,
+    Document,
+    Events,
+    Response,
+    send_document,
+    send_status,
+)
 from slipway_coordinator.http.routes import Route, Routes
 
 log = logging.getLogger("slipway.coordinator.http")
@@ -52,6 +60,7 @@ class HttpApplication:
         self._console = coordinator_console(handlers)
         self._calls: set[asyncio.Task[None]] = set()
         self._ending = False
+        self._changes = ConvertedChanges()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -103,7 +112,7 @@ class HttpApplication:
         self, route: Route, path: Mapping[str, str], request: HttpRequest, send: Send, abort: Callable[[], None]
     ) -> None:
         """Make a call; cancel it when its client leaves, as gRPC does."""
-        response = _response(route, request, send)
+        response = _response(route, request, send, self._changes)
         call = asyncio.create_task(self._call(route, path, request, response))
         gone = asyncio.create_task(request.wait_for_disconnect())
         self._calls.add(call)
@@ -161,11 +170,11 @@ def _ending_error() -> ServiceError:
     return ServiceError("this coordinator is ending", reason="COORDINATOR_UNAVAILABLE", remedy="try again")
 
 
-def _response(route: Route, request: HttpRequest, send: Send) -> Response:
+def _response(route: Route, request: HttpRequest, send: Send, changes: ConvertedChanges) -> Response:
     if not route.streams_responses:
         return Document(send)
     if not route.returns_content:
-        return Events(send, resumed=_last_event(request) is not None)
+        return Events(send, resumed=_last_event(request) is not None, changes=changes)
     return Content(send, route.rule.response_body, ranged=request.range_start is not None, head=request.verb == "HEAD")
 
 

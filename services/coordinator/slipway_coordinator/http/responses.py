@@ -25,6 +25,8 @@ _LAST_WORDS_SECONDS = 1.0
 _CURSOR = "cursor"
 _LARGE = 4 << 10
 """From this size on, a message is converted in a thread: that may take as long as a thousand small calls."""
+_MOST_CHANGES = 100
+"""Changes of exports that are kept as JSON: readers who are up to date want the same ones at the same time."""
 _ALWAYS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
@@ -89,6 +91,22 @@ class Document:
         await send_status(self._send, status, http=http)
 
 
+class ConvertedChanges:
+    """The newest changes of exports as JSON, each converted once for all who watch."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, asyncio.Task[str]] = {}  # by the cursor, the oldest first
+
+    async def of(self, cursor: str, message: Message) -> str:
+        """Return the JSON of the change with a cursor."""
+        made = self._made.get(cursor)
+        if made is None or (made.done() and made.cancelled()):
+            made = self._made[cursor] = asyncio.create_task(_converted(message))
+            if len(self._made) > _MOST_CHANGES:
+                del self._made[next(iter(self._made))]
+        return await asyncio.shield(made)  # others wait for it, too
+
+
 class Events:
     """The responses of a call as server-sent events: the id is the event's cursor or sequence, the name its kind, the data its JSON.
 
@@ -98,10 +116,11 @@ class Events:
     Args:
         send: As ASGI gives it.
         resumed: Whether the client has seen events before.
+        changes: Converts changes of exports for all such responses.
     """
 
-    def __init__(self, send: Send, *, resumed: bool) -> None:
-        self._send, self._resumed = send, resumed
+    def __init__(self, send: Send, *, resumed: bool, changes: ConvertedChanges | None = None) -> None:
+        self._send, self._resumed, self._changes = send, resumed, changes or ConvertedChanges()
         self._admitted = asyncio.Event()
         self._turn = asyncio.Lock()
         self._last = asyncio.get_running_loop().time()
@@ -124,8 +143,8 @@ class Events:
     async def write(self, message: Message) -> None:
         """Send an event."""
         event: Any = message
-        data = await _converted(message)
         kind = event.WhichOneof("event") or "message"
+        data = await (self._changes.of(event.cursor, message) if kind == "change" else _converted(message))
         place = event.cursor if _CURSOR in message.DESCRIPTOR.fields_by_name else event.sequence
         await self._put(f"id: {place}\nevent: {kind}\ndata: {data}\n\n")
 

@@ -40,7 +40,6 @@ async def loop_time(call: Callable[[], Awaitable[Any]]) -> tuple[Any, float]:
     """Return the response of a call, and the processor time it took the event loop."""
     before = time.thread_time()
     response = await call()
-
     return response, time.thread_time() - before
 
 
