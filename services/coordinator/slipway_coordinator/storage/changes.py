@@ -27,6 +27,8 @@ _ADD = sa.text("""
     SELECT COALESCE(MAX(sequence), 0) + 1, :time, :project, :change FROM slipway_changes
     RETURNING sequence
 """)
+_NUMBER_ALONE = sa.text("SELECT pg_advisory_xact_lock(hashtext('slipway_changes'))")
+"""A statement of its own, because the next one sees what was committed before it begins, not what was while it waited."""
 _STATE = sa.text("SELECT state FROM slipway_exports WHERE name = :name")
 _RECORD = sa.text("SELECT record FROM slipway_exports WHERE name = :name")
 _CURSOR = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,15})")
@@ -153,6 +155,8 @@ class Changes:
         self._added = True
         row = {"time": time.time(), "project": change.export.project, "change": change.model_dump_json()}
         with self._transactions.begin() as connection:
+            if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
+                connection.execute(_NUMBER_ALONE)
             sequence = connection.execute(_ADD, row).scalar_one()
             if sequence % _FORGET_EVERY == 0:
                 connection.execute(sa.delete(_changes).where(_changes.c.sequence <= sequence - CHANGES_KEPT))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,24 @@ async def test_a_change_whose_transaction_fails_has_no_row(database: Database) -
         assert told[-1] is False
     finally:
         journal.close()
+
+
+def test_two_writers_never_take_the_same_number(server: PostgresServer) -> None:
+    state = state_at(server.create(f"d{time.monotonic_ns()}"))
+    migrate(state)
+    first, second = Database(state.url), Database(state.url)
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            with first.transactions.begin():
+                assert first.insert(record("a"))
+                other = thread.submit(second.insert, record("b"))
+                with pytest.raises(TimeoutError):
+                    other.result(0.3)
+            assert other.result(30)
+            assert kinds(first) == [("created", "a", "queued"), ("created", "b", "queued")]
+        finally:
+            first.close()
+            second.close()
 
 
 def test_changes_of_some_projects_keep_their_numbers(database: Database) -> None:
