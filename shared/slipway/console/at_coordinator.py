@@ -174,9 +174,9 @@ class CoordinatorExports:
         """Words of a command line for the same place."""
         return ["--coordinator", self._address or "HOST:PORT"]
 
-    def listed(self, cursor: str) -> Listing:
+    def listed(self, cursor: str = "", *, filter: str = "") -> Listing:  # noqa: A002 - as above
         """Return a page of the list, newest first."""
-        request = list_request("-", page_size=_PAGE, filter="", summary=True)
+        request = list_request("-", page_size=_PAGE, filter=filter, summary=True)
         request.page_token = cursor
         response = self._calls.call(self._calls.exports.ListExports, request)
         return Listing(tuple(Entry.of(export) for export in response.exports), response.next_page_token)

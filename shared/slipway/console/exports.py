@@ -181,8 +181,8 @@ class Exports(Protocol):
         """What puts prompts to models; None for a place whose models cannot be run from here."""
         ...
 
-    def listed(self, cursor: str) -> Listing:
-        """Return a page of the list, newest first."""
+    def listed(self, cursor: str = "", *, filter: str = "") -> Listing:  # noqa: A002 - the field's name everywhere
+        """Return a page of the list, newest first, of the exports that match a filter as in AIP-160."""
         ...
 
     def shown(self, project: str, export: str) -> Shown:

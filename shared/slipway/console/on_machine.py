@@ -76,12 +76,15 @@ class MachineExports:
         self.questions.close()
         self._jobs.close()
 
-    def listed(self, cursor: str) -> Listing:
-        """Return a page of the list, newest first."""
+    def listed(self, cursor: str = "", *, filter: str = "") -> Listing:  # noqa: A002 - as above
+        """Return a page of the list, newest first; a filter is about what is recorded, which exports that begin have not yet."""
         jobs = self._jobs.present()
         known = {name for job in jobs for name in job.names}
-        left = [_left_entry(each) for each in local_exports(self._settings) if each.id not in known]
-        entries = sorted((*map(_job_entry, jobs), *left), key=_age)
+        found = local_exports(self._settings, filter=filter)
+        matching = {each.id for each in found}
+        shown = [job for job in jobs if not filter or job.names & matching]
+        left = [_left_entry(each) for each in found if each.id not in known]
+        entries = sorted((*map(_job_entry, shown), *left), key=_age)
         begin = number_of(cursor, most=1 << 30) or 0
         following = str(begin + _PAGE) if len(entries) > begin + _PAGE else ""
         return Listing(tuple(entries[begin : begin + _PAGE]), following)

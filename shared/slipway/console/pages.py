@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 
 from slipway.advice.offers import Offer
 from slipway.console.downloads import tar_bytes, tar_of
-from slipway.console.exports import DELETE, Exports, Shown
+from slipway.console.exports import DELETE, Exports, Listing, Shown
 from slipway.console.rendering import HEADERS, REPORT_HEADERS, ROOT, page, rendered
 from slipway.console.reports import changed_settings, differences, findings_of, report_of, side_by_side
 from slipway.console.wish import Wish
@@ -56,11 +56,19 @@ def list_rows(request: Request, exports: Exports) -> Response:
 
 
 def _listed(request: Request, exports: Exports) -> dict[str, Any]:
-    after = request.query_params.get("after", "")
-    listing = exports.listed(after)
+    after, wanted = (request.query_params.get(name, "") for name in ("after", "filter"))
+    listing, failure = Listing(()), None
+    try:
+        listing = exports.listed(after, filter=wanted)
+    except ModelExportError as error:
+        if not wanted or error.reason != "REQUEST_INVALID":
+            raise
+        failure = error.failure()
     moving = any(entry.state in _MOVING for entry in listing.entries)
     chosen = request.query_params.getlist("export")
-    return {"listing": listing, "after": after, "moving": moving, "chosen": chosen}
+    query = urlencode({"after": after, "filter": wanted})
+    about = {"filter": wanted, "query": query, "failure": failure}
+    return {"listing": listing, "moving": moving, "chosen": chosen, **about}
 
 
 def new_page(request: Request, exports: Exports) -> Response:
@@ -95,7 +103,7 @@ def _form(wish: Wish, exports: Exports) -> dict[str, Any]:
 
 def _only_project(exports: Exports) -> str:
     """Return the project of all exports that the caller sees first; empty if there are several."""
-    projects = {entry.project for entry in exports.listed("").entries}
+    projects = {entry.project for entry in exports.listed().entries}
     return projects.pop() if len(projects) == 1 else ""
 
 

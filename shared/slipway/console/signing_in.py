@@ -62,7 +62,7 @@ def sign_in(request: Request, fields: Mapping[str, str], exports: Exports) -> Re
                 reason="UNAUTHENTICATED",
                 remedy="take one with fewer groups, or let a proxy send it as a header",
             )
-        exports.listed("")
+        exports.listed()
     except ModelExportError as error:
         return sign_in_page(request, failure=error.failure())
     answer = RedirectResponse(_next(fields.get("next", "")), HTTPStatus.SEE_OTHER, headers=HEADERS)

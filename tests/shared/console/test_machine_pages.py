@@ -166,6 +166,15 @@ def test_an_export_of_a_command_is_shown_too_and_two_are_compared(place: Place, 
         assert place.browser.get(f"/ui/compare{wrong}").status in {400, 404}
 
 
+def test_the_list_is_filtered(place: Place, made: str) -> None:
+    assert made in place.browser.get("/ui/?filter=state+%3D+succeeded").text
+    none = place.browser.get("/ui/?filter=state+%3D+queued").text
+    assert made not in none
+    assert "No export matches the filter." in none
+    wrong = place.browser.get("/ui/?filter=nonsense+%3C")
+    assert (wrong.status, "REQUEST_INVALID" in wrong.text, 'value="nonsense <"' in wrong.text) == (200, True, True)
+
+
 def test_the_moving_part_tells_the_page_to_load_again_when_the_state_changes(place: Place, made: str) -> None:
     assert place.browser.get(f"{made}/live?state=running").headers["hx-refresh"] == "true"
     assert "hx-refresh" not in place.browser.get(f"{made}/live?state=succeeded").headers
