@@ -5,6 +5,7 @@ A change is written in the transaction that makes it. Only the newest :data:`CHA
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Collection
@@ -35,18 +36,19 @@ _CURSOR = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,15})")
 
 
 class Position(NamedTuple):
-    """A place between two changes: behind the change of this number and time.
+    """A place between two changes: behind the change of this number, with this mark.
 
-    The time tells the changes of a state from those of a restored copy, which may have other changes under the same numbers.
+    The mark is a part of the row's hash. It tells the changes of a state from those of a restored copy, which may have other changes
+    under the same numbers, and says nothing about the row: whoever may watch one project gets places behind changes of others.
     """
 
     sequence: int
-    microseconds: int
+    mark: int
 
     @property
     def cursor(self) -> str:
         """The place as a text for clients."""
-        return f"{self.sequence:x}-{self.microseconds:x}"
+        return f"{self.sequence:x}-{self.mark:x}"
 
     @classmethod
     def parse(cls, cursor: str) -> Position | None:
@@ -60,17 +62,18 @@ BEGINNING = Position(0, 0)
 
 
 class NumberedChange(NamedTuple):
-    """A stored change; its time is in seconds since the epoch, its size that of the row in characters."""
+    """A stored change; its time is in seconds since the epoch, its size that of the row in characters, its mark that of its place."""
 
     sequence: int
     time: float
     change: ExportChange
     size: int
+    mark: int
 
     @property
     def position(self) -> Position:
         """The place behind it."""
-        return Position(self.sequence, round(self.time * 1e6))
+        return Position(self.sequence, self.mark)
 
 
 class Changes:
@@ -128,7 +131,8 @@ class Changes:
                 if room < 0:
                     break
         return [
-            NumberedChange(number, at, ExportChange.model_validate_json(text), len(text)) for number, at, text in rows
+            NumberedChange(number, at, ExportChange.model_validate_json(text), len(text), _mark(at, text))
+            for number, at, text in rows
         ]
 
     def newest(self) -> Position:
@@ -148,8 +152,10 @@ class Changes:
 
     def _position(self, condition: sa.ColumnElement[bool]) -> Position:
         with self._transactions.begin() as connection:
-            row = connection.execute(sa.select(_changes.c.sequence, _changes.c.time).where(condition)).first()
-        return BEGINNING if row is None else Position(row[0], round(row[1] * 1e6))
+            row = connection.execute(
+                sa.select(_changes.c.sequence, _changes.c.time, _changes.c.change).where(condition)
+            ).first()
+        return BEGINNING if row is None else Position(row[0], _mark(row[1], row[2]))
 
     def _add(self, change: ExportChange) -> None:
         self._added = True
@@ -160,3 +166,8 @@ class Changes:
             sequence = connection.execute(_ADD, row).scalar_one()
             if sequence % _FORGET_EVERY == 0:
                 connection.execute(sa.delete(_changes).where(_changes.c.sequence <= sequence - CHANGES_KEPT))
+
+
+def _mark(at: float, change: str) -> int:
+    """Return the mark of a row. It cannot be guessed, as little as the span in the change, or the time to a microsecond."""
+    return int(hashlib.sha256(f"{round(at * 1e6)} {change}".encode()).hexdigest()[:15], 16)

@@ -19,7 +19,7 @@ from support.coordinators.harness import tiny_export, tiny_task
 def event(number: int, *, labels: dict[str, str] | None = None) -> FeedEvent:
     export = tiny_export(f"x{number}", tiny_task("m")).with_(labels=labels or {})
     change = ExportChange.of(ChangeKind.CREATED, export)
-    stored = NumberedChange(number, 1000.0 + number, change, len(change.model_dump_json()))
+    stored = NumberedChange(number, 1000.0 + number, change, len(change.model_dump_json()), number)
     return FeedEvent(stored.position, stored)
 
 

@@ -151,8 +151,8 @@ def test_a_place_is_valid_as_long_as_its_row_is_there(database: Database, monkey
     assert changes.has(BEGINNING)
     assert changes.has(first)
     assert Position.parse(first.cursor) == first
-    assert not changes.has(Position(1, first.microseconds + 1)), "the row of a restored copy"
-    assert not changes.has(Position(2, first.microseconds)), "of the future"
+    assert not changes.has(Position(1, first.mark + 1)), "the row of a restored copy"
+    assert not changes.has(Position(2, first.mark)), "of the future"
     monkeypatch.setattr(changes_module, "CHANGES_KEPT", 5)
     monkeypatch.setattr(changes_module, "_FORGET_EVERY", 10)
     for number in range(1, 20):
@@ -165,6 +165,18 @@ def test_a_place_is_valid_as_long_as_its_row_is_there(database: Database, monkey
         connection.execute(sa.text("DELETE FROM slipway_changes WHERE sequence < 20"))
     database.insert(record("last"))
     assert changes.newest().sequence == 21, "numbers go on"
+
+
+def test_a_place_tells_nothing_of_the_change_before_it(database: Database) -> None:
+    for name in "ab":
+        database.insert(record(name))
+    first, second = database.changes.after(0, limit=9)
+    assert database.changes.newest() == second.position
+    assert first.position.mark != second.position.mark
+    now = time.time() * 1e6
+    for row in (first, second):
+        assert abs(row.position.mark - now) > 1e12, "no time"
+        assert database.changes.has(row.position)
 
 
 @pytest.mark.parametrize(
