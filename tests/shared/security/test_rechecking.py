@@ -41,6 +41,34 @@ async def test_keys_that_cannot_be_fetched_say_nothing_about_the_caller() -> Non
         await done.wait()
 
 
+async def test_a_block_does_not_go_on_for_ever_while_nothing_is_known_about_the_caller() -> None:
+    outcomes = iter([False, False, True])
+    seconds: list[float] = []
+
+    async def check() -> None:
+        seconds.append(asyncio.get_running_loop().time())
+        if not next(outcomes, False):
+            raise ServiceError("its keys cannot be fetched", reason="ISSUER_UNAVAILABLE")
+
+    with pytest.raises(ModelExportError) as caught:
+        async with asyncio.timeout(30), rechecking(check, seconds=0.05, patience_seconds=0.3):
+            await asyncio.sleep(60)
+    assert caught.value.reason == "ISSUER_UNAVAILABLE"
+    assert seconds[-1] - seconds[2] >= 0.3 - 0.01, "since the last check that said something"
+
+
+async def test_a_check_with_a_fault_ends_the_block(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        raise KeyError("an unforeseen fault")
+
+    with pytest.raises(ModelExportError) as caught:
+        async with asyncio.timeout(5), rechecking(check, seconds=0.01):
+            await asyncio.sleep(60)
+    assert caught.value.reason == "INTERNAL"
+    assert "unforeseen" not in str(caught.value)
+    assert "an unforeseen fault" in caplog.text
+
+
 async def test_checks_end_with_the_block_and_its_own_errors_stay() -> None:
     count = 0
 
