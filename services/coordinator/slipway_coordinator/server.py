@@ -49,7 +49,7 @@ from slipway_coordinator.storage.database_access import State, check_access, sta
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers import TransferLimits
 from slipway_coordinator.webhooks.announcer import WebhookAnnouncer
-from slipway_coordinator.webhooks.receivers import WebhooksFile
+from slipway_coordinator.webhooks.receivers import NoWebhooks, WebhooksFile
 from slipway_coordinator.webhooks.sender import Sender
 from slipway_coordinator.workflow.observation import Gauges
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
@@ -97,7 +97,8 @@ class CoordinatorServer:
         projects = self._security.authenticator.projects
         announcer = None if webhooks is None else WebhookAnnouncer(webhooks.current)
         self.coordinator = Coordinator(options, precedents=Precedents(store), projects=projects, announcer=announcer)
-        self._sender = None if webhooks is None else Sender(self.coordinator, webhooks.current)
+        self._webhooks = webhooks or NoWebhooks()
+        self._sender = Sender(self.coordinator, self._webhooks)
         self._address = address
         self._gate = Gate()
         self._http: HttpListener | None = None
@@ -171,9 +172,9 @@ class CoordinatorServer:
         Raises:
             ServiceError: the state cannot be used.
         """
+        await asyncio.to_thread(self._webhooks.refresh)  # a standby may have waited for days
         await self.coordinator.start()
-        if self._sender is not None:
-            self._sender.start()
+        self._sender.start()
         self._gate.is_open = True
         self._health.set_serving(*SERVICES, serving=True)
 
@@ -184,8 +185,7 @@ class CoordinatorServer:
             await self._http.stop()
         await self._server.stop(grace=0.2)
         await self._artifacts.transfers.close()
-        if self._sender is not None:
-            await self._sender.stop()
+        await self._sender.stop()
         if self._gate.is_open:
             await self.coordinator.stop()
 

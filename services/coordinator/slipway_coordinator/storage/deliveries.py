@@ -20,29 +20,58 @@ from slipway_coordinator.storage.schema import deliveries as _deliveries
 
 log = logging.getLogger("slipway.coordinator")
 
+BATCH = 200
+"""Most deliveries that one call removes or hastens: changes of exports wait for its transaction."""
+_LONGEST_WAIT = 3660.0
+"""An attempt that is due later was put off before the clock was set back."""
+
+# The changes of an export come in their order, so a new row is the next one exactly if there is no other.
 _ADD = sa.text("""
     INSERT INTO slipway_deliveries
-        (receiver, id, type, export, export_create_time, revision, create_time, attempts, due_time, body)
+        (receiver, id, type, export, export_create_time, revision, create_time, attempts, due_time, is_next, body)
     VALUES
-        (:receiver, :id, :type, :export, :export_create_time, :revision, :create_time, 0, :create_time, :body)
+        (:receiver, :id, :type, :export, :export_create_time, :revision, :create_time, 0, :create_time,
+        NOT EXISTS (
+            SELECT 1 FROM slipway_deliveries
+            WHERE receiver = CAST(:receiver AS VARCHAR) AND export = CAST(:export AS VARCHAR)), :body)
     ON CONFLICT DO NOTHING
+""")
+
+_ADVANCE = sa.text("""
+    UPDATE slipway_deliveries SET is_next = TRUE WHERE receiver = :receiver AND id = (
+        SELECT id FROM slipway_deliveries WHERE receiver = :receiver AND export = :export
+        ORDER BY export_create_time, revision LIMIT 1)
 """)
 
 _RECORD = sa.text("SELECT record FROM slipway_exports WHERE name = :name")
 
-# The oldest delivery of each export, as an export's events arrive in their order.
+# Each part reads as many rows of an index as it returns; what was never tried is due whatever the clock says.
+_PART = """SELECT id FROM (
+        SELECT id FROM slipway_deliveries WHERE receiver = :receiver AND is_next = TRUE AND {which} ORDER BY {order} LIMIT :most
+    ) AS {name}"""
 _DUE = """
     SELECT receiver, id, type, export, export_create_time, revision, create_time, attempts, body
-    FROM slipway_deliveries AS d
-    WHERE receiver = :receiver AND due_time <= :now AND NOT EXISTS (
-        SELECT 1 FROM slipway_deliveries AS e
-        WHERE e.receiver = d.receiver AND e.export = d.export AND (
-            e.export_create_time < d.export_create_time
-            OR (e.export_create_time = d.export_create_time AND e.revision < d.revision)))
-    ORDER BY {order} LIMIT :most
+    FROM slipway_deliveries WHERE receiver = :receiver AND id IN ({parts}) ORDER BY {order} LIMIT :most
 """
-_LONGEST_DUE = sa.text(_DUE.format(order="due_time, id"))
-_LEAST_TRIED = sa.text(_DUE.format(order="attempts, due_time, id"))
+
+
+def _due(order: str) -> sa.TextClause:
+    parts = (
+        _PART.format(name="untried", which="attempts = 0", order="due_time"),
+        _PART.format(name="due", which="due_time <= :now", order=order),
+        _PART.format(name="misdated", which="due_time > :latest", order="due_time"),
+    )
+    return sa.text(_DUE.format(parts=" UNION ".join(parts), order=order))
+
+
+_LONGEST_DUE, _LEAST_TRIED = _due("due_time"), _due("attempts, due_time")
+
+_HASTEN = sa.text("""
+    UPDATE slipway_deliveries SET due_time = CASE WHEN create_time < :now THEN create_time ELSE :now END
+    WHERE receiver = :receiver AND id IN (
+        SELECT id FROM slipway_deliveries
+        WHERE receiver = :receiver AND is_next = TRUE AND due_time > :now AND attempts <= :most_tried LIMIT :most)
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +181,20 @@ class Deliveries:
             receiver: Its name.
             now: The present time.
             most: How many at most.
-            least_tried: Begin with those that were tried least, not with those that are due for longest. This takes longer if many wait.
+            least_tried: Begin with those that were tried least, not with those that are due for longest.
         """
         query = _LEAST_TRIED if least_tried else _LONGEST_DUE
+        given = {"receiver": receiver, "now": now, "latest": now + _LONGEST_WAIT, "most": most}
         with self._transactions.begin() as connection:
-            rows = connection.execute(query, {"receiver": receiver, "now": now, "most": most}).mappings()
-            return [Delivery(**row) for row in rows]
+            return [Delivery(**row) for row in connection.execute(query, given).mappings()]
 
     def remove(self, receiver: str, delivery_id: str) -> None:
         """Remove a delivery that has arrived, or that the receiver does not want."""
+        query = sa.delete(_deliveries).where(*_is(receiver, delivery_id)).returning(_deliveries.c.export)
         with self._transactions.begin() as connection:
-            connection.execute(sa.delete(_deliveries).where(*_is(receiver, delivery_id)))
+            export = connection.execute(query).scalar()
+            if export is not None:
+                connection.execute(_ADVANCE, {"receiver": receiver, "export": export})
 
     def postpone(self, receiver: str, delivery_id: str, *, until: float) -> None:
         """Note an attempt that failed, and the time of the next one."""
@@ -170,26 +202,51 @@ class Deliveries:
         with self._transactions.begin() as connection:
             connection.execute(query.values(attempts=_deliveries.c.attempts + 1, due_time=until))
 
-    def hasten(self, receiver: str, *, now: float) -> None:
-        """Make all deliveries of a receiver due, because it takes events again."""
-        later = _deliveries.c.receiver == receiver, _deliveries.c.due_time > now
+    def hasten(self, receiver: str, *, now: float, most_tried: int) -> int:
+        """Make deliveries of a receiver due, because it takes events again: the oldest first, as when they were stored.
+
+        Args:
+            receiver: Its name.
+            now: The present time.
+            most_tried: How often one may have been tried; what failed more often is the event's own fault, and keeps its pause.
+
+        Returns:
+            How many these were; if :data:`BATCH`, there may be more.
+        """
+        given = {"receiver": receiver, "now": now, "most_tried": most_tried, "most": BATCH}
         with self._transactions.begin() as connection:
-            connection.execute(sa.update(_deliveries).where(*later).values(due_time=now))
+            return connection.execute(_HASTEN, given).rowcount
 
-    def give_up(self, receiver: str, *, before: float, untried: bool = False) -> list[Delivery]:
-        """Remove deliveries stored before a time, those that were never tried only if asked for; return them, without their bodies."""
-        tried = _deliveries.c.attempts >= (0 if untried else 1)
-        return self._drop(_deliveries.c.receiver == receiver, _deliveries.c.create_time < before, tried)
+    def give_up(
+        self,
+        receiver: str,
+        *,
+        before: float | None = None,
+        untried: bool = False,
+        spare: Collection[str] = (),
+        most: int = BATCH,
+    ) -> list[Delivery]:
+        """Remove the oldest deliveries of a receiver; return them, without their bodies.
 
-    def give_up_others(self, receivers: Collection[str], *, before: float) -> list[Delivery]:
-        """Remove deliveries stored before a time for receivers that there are no more; return them, without their bodies."""
-        return self._drop(_deliveries.c.receiver.not_in(sorted(receivers)), _deliveries.c.create_time < before)
-
-    def _drop(self, *conditions: sa.ColumnElement[bool]) -> list[Delivery]:
-        kept = [column for column in _deliveries.c if column.name not in {"body", "due_time"}]
+        Args:
+            receiver: Its name.
+            before: Only those stored before this time.
+            untried: Whether to remove also those that were never tried.
+            spare: Ids of those to keep.
+            most: How many at most.
+        """
+        conditions = [_deliveries.c.receiver == receiver]
+        conditions += [] if before is None else [_deliveries.c.create_time < before]
+        conditions += [] if untried else [_deliveries.c.attempts >= 1]
+        conditions += [_deliveries.c.id.not_in(sorted(spare))] if spare else []
+        oldest = sa.select(_deliveries.c.id).where(*conditions).order_by(_deliveries.c.create_time).limit(most)
+        query = sa.delete(_deliveries).where(_deliveries.c.receiver == receiver, _deliveries.c.id.in_(oldest))
+        returned = [column for column in _deliveries.c if column.name not in {"body", "due_time", "is_next"}]
         with self._transactions.begin() as connection:
-            rows = connection.execute(sa.delete(_deliveries).where(*conditions).returning(*kept)).mappings()
-            return [Delivery(**row, body="") for row in rows]
+            lost = [Delivery(**row, body="") for row in connection.execute(query.returning(*returned)).mappings()]
+            for export in sorted({one.export for one in lost}):
+                connection.execute(_ADVANCE, {"receiver": receiver, "export": export})
+        return lost
 
     def count_waiting(self) -> dict[str, Waiting]:
         """Return how many deliveries wait, by receiver."""

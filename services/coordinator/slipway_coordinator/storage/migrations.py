@@ -114,10 +114,13 @@ def _deliveries(connection: sa.Connection) -> None:
         """CREATE TABLE slipway_deliveries (
             receiver VARCHAR(100) NOT NULL, id VARCHAR(64) NOT NULL, type VARCHAR(60) NOT NULL, export VARCHAR(300) NOT NULL,
             export_create_time DOUBLE PRECISION NOT NULL, revision INTEGER NOT NULL, create_time DOUBLE PRECISION NOT NULL,
-            attempts INTEGER NOT NULL, due_time DOUBLE PRECISION NOT NULL, body TEXT NOT NULL, PRIMARY KEY (receiver, id))""",
+            attempts INTEGER NOT NULL, due_time DOUBLE PRECISION NOT NULL, is_next BOOLEAN NOT NULL, body TEXT NOT NULL,
+            PRIMARY KEY (receiver, id))""",
         """CREATE INDEX ix_slipway_deliveries_order
             ON slipway_deliveries (receiver, export, export_create_time, revision)""",
-        "CREATE INDEX ix_slipway_deliveries_due ON slipway_deliveries (receiver, due_time, id)",
+        "CREATE INDEX ix_slipway_deliveries_due ON slipway_deliveries (receiver, is_next, due_time)",
+        "CREATE INDEX ix_slipway_deliveries_tried ON slipway_deliveries (receiver, is_next, attempts, due_time)",
+        "CREATE INDEX ix_slipway_deliveries_age ON slipway_deliveries (receiver, create_time, attempts)",
     )
 
 

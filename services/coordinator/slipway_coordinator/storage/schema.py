@@ -100,7 +100,10 @@ deliveries = sa.Table(
     sa.Column("create_time", sa.Double, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("due_time", sa.Double, nullable=False),
+    sa.Column("is_next", sa.Boolean, nullable=False),
     sa.Column("body", sa.Text, nullable=False),
     sa.Index("ix_slipway_deliveries_order", "receiver", "export", "export_create_time", "revision"),
-    sa.Index("ix_slipway_deliveries_due", "receiver", "due_time", "id"),
+    sa.Index("ix_slipway_deliveries_due", "receiver", "is_next", "due_time"),
+    sa.Index("ix_slipway_deliveries_tried", "receiver", "is_next", "attempts", "due_time"),
+    sa.Index("ix_slipway_deliveries_age", "receiver", "create_time", "attempts"),
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
+import logging
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +29,11 @@ from slipway.files.yaml_files import YamlError, load_document
 from slipway.security.access.grants import PROJECT
 from slipway.security.access.principals import ALL_PROJECTS
 from slipway.security.outgoing import check_address
-from slipway.security.reloading import Reloaded
+from slipway.security.reloading import Signature, signature
 from slipway.texts import hidden_character
 from slipway_coordinator.webhooks.cloud_events import EventType
+
+log = logging.getLogger("slipway.coordinator.webhooks")
 
 MOST_RECEIVERS = 16
 _SECRET_PREFIX = "whsec_"  # noqa: S105 - what every secret begins with
@@ -90,7 +92,7 @@ class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     source: _Text = "/slipway"
-    receivers: tuple[Entry, ...] = Field(min_length=1, max_length=MOST_RECEIVERS)
+    receivers: tuple[Entry, ...] = Field(max_length=MOST_RECEIVERS)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -118,11 +120,15 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Webhooks:
-    """All receivers, the source of their events, and the files that were read."""
+    """All receivers, the source of their events, and the files that were read, as they were before.
 
-    source: str
-    receivers: tuple[Receiver, ...]
-    files: tuple[Path, ...]
+    Without arguments, there are none: what waits belongs to receivers that there are no more.
+    """
+
+    source: str = ""
+    receivers: tuple[Receiver, ...] = ()
+    files: tuple[Path, ...] = ()
+    states: Signature = field(default=(), repr=False)
 
 
 def load_webhooks(path: Path) -> Webhooks:
@@ -131,6 +137,7 @@ def load_webhooks(path: Path) -> Webhooks:
     Raises:
         ConfigurationError: reason ``WEBHOOKS_INVALID``, with all problems; it quotes nothing of a secret or an address.
     """
+    states = signature([path])
     try:
         file = _File.model_validate(load_document(path))
     except OSError as error:
@@ -139,16 +146,19 @@ def load_webhooks(path: Path) -> Webhooks:
         raise _invalid_error(path, _problems_of(error)) from None
     except YamlError as error:
         raise _invalid_error(path, [str(error)]) from None
-    receivers, problems = list[Receiver](), list[str]()
+    named = [
+        path.parent / each for one in file.receivers for each in (one.secret_file, one.ca_file) if each is not None
+    ]
+    states += signature(named)
+    receivers, problems, contexts = list[Receiver](), list[str](), dict[Path | None, ssl.SSLContext]()
     for entry in file.receivers:
         try:
-            receivers.append(_read_files(entry, path.parent))
+            receivers.append(_read_files(entry, path.parent, contexts))
         except ValueError as error:
             problems += [f"{entry.name}: {problem}" for problem in error.args]
     if problems:
         raise _invalid_error(path, problems)
-    named = (each for entry in file.receivers for each in (entry.secret_file, entry.ca_file) if each is not None)
-    return Webhooks(file.source, tuple(receivers), (path, *(path.parent / each for each in named)))
+    return Webhooks(file.source, tuple(receivers), (path, *named), states)
 
 
 class WebhooksFile:
@@ -160,41 +170,71 @@ class WebhooksFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._watched = self._watch(load_webhooks(path).files)
+        self._current = load_webhooks(path)
+        self._problem = ""
 
     def current(self) -> Webhooks:
-        """Return what the files say now, or what they said last that could be used."""
-        reloaded, files = self._watched
-        webhooks = reloaded.current()
-        if webhooks.files != files:
-            with contextlib.suppress(ConfigurationError):  # changed once more: the next call sees it
-                self._watched = self._watch(webhooks.files)
-        return webhooks
+        """Return what the files said last that could be used. It reads none of them: transactions of changes wait for it."""
+        return self._current
 
-    def _watch(self, files: tuple[Path, ...]) -> tuple[Reloaded[Webhooks], tuple[Path, ...]]:
-        return Reloaded(files, lambda: load_webhooks(self._path)), files
+    def refresh(self) -> None:
+        """Read the files if they have changed. What cannot be used is logged, and read anew at the next call: a file may be still to come."""
+        before = self._current
+        if signature(before.files) == before.states:
+            self._problem = ""
+            return
+        try:
+            self._current = load_webhooks(self._path)
+        except ConfigurationError as error:
+            if error.message != self._problem:
+                log.error(f"the files loaded before stay in use: {error}")
+            self._problem = error.message
+        else:
+            self._problem = ""
+            log.info(f"loaded again: {self._path} and the files it names")
 
 
-def _read_files(entry: Entry, folder: Path) -> Receiver:
-    """Read the secrets and authorities of a receiver; paths are relative to the folder.
+class NoWebhooks:
+    """In place of a file: no receivers."""
+
+    def current(self) -> Webhooks:
+        """As :meth:`WebhooksFile.current`."""
+        return Webhooks()
+
+    def refresh(self) -> None:
+        """As :meth:`WebhooksFile.refresh`."""
+
+
+def _read_files(entry: Entry, folder: Path, contexts: dict[Path | None, ssl.SSLContext]) -> Receiver:
+    """Read the secrets and authorities of a receiver.
+
+    Args:
+        entry: The receiver.
+        folder: Paths are relative to it.
+        contexts: Those made before, by the file of their authorities: the system's take many milliseconds to read.
 
     Raises:
         ValueError: Each of its arguments is a problem.
     """
-    problems, secrets, tls = list[str](), tuple[str, ...](), None
+    problems, secrets, tls = list[str](), tuple[str, ...](), contexts.get(entry.ca_file)
     try:
         secrets = read_secrets(folder / entry.secret_file)
     except ValueError as error:
         problems.append(f"secret_file {error}")
     try:
-        if entry.ca_file is not None:
-            check_regular(folder / entry.ca_file)
-        tls = ssl.create_default_context(cafile=None if entry.ca_file is None else str(folder / entry.ca_file))
+        if tls is None:
+            tls = contexts[entry.ca_file] = _context(None if entry.ca_file is None else folder / entry.ca_file)
     except OSError as error:  # ssl.SSLError is one
         problems.append(f"ca_file has no certificates that can be used: {error.strerror or 'it cannot be read'}")
     if tls is None or problems:
         raise ValueError(*problems)
     return Receiver(entry, secrets, tls)
+
+
+def _context(authorities: Path | None) -> ssl.SSLContext:
+    if authorities is not None:
+        check_regular(authorities)
+    return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
 
 
 def read_secrets(path: Path) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import yaml
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 
 from slipway.client import Client
-from slipway_coordinator.webhooks import sender
+from slipway_coordinator.webhooks import housekeeping, lines, sender
 from support.coordinators.harness import Harness, state, tiny_export, tiny_task, wait_for
 from support.servers.free_ports import free_port
 from support.servers.metrics_page import page
@@ -33,13 +33,14 @@ from support.servers.webhook_receiver import (
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the tests need not wait for the real pauses."""
+    for name, seconds in {"COUNT_SECONDS": 0.1, "TIDY_SECONDS": 0.1}.items():
+        monkeypatch.setattr(housekeeping, name, seconds)
     for name, seconds in {
         "LOOK_SECONDS": 0.05,
+        "_REFRESH_SECONDS": 0.05,
         "_FIRST_PAUSE": 0.2,
         "_LONGEST_PAUSE": 1.0,
         "_LONGEST_DOWN_PAUSE": 0.5,
-        "_COUNT_SECONDS": 0.1,
-        "_TIDY_SECONDS": 0.1,
     }.items():
         monkeypatch.setattr(sender, name, seconds)
 
@@ -153,8 +154,8 @@ def test_a_dead_receiver_is_tried_seldom_and_holds_up_no_other(tmp_path: Path, r
             for name in names:
                 receiver.wait_for("created", "started", export=f"/{name}")
             time.sleep(3)
-            most = sender.MOST_AT_ONCE + (time.monotonic() - began) + 1  # the first ones, then one a second
-            assert sender.DOWN_AFTER <= len(dead.requests) <= most
+            most = lines.MOST_AT_ONCE + (time.monotonic() - began) + 1  # the first ones, then one a second
+            assert lines.DOWN_AFTER <= len(dead.requests) <= most
             dead.respond = None
             wait_for(lambda: len({one.id for one in dead.taken}) == 60)
             wait_for(lambda: rows(place) == [])
@@ -189,8 +190,9 @@ def test_a_receiver_that_is_gone_gets_nothing_twice(
 
 
 def test_what_waits_for_too_long_is_given_up(
-    tmp_path: Path, receiver: WebhookReceiver, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, receiver: WebhookReceiver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(housekeeping, "GRACE_SECONDS", 0.5)
     receiver.respond = lambda *_: 500
     with coordinator(tmp_path, receiver.entry(keep_hours=2)) as place:
         create(place, "x", "y")
@@ -205,7 +207,56 @@ def test_what_waits_for_too_long_is_given_up(
         receiver.respond = None
         receiver.wait_for("created", "started")
     assert "the receiver portal did not take it within 2 hours" in caplog.text
-    assert "the webhooks file does not name its receiver any more" in caplog.text
+    assert "the webhooks file does not name its receiver" in caplog.text
+
+
+def test_an_outage_of_the_coordinator_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What waits is older than its time when the next coordinator begins to send, and the receiver is not back yet."""
+    down = WebhookReceiver(port=free_port())
+    with coordinator(tmp_path, down.entry()) as place:
+        create(place, "x", "y")
+        wait_for(lambda: any(attempts for _, _, attempts, _ in rows(place)))
+        with place.server.coordinator.database._engine.begin() as connection:
+            connection.execute(sa.text("UPDATE slipway_deliveries SET create_time = create_time - 96 * 3600"))
+        number = len(rows(place))
+    with coordinator(tmp_path, down.entry()) as place:
+        time.sleep(2)
+        assert len(rows(place)) >= number
+        with webhook_receiver(down):
+            for name in ("x", "y"):
+                down.wait_for("created", "started", export=f"/{name}")
+            wait_for(lambda: rows(place) == [])
+    assert "will not be sent" not in caplog.text
+
+
+def test_what_a_dead_receiver_was_never_sent_is_given_up_once_it_was_down_for_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(housekeeping, "GRACE_SECONDS", 0.0)
+    with coordinator(tmp_path, WebhookReceiver(port=free_port()).entry(keep_hours=2)) as place:
+        create(place, "x")
+        line = place.server._sender._lines["portal"]
+        wait_for(lambda: line.is_down)
+        with place.server.coordinator.database._engine.begin() as connection:
+            connection.execute(sa.text("UPDATE slipway_deliveries SET create_time = create_time - 7201"))
+        wait_for(lambda: [row.type for row in rows(place)] == ["export.started"] and rows(place)[0].attempts == 0)
+        line.not_before = time.monotonic() + 3600  # nothing more is tried
+        time.sleep(0.5)
+        kept = [row for row in rows(place) if row.attempts == 0]
+        line.down_since = time.monotonic() - 7201
+        wait_for(lambda: rows(place) == [])
+    assert len(kept) <= 1
+    assert "did not take it within 2 hours" in caplog.text
+
+
+def test_too_many_that_wait_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(housekeeping, "MOST_WAITING", 5)
+    with coordinator(tmp_path, WebhookReceiver(port=free_port()).entry()) as place:
+        create(place, *(f"e{number}" for number in range(10)))
+        wait_for(lambda: "more than 5 events wait for the receiver portal" in caplog.text)
+        wait_for(lambda: len(rows(place)) == 5)
 
 
 def test_a_receiver_hears_of_its_projects_and_events_alone(tmp_path: Path, receiver: WebhookReceiver) -> None:
@@ -225,13 +276,16 @@ def test_receivers_and_secrets_change_without_a_restart(tmp_path: Path, receiver
         create(place, "a")
         receiver.wait_for("created", "started")
         (tmp_path / "webhooks" / "secret").write_text(second)
+        time.sleep(0.5)  # until the files are read again
         create(place, "b")
         receiver.wait_for("created", "started", "created", "started")
         path = tmp_path / "webhooks" / "webhooks.yaml"
-        path.write_text("receivers: []")
+        path.write_text("receivers: [")
+        time.sleep(0.5)
         create(place, "c")
         receiver.wait_for(*["created", "started"] * 3)  # what cannot be used changes nothing
         path.write_text(yaml.safe_dump({"receivers": [receiver.entry("other", events=["export.created"])]}))
+        time.sleep(0.5)
         create(place, "d")
         receiver.wait_for(*["created", "started"] * 3, "created")
     assert [one.verified(second if one.event["subject"][-1] > "a" else SECRET) for one in receiver.taken]
@@ -306,6 +360,31 @@ def test_what_waits_is_kept_by_a_coordinator_without_the_file(tmp_path: Path) ->
         assert len(rows(place)) == 2
     with webhook_receiver(down), coordinator(tmp_path, down.entry()):
         down.wait_for("created", "started")
+
+
+def test_what_waits_for_nobody_is_given_up_by_a_coordinator_without_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(housekeeping, "GRACE_SECONDS", 0.0)
+    with coordinator(tmp_path, WebhookReceiver(port=free_port()).entry()) as place:
+        create(place, "x")
+        wait_for(lambda: len(rows(place)) == 2)
+        with place.server.coordinator.database._engine.begin() as connection:
+            connection.execute(sa.text("UPDATE slipway_deliveries SET create_time = create_time - 73 * 3600"))
+    with Harness(tmp_path, with_worker=False) as place:
+        wait_for(lambda: rows(place) == [])
+    assert "the webhooks file does not name its receiver" in caplog.text
+
+
+def test_after_the_clock_was_set_nothing_is_too_old_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience, real = housekeeping.Patience(), time.time
+    time.sleep(0.2)
+    assert patience.seconds() >= 0.2
+    for moved in (100 * 3600, 0):
+        monkeypatch.setattr(time, "time", lambda moved=moved: real() + moved)
+        assert patience.seconds() < 0.1
+    time.sleep(0.2)
+    assert patience.seconds() >= 0.2
 
 
 def test_bodies_are_those_of_the_moment(tmp_path: Path) -> None:
