@@ -6,17 +6,22 @@ A change is written in the transaction that makes it. Only the newest :data:`CHA
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Collection
 from typing import NamedTuple
 
 import sqlalchemy as sa
+from pydantic import ValidationError
 
+from slipway.texts import one_line
 from slipway_coordinator.model.changes import ChangeKind, ExportChange
 from slipway_coordinator.model.records import ExportRecord, ExportState
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import changes as _changes
+
+log = logging.getLogger("slipway.coordinator.changes")
 
 CHANGES_KEPT = 20_000
 AT_ONCE = 1 << 20
@@ -120,20 +125,25 @@ class Changes:
 
         At most ``limit``, and no more once they have :data:`AT_ONCE` characters; none if none is there.
         """
+        while True:
+            rows = self._rows(sequence, limit=limit, projects=projects)
+            found = [change for change in map(_parsed, rows) if change is not None]
+            if found or not rows:
+                return found
+            sequence = rows[-1][0]
+
+    def _rows(self, sequence: int, *, limit: int, projects: Collection[str] | None) -> list[tuple[int, float, str]]:
         query = sa.select(_changes.c.sequence, _changes.c.time, _changes.c.change).where(_changes.c.sequence > sequence)
         if projects is not None:
             query = query.where(_changes.c.project.in_(sorted(projects)))
         with self._transactions.begin() as connection:
-            rows, room = [], AT_ONCE
+            rows, room = list[tuple[int, float, str]](), AT_ONCE
             for row in connection.execute(query.order_by(_changes.c.sequence).limit(limit)):
-                rows.append(row)
+                rows.append((row[0], row[1], row[2]))
                 room -= len(row[2])
                 if room < 0:
                     break
-        return [
-            NumberedChange(number, at, ExportChange.model_validate_json(text), len(text), _mark(at, text))
-            for number, at, text in rows
-        ]
+        return rows
 
     def newest(self) -> Position:
         """Return the place behind the newest change."""
@@ -166,6 +176,17 @@ class Changes:
             sequence = connection.execute(_ADD, row).scalar_one()
             if sequence % _FORGET_EVERY == 0:
                 connection.execute(sa.delete(_changes).where(_changes.c.sequence <= sequence - CHANGES_KEPT))
+
+
+def _parsed(row: tuple[int, float, str]) -> NumberedChange | None:
+    """Return the change in a row; None, and a line in the log, for one that cannot be parsed: others must not wait for it for ever."""
+    number, at, text = row
+    try:
+        change = ExportChange.model_validate_json(text)
+    except ValidationError as error:
+        log.error(f"the change {number} of an export is left out, it cannot be read: {one_line(str(error))}")
+        return None
+    return NumberedChange(number, at, change, len(text), _mark(at, text))
 
 
 def _mark(at: float, change: str) -> int:

@@ -7,6 +7,7 @@ for it gets the newest of each task.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import deque
@@ -15,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from slipway.errors import ServiceError
+from slipway_coordinator.model.changes import ChangeKind
 from slipway_coordinator.model.records import ExportRecord
-from slipway_coordinator.storage.changes import BEGINNING, Changes, NumberedChange, Position
+from slipway_coordinator.storage.changes import AT_ONCE, BEGINNING, Changes, NumberedChange, Position
 from slipway_coordinator.storage.filters import Predicate
 from slipway_protos.v1 import export_pb2
 
@@ -32,6 +34,8 @@ _MOST_TASKS = 1000
 _PROGRESS_SECONDS = 1.0
 _BOOKMARK_SECONDS = 30.0
 _PAUSE_SECONDS = 1.0
+_MOST_FAILURES = 30
+"""How often in a row the table may not be readable before all streams end."""
 
 
 class Call(Protocol):
@@ -81,6 +85,11 @@ class _Watcher:
             del self.advances[next(iter(self.advances))]
         self.news.set()
 
+    def drop(self, export: str) -> None:
+        """Forget progress of an export that has ended: it would come after the end."""
+        for key in [key for key in self.advances if key[0] == export]:
+            del self.advances[key]
+
     def take(self) -> list[TaskAdvance]:
         taken = list(self.advances.values())
         self.advances.clear()
@@ -104,6 +113,7 @@ class Feed:
         self._turn = asyncio.Lock()
         self._stored = asyncio.Event()
         self._watchers: set[_Watcher] = set()
+        self._failures = 0
 
     def note_stored(self) -> None:
         """Look for changes that a transaction has stored, which has just ended."""
@@ -123,11 +133,15 @@ class Feed:
             self._stored.clear()
             try:
                 await self._read_stored()
+                self._failures = 0
                 continue
             except ServiceError as error:
                 log.warning(f"changes of exports cannot be read now: {error}")
             except Exception:  # if this loop ended, no watcher would ever receive anything again
                 log.exception("changes of exports cannot be read")
+            self._failures += 1
+            if self._failures == _MOST_FAILURES:
+                self._wake()
             await asyncio.sleep(_PAUSE_SECONDS)
             self._stored.set()
 
@@ -157,7 +171,8 @@ class Feed:
             progress: Whether progress is wanted.
 
         Raises:
-            ServiceError: reason ``CURSOR_EXPIRED`` if the reader was so slow that changes were forgotten which it has not read.
+            ServiceError: reason ``CURSOR_EXPIRED`` if the reader was so slow that changes were forgotten which it has not read;
+                ``COORDINATOR_UNAVAILABLE`` if changes cannot be read for long.
         """
         watcher, clock = _Watcher(projects, progress), asyncio.get_running_loop().time
         try:
@@ -167,27 +182,31 @@ class Feed:
             told = clock()
             while True:
                 watcher.news.clear()
+                self._check_readable()
                 while at.sequence < self._position.sequence:
-                    batch, reached = await self._since(at, watcher)
+                    batch, reached = await self._next(at, watcher)
                     for change in batch:
                         if matches(change.change.export):
                             yield FeedEvent(change.position, change=change)
                             told = clock()
                     at = reached
-                advances = [advance for advance in watcher.take() if matches(advance.record)]
-                for advance in advances:
-                    yield FeedEvent(at, advance=advance)
-                    told = clock()
-                if advances:
+                taken = watcher.take()
+                for advance in taken:
+                    if matches(advance.record):
+                        yield FeedEvent(at, advance=advance)
+                        told = clock()
+                if taken:  # even if none was shown: at most once a second is looked
                     await asyncio.sleep(_PROGRESS_SECONDS)
                 if not await _is_set_in_time(watcher.news, told + _BOOKMARK_SECONDS - clock()):
-                    yield FeedEvent(at)
+                    if not self._failures:  # otherwise something may have happened
+                        yield FeedEvent(at)
                     told = clock()
         finally:
             self._watchers.discard(watcher)
 
     async def _begin(self, watcher: _Watcher) -> None:
         async with self._turn:
+            self._check_readable()
             if not self._watchers:  # nothing was read since the last one left
                 self._tail.clear()
                 self._tail_size = 0
@@ -203,8 +222,15 @@ class Feed:
                     return
                 self._keep(rows)
                 self._position = rows[-1].position
-                for watcher in self._watchers:
-                    watcher.news.set()
+                self._wake()
+
+    def _wake(self) -> None:
+        for watcher in self._watchers:
+            watcher.news.set()
+
+    def _check_readable(self) -> None:
+        if self._failures >= _MOST_FAILURES:
+            raise ServiceError("changes of exports cannot be read", remedy="try again; the coordinator's log says why")
 
     def _keep(self, rows: Iterable[NumberedChange]) -> None:
         for row in rows:
@@ -213,25 +239,44 @@ class Feed:
         while len(self._tail) > IN_MEMORY or self._tail_size > IN_MEMORY_SIZE:
             self._tail_size -= self._tail.popleft().size
 
+    async def _next(self, at: Position, watcher: _Watcher) -> tuple[list[NumberedChange], Position]:
+        """Return the same as :meth:`_since`, and forget the progress of exports that have ended by then."""
+        batch, reached = await self._since(at, watcher)
+        for change in batch:
+            if _is_end(change):
+                watcher.drop(change.change.export.name)
+        return batch, reached
+
     async def _since(self, at: Position, watcher: _Watcher) -> tuple[list[NumberedChange], Position]:
         """Return changes behind a place that a watcher sees, and the place up to which these are all. Without changes, it is the newest."""
         reached = self._position
         if self._tail and self._tail[0].sequence <= at.sequence + 1:
-            batch = []
-            for change in reversed(self._tail):
-                if change.sequence <= at.sequence:
-                    break
-                if watcher.sees(change.change.export.project):
-                    batch.append(change)
-            return batch[::-1], reached
+            return self._in_memory(at, watcher)
         oldest, batch = await self._call(lambda: self._read(at.sequence, watcher.projects))
         if oldest > at.sequence + 1:
             raise _expired_error()
         return batch, batch[-1].position if batch else reached
 
+    def _in_memory(self, at: Position, watcher: _Watcher) -> tuple[list[NumberedChange], Position]:
+        """Return the same from memory. They stay there until a slow watcher has taken them, so they are few."""
+        missed = list(itertools.takewhile(lambda change: change.sequence > at.sequence, reversed(self._tail)))
+        batch, room, reached = list[NumberedChange](), AT_ONCE, at
+        for change in reversed(missed):
+            if room <= 0:
+                break
+            reached = change.position
+            if watcher.sees(change.change.export.project):
+                batch.append(change)
+                room -= change.size
+        return batch, reached
+
     def _read(self, after: int, projects: Collection[str] | None) -> tuple[int, list[NumberedChange]]:
         batch = self._changes.after(after, limit=_READ_AT_ONCE, projects=projects)
         return self._changes.oldest(), batch  # in this order: what is read now may be forgotten a moment later
+
+
+def _is_end(change: NumberedChange) -> bool:
+    return change.change.kind is ChangeKind.DELETED or change.change.export.state.ended
 
 
 async def _is_set_in_time(event: asyncio.Event, seconds: float) -> bool:

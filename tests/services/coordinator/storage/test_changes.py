@@ -167,6 +167,28 @@ def test_a_place_is_valid_as_long_as_its_row_is_there(database: Database, monkey
     assert changes.newest().sequence == 21, "numbers go on"
 
 
+@pytest.mark.parametrize("broken", [(1,), (2,), (1, 2), (3,), (1, 2, 3)])
+def test_a_row_that_cannot_be_parsed_is_left_out(
+    database: Database, caplog: pytest.LogCaptureFixture, broken: tuple[int, ...]
+) -> None:
+    for name in "abc":
+        database.insert(record(name))
+    with database._engine.begin() as connection:
+        for number in broken:
+            connection.execute(
+                sa.text("UPDATE slipway_changes SET change = :text WHERE sequence = :number"),
+                {"text": '{"kind": "of a later version"}', "number": number},
+            )
+    for limit in (1, 9):
+        found, after = list[int](), 0
+        while rows := database.changes.after(after, limit=limit):
+            found += [row.sequence for row in rows]
+            after = found[-1]
+        assert found == [number for number in (1, 2, 3) if number not in broken]
+    assert f"the change {broken[0]} of an export is left out" in caplog.text
+    assert database.changes.has(database.changes.newest())
+
+
 def test_a_place_tells_nothing_of_the_change_before_it(database: Database) -> None:
     for name in "ab":
         database.insert(record(name))

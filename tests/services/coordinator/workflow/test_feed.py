@@ -122,6 +122,24 @@ async def test_a_slow_watcher_delays_no_other_and_loses_nothing(
             assert names(await take(slow, 30)) == [f"x{number}" for number in range(30)]
 
 
+async def test_a_slow_watcher_holds_few_of_the_changes_in_memory(tmp_path: Path) -> None:
+    labels = {f"l{number}": "x" * 2000 for number in range(64)}
+    async with running(tmp_path) as setup, aclosing(setup.feed.watch(None, projects=None)) as slow:
+        await take(slow, 1)
+        for number in range(40):
+            long = record(f"x{number}").with_(labels=labels)
+            await setup.journal.commit(lambda long=long: setup.database.insert(long))  # type: ignore[misc]
+        async with asyncio.timeout(30):
+            while len(setup.feed._tail) < 40:
+                await asyncio.sleep(0.01)
+        assert setup.feed._tail_size > 4 << 20
+        (watcher,) = setup.feed._watchers
+        batch, reached = await setup.feed._since(BEGINNING, watcher)
+        assert sum(change.size for change in batch) < (1 << 20) + 150_000
+        assert reached == batch[-1].position
+        assert names(await take(slow, 40)) == [f"x{number}" for number in range(40)]
+
+
 async def test_a_watcher_whose_changes_were_forgotten_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "IN_MEMORY", 2)
     monkeypatch.setattr(changes_module, "CHANGES_KEPT", 5)
@@ -200,6 +218,74 @@ async def test_only_who_asks_gets_progress_and_only_the_newest(tmp_path: Path, m
                 setup.feed.note_progress(record("x"), export_pb2.TaskProgress(task=f"t{number}"))
             (watcher,) = (each for each in setup.feed._watchers if each.progress)
             assert len(watcher.advances) == feed_module._MOST_TASKS
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_no_progress_comes_after_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, deleted: bool
+) -> None:
+    monkeypatch.setattr(feed_module, "_BOOKMARK_SECONDS", 0.5)
+    async with running(tmp_path) as setup:
+        await setup.insert("a", "b")
+        ended = record("a").with_(state=ExportState.CANCELLED, revision=2)
+        if deleted:
+            await setup.journal.commit(lambda: setup.database.save(ended))
+        async with aclosing(setup.feed.watch(None, projects=None, progress=True)) as events:
+            await take(events, 1)
+            for name in "ab":
+                setup.feed.note_progress(record(name), export_pb2.TaskProgress(task="m", done=1))
+            change = (lambda: setup.database.delete(ended.name)) if deleted else (lambda: setup.database.save(ended))
+            await setup.journal.commit(change)  # type: ignore[arg-type]
+            await asyncio.sleep(0.3)
+            end, other, mark = await take(events, 3)
+        assert names([end]) == ["a"]
+        assert other.advance is not None
+        assert other.advance.record.name.endswith("/b")
+        assert mark.advance is None
+
+
+async def test_progress_that_is_not_shown_is_looked_at_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "_BOOKMARK_SECONDS", 0.8)
+    looked: list[str] = []
+
+    def never(export: ExportRecord) -> bool:
+        looked.append(export.name)
+        return False
+
+    async with (
+        running(tmp_path) as setup,
+        aclosing(setup.feed.watch(None, projects=None, matches=never, progress=True)) as events,
+    ):
+        await take(events, 1)
+        mark = asyncio.create_task(take(events, 1))
+        for done in range(50):
+            setup.feed.note_progress(record("x"), export_pb2.TaskProgress(task="m", done=done))
+            await asyncio.sleep(0.01)
+        await mark
+    assert len(looked) <= 3
+
+
+async def test_while_changes_cannot_be_read_nobody_is_told_that_nothing_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(feed_module, "_BOOKMARK_SECONDS", 0.1)
+    monkeypatch.setattr(feed_module, "_MOST_FAILURES", 20)
+    async with running(tmp_path) as setup, aclosing(setup.feed.watch(None, projects=None)) as events:
+        await take(events, 2)
+        setup.fails = True
+        await setup.insert("a")
+        with pytest.raises(ServiceError) as caught:
+            await take(events, 2)  # the first may be of before
+        assert caught.value.reason == "COORDINATOR_UNAVAILABLE"
+        setup.fails = False
+        async with asyncio.timeout(30):
+            while setup.feed._failures:
+                await asyncio.sleep(0.01)
+        async with aclosing(setup.feed.watch(BEGINNING, projects=None)) as again:
+            assert names(await take(again, 2)) == ["-", "a"]
 
 
 async def test_a_database_that_is_away_for_a_while_costs_no_change(
