@@ -36,6 +36,8 @@ _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
 _READS = tuple(each.name for each in FAMILIES if not each.generates)
 _A_TEXT = 8
 """Fewest tokens of a call that holds a whole text; a shorter call continues the text in the cache."""
+_OPSETS = range(7, 27)
+"""Opsets that may be asked for, besides 0."""
 SMOOTHING = 0.75
 """Better than 0.5 on trained models, because weights have scales of their own per output feature and lose little."""
 
@@ -83,7 +85,7 @@ class OnnxConfiguration(LevelSettings):
     """
 
     enabled: bool = True
-    opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
+    opset_version: int = Field(default=0, examples=[0, *range(14, 25)], json_schema_extra={"enum": [0, *_OPSETS]})
     shapes: Shapes | None = None
     dynamic_axes: bool | None = None
     optimize_graph: bool | None = None
@@ -113,7 +115,7 @@ class OnnxConfiguration(LevelSettings):
     @field_validator("opset_version")
     @classmethod
     def _check_opset(cls, value: int) -> int:
-        if value != 0 and not 7 <= value <= 26:
+        if value != 0 and value not in _OPSETS:
             raise wrong_value(
                 value, "is not an opset that an engine writes", "use 14 to 24, or 0 for the engine's best"
             )

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic.json_schema import JsonSchemaValue
 
 from slipway.errors import ConfigurationError
 from slipway.formats import Text, wrong_value
@@ -94,7 +95,26 @@ def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool | int) else str(value)
 
 
-Activations = Annotated[Mapping[str, tuple[Text, ...]], BeforeValidator(_check_activations)]
+def _one_or_more(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "array", "items": schema}]}
+
+
+_LAYER = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": MOST_LAYERS - 1},
+        {"type": "string", "pattern": "^([0-9]{1,4}|last|all)$"},
+    ]
+}
+_ACTIVATIONS = {
+    "type": "object",
+    "properties": {"layers": _one_or_more(_LAYER), "kinds": _one_or_more({"type": "string", "enum": list(KINDS)})},
+    "additionalProperties": False,
+}
+"""JSON Schema of the table as it may be written."""
+
+Activations = Annotated[
+    Mapping[str, tuple[Text, ...]], BeforeValidator(_check_activations), WithJsonSchema(_ACTIVATIONS)
+]
 
 
 def activation_params(settings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -165,6 +185,19 @@ class StaticShape(Listed):
     @classmethod
     def _from_names(cls, value: Any) -> Any:
         return _sizes_by_field(value) if isinstance(value, dict) else value
+
+    @classmethod
+    def schema_by_name(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return the JSON Schema of sizes by field or axis, of all inputs or of each."""
+        size = {"type": "integer", "minimum": 0, "maximum": 1 << 20}
+        axes = {axis: schema["properties"].get(axis, size) for axis in (*_FIELD_OF_AXIS, TOTAL)}
+        of_input = {"type": "object", "properties": axes, "additionalProperties": False}
+        pattern = rf"^({'|'.join(_INPUTS)})\.({'|'.join(axes)})$"
+        return {
+            **schema,
+            "properties": {**schema["properties"], **axes, **dict.fromkeys(_INPUTS, of_input)},
+            "patternProperties": {pattern: size},
+        }
 
 
 def _sizes_by_field(value: Mapping[str, Any]) -> dict[str, Any]:

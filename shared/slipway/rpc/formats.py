@@ -111,8 +111,16 @@ def settings_schema(each: Format[Any]) -> struct_pb2.Struct | None:
         schema = each.settings.model_json_schema()
         for name, meaning in field_meanings(each.settings).items():
             schema["properties"][name].setdefault("description", meaning)
+        if each.levels and "quantization" in schema["properties"]:
+            schema["properties"]["quantization"]["anyOf"] = _level_forms(each)
         if len(json.dumps(schema)) > MOST_SCHEMA_BYTES:
             return None
         return struct_of(schema)
     except Exception:  # noqa: BLE001 - third-party code may raise anything; the format can be used without
         return None
+
+
+def _level_forms(each: Format[Any]) -> list[dict[str, Any]]:
+    """Return the ways to write a format's levels: several, one, or none of its own. The configuration knows the names, the field does not."""
+    level = {"type": "string", "enum": ["none", *filter(None, (each.quantization.unquantized, *each.levels))]}
+    return [{"type": "array", "items": level}, level, {"type": "null"}]

@@ -12,7 +12,9 @@ from types import UnionType
 from typing import Annotated, Any, ClassVar, NewType, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic.annotated_handlers import GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from slipway.texts import hidden_character, quoted
 
@@ -113,6 +115,29 @@ class Listed(Section):
         if isinstance(value, dict | cls):
             return value
         raise wrong_value(value, f"is not a {cls.noun}", f"use [{', '.join(names)}]")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe both ways to write the value, by name and as a list."""
+        reference = handler(core_schema)
+        described = handler.resolve_ref_schema(reference)
+        by_name = dict(described)
+        parts = list(by_name["properties"].values())
+        about: dict[str, Any] = {str(name): by_name.pop(name) for name in ("title", "description") if name in by_name}
+        in_order: dict[str, Any] = {
+            "type": "array",
+            "prefixItems": parts,
+            "minItems": len(parts),
+            "maxItems": len(parts),
+        }
+        described.clear()
+        described.update({"anyOf": [cls.schema_by_name(by_name), in_order], **about})
+        return reference
+
+    @classmethod
+    def schema_by_name(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return the JSON Schema of the value written by name, from that of the fields."""
+        return schema
 
     def __str__(self) -> str:
         return f"[{', '.join(str(value) for _, value in self)}]"

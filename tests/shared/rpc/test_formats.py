@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import ValidationError
 
+from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError
 from slipway.formats import registry
 from slipway.formats.registry import formats
@@ -90,6 +92,54 @@ def test_every_installed_format_has_a_schema_that_its_settings_meet() -> None:
         assert possible.available
         assert all(level.available and level.stages for level in possible.levels)
         assert not each.message.stages, "what is cached stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "valid"),
+    [
+        ("tensorrt", {"batch": [1, 1, 8]}, True),
+        ("tensorrt", {"batch": {"min": 1, "opt": 1, "max": 8}}, True),
+        ("tensorrt", {"batch": [1, 8]}, False),
+        ("tensorrt", {"batch": {"min": 1}}, False),
+        ("tensorrt", {"sequence": [1, "x", 8]}, False),
+        ("tensorrt", {"quantization": ["fp16", "int8_static"]}, True),
+        ("onnx", {"static_shape": [1, 1, 0]}, True),
+        ("onnx", {"static_shape": {"batch": 1, "sequence": 16}}, True),
+        ("onnx", {"static_shape": {"input_ids": {"sequence": 16}, "past_key_values": {"past_sequence": 240}}}, True),
+        ("onnx", {"static_shape": {"input_ids.sequence": 16, "past_sequence": 240}}, True),
+        ("onnx", {"static_shape": {"total_sequence": 8}}, True),
+        ("onnx", {"static_shape": {"height": 1}}, False),
+        ("onnx", {"static_shape": {"input_ids": {"height": 1}}}, False),
+        ("onnx", {"static_shape": [0, 1, 1]}, False),
+        ("onnx", {"static_shape": [1, 1]}, False),
+        ("onnx", {"activations": {"layers": [0, 5, 11], "kinds": ["attentions"]}}, True),
+        ("onnx", {"activations": {"layers": "all"}}, True),
+        ("onnx", {"activations": {"layers": ["0", "last"], "kinds": "hidden_states"}}, True),
+        ("onnx", {"activations": {"layers": ["first"]}}, False),
+        ("onnx", {"activations": {"kinds": ["thoughts"]}}, False),
+        ("onnx", {"activations": {"rows": [1]}}, False),
+        ("onnx", {"opset_version": 0}, True),
+        ("onnx", {"opset_version": 17}, True),
+        ("onnx", {"opset_version": 26}, True),
+        ("onnx", {"opset_version": 99}, False),
+        ("onnx", {"opset_version": 6}, False),
+        ("gguf", {"quantization": "q4_k_m"}, True),
+        ("gguf", {"quantization": ["q4_k_m", "f16"]}, True),
+        ("gguf", {"quantization": "none"}, True),
+        ("gguf", {"quantization": None}, True),
+        ("gguf", {"quantization": ["nonsense"]}, False),
+        ("gguf", {"quantization": ["int4"]}, False),
+    ],
+)
+def test_a_schema_and_the_configuration_take_the_same(name: str, settings: dict[str, object], *, valid: bool) -> None:
+    (each,) = (each for each in describe_formats() if each.name == name)
+    assert Draft202012Validator(dict_of(each.message.settings_schema)).is_valid(settings) is valid
+    configuration = {"formats": {name: {"enabled": True, **settings}}}
+    if valid:
+        ExportConfiguration.model_validate(configuration)
+        return
+    with pytest.raises(ValidationError):
+        ExportConfiguration.model_validate(configuration)
 
 
 def test_a_format_of_another_distribution_is_described_like_any_other(install: Install) -> None:
