@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from slipway.observability import metrics
 from slipway_coordinator.model.records import ExportRecord, ExportState
 from slipway_coordinator.storage.deliveries import Delivery
 from slipway_coordinator.webhooks.cloud_events import EventType, event_body, event_id
 from slipway_coordinator.webhooks.receivers import Webhooks
+
+log = logging.getLogger("slipway.coordinator.webhooks")
 
 _TYPES: Mapping[ExportState, EventType] = {
     ExportState.QUEUED: EventType.RETRIED,
@@ -52,8 +56,15 @@ class WebhookAnnouncer:
         told = [receiver for receiver in webhooks.receivers if receiver.entry.is_told(kind, record.project)]
         if not told:
             return ()
-        identity = event_id(kind, record)
-        body = event_body(kind, record, identity=identity, source=webhooks.source, at=time.time() if at is None else at)
+        at = time.time() if at is None else at
+        try:
+            identity = event_id(kind, record)
+            body = event_body(kind, record, identity=identity, source=webhooks.source, at=at)
+        except Exception:  # the export goes on without it
+            log.exception(f"no event can be made for a change of {record.name}")
+            for receiver in told:
+                metrics.WEBHOOK_LOST.add(receiver=receiver.name)
+            return ()
         return [
             Delivery(
                 receiver=receiver.name,

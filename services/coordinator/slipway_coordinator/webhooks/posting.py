@@ -16,6 +16,8 @@ from slipway_coordinator.storage.deliveries import Delivery
 from slipway_coordinator.webhooks.receivers import Receiver
 
 _LONGEST_PAUSE = 3600
+_STATUSES_OF_EVENTS = frozenset({400, 409, 413, 415, 422})
+"""What is wrong with an event, and not with its receiver or with the address, key or rate that it asks for."""
 _LONGEST_PROBLEM = 200
 
 
@@ -38,11 +40,13 @@ class Attempt:
         outcome: The outcome.
         problem: What went wrong; never part of the address, which may hold a secret.
         pause_seconds: How long the receiver asks to wait before the next one.
+        refuses_event: Whether it failed through the event, so that it says nothing of the receiver.
     """
 
     outcome: Outcome
     problem: str = ""
     pause_seconds: float = 0.0
+    refuses_event: bool = False
 
 
 async def post(receiver: Receiver, delivery: Delivery) -> Attempt:
@@ -88,8 +92,10 @@ def _post(receiver: Receiver, delivery: Delivery, connections: Connections) -> A
             return _refusal(error.code, error.headers)
     except urllib.error.URLError as error:
         return Attempt(Outcome.FAILED, _shown(error.reason))
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except OSError as error:  # one of http.client is one, too: the receiver has closed the connection
         return Attempt(Outcome.FAILED, _shown(error))
+    except (http.client.HTTPException, ValueError) as error:
+        return Attempt(Outcome.FAILED, _shown_without_quotes(error))
 
 
 def _refusal(status: int, headers: Message) -> Attempt:
@@ -98,8 +104,24 @@ def _refusal(status: int, headers: Message) -> Attempt:
         return Attempt(Outcome.GONE, problem)
     if 300 <= status < 400:
         problem += ", and redirects are not followed"
-    pause = number_of((headers.get("Retry-After") or "").strip(), most=_LONGEST_PAUSE)
-    return Attempt(Outcome.FAILED, problem, pause or 0.0)
+    return Attempt(Outcome.FAILED, problem, _pause(headers), refuses_event=status in _STATUSES_OF_EVENTS)
+
+
+def _pause(headers: Message) -> float:
+    text = (headers.get("Retry-After") or "").strip()
+    if not text or not set(text) <= set("0123456789"):
+        return 0.0
+    pause = number_of(text, most=_LONGEST_PAUSE)
+    return float(_LONGEST_PAUSE if pause is None else pause)
+
+
+def _shown_without_quotes(error: http.client.HTTPException | ValueError) -> str:
+    """Return what went wrong without what was received: a receiver may repeat the address, and with it a secret in its path."""
+    if type(error) in {http.client.HTTPException, http.client.LineTooLong}:  # their messages are fixed
+        return _shown(error)
+    if isinstance(error, http.client.BadStatusLine | http.client.UnknownProtocol):
+        return "it did not respond with HTTP"
+    return type(error).__name__
 
 
 def _shown(error: object) -> str:

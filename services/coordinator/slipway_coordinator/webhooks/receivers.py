@@ -83,8 +83,8 @@ class Entry(BaseModel):
                 raise ValueError(f"{self.name}: {project!r} is not the name of a project")
         return self
 
-    def is_told(self, event: EventType, project: str) -> bool:
-        """Return whether it is told of an event of a project's export."""
+    def is_told(self, event: str, project: str) -> bool:
+        """Return whether it is told of an event, by its :class:`EventType`, of a project's export."""
         return event in self.events and bool(self.projects & {ALL_PROJECTS, project})
 
 

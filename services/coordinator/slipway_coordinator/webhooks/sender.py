@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway_coordinator.coordinator import Coordinator
+from slipway_coordinator.model.quotas import project_of_export
 from slipway_coordinator.storage.deliveries import BATCH, Delivery
 from slipway_coordinator.webhooks.housekeeping import Housekeeping
 from slipway_coordinator.webhooks.lines import DOWN_AFTER, Line, report_loss
@@ -116,8 +117,21 @@ class Sender:
         sending = set(line.sending)  # what arrives during the query may still be in its result
         due = await self._find_due(receiver.name, room + len(sending), least_tried=line.is_down)
         for delivery in [one for one in due if one.id not in sending][:room]:
+            if not receiver.entry.is_told(delivery.type, project_of_export(delivery.export)):
+                await self._leave_out(receiver, delivery)
+                continue
             task = asyncio.create_task(self._send(receiver, line, delivery))
             line.sending[delivery.id] = task
+
+    async def _leave_out(self, receiver: Receiver, delivery: Delivery) -> None:
+        """Remove what the receiver was to be told when it was stored, and is not to be told any more."""
+        table = self._coordinator.database.deliveries
+        await self._coordinator.journal.commit(partial(table.remove, receiver.name, delivery.id), later=True)
+        log.info(
+            f"{delivery.type} of {delivery.export} is not sent: the receiver {receiver.name} is not told of it now"
+        )
+        self._freed.add(receiver.name)
+        self._woken.set()
 
     async def _find_due(self, receiver: str, most: int, *, least_tried: bool) -> list[Delivery]:
         table, now = self._coordinator.database.deliveries, time.time()
@@ -154,37 +168,43 @@ class Sender:
             await self._postpone(receiver, line, delivery, attempt)
             return
         was_down = line.is_down or delivery.attempts >= DOWN_AFTER
-        had_failed = line.failures > 0
+        failures = line.failures
         line.recover()
         table = self._coordinator.database.deliveries
         await self._coordinator.journal.commit(partial(table.remove, receiver.name, delivery.id), later=True)
         if attempt.outcome is Outcome.GONE:
             report_loss([delivery], f"the receiver {receiver.name} does not want it: {attempt.problem}")
-        elif had_failed:
+        elif failures:
             log.info(f"the receiver {receiver.name} takes events again")
         if was_down:
-            await self._hasten(receiver.name)
+            await self._hasten(receiver.name, most_tried=max(failures, DOWN_AFTER))
 
-    async def _hasten(self, receiver: str) -> None:
-        """Let what waits for a receiver be sent at once, except what it has refused more often than it was down."""
+    async def _hasten(self, receiver: str, *, most_tried: int) -> None:
+        """Let what waits for a receiver be sent at once, except what failed more often than the receiver did in a row."""
         table = self._coordinator.database.deliveries
-        hasten = partial(table.hasten, receiver, now=time.time(), most_tried=DOWN_AFTER)
+        hasten = partial(table.hasten, receiver, now=time.time(), most_tried=most_tried)
         while await self._coordinator.journal.commit(hasten, later=True) >= BATCH:
             pass
 
     async def _postpone(self, receiver: Receiver, line: Line, delivery: Delivery, attempt: Attempt) -> None:
-        line.fail()
-        if attempt.problem != line.problem:
-            line.problem = attempt.problem
-            log.warning(
-                f"the receiver {receiver.name} does not take events; they wait and are sent again: {attempt.problem}"
-            )
+        if attempt.refuses_event:
+            if delivery.attempts == 0:
+                what = f"{delivery.type} of {delivery.export} ({delivery.id})"
+                log.warning(f"the receiver {receiver.name} refuses {what}; it is sent again: {attempt.problem}")
+        else:
+            line.fail()
+            self._report_problem(receiver, line, attempt.problem)
         down_pause = min(_pause(line.failures - DOWN_AFTER), _LONGEST_DOWN_PAUSE) if line.is_down else 0.0
         line.not_before = time.monotonic() + max(down_pause, attempt.pause_seconds)
         until = time.time() + max(_pause(delivery.attempts), attempt.pause_seconds)
         table = self._coordinator.database.deliveries
         change = partial(table.postpone, receiver.name, delivery.id, until=until)
         await self._coordinator.journal.commit(change, later=True)
+
+    def _report_problem(self, receiver: Receiver, line: Line, problem: str) -> None:
+        if problem != line.problem:
+            line.problem = problem
+            log.warning(f"the receiver {receiver.name} does not take events; they wait and are sent again: {problem}")
 
 
 def _pause(attempts: int) -> float:

@@ -11,12 +11,15 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 
 from slipway.errors import Failure
+from slipway.observability import metrics
 from slipway_coordinator.model.records import ExportRecord, ExportState, TaskState
 from slipway_coordinator.storage.deliveries import Delivery
 from slipway_coordinator.webhooks.announcer import WebhookAnnouncer
 from slipway_coordinator.webhooks.cloud_events import MOST_BYTES, EventType, event_body, event_id
 from slipway_coordinator.webhooks.receivers import load_webhooks
 from support.coordinators.harness import DIGEST, tiny_export, tiny_task
+from support.servers.free_ports import free_port
+from support.servers.metrics_page import page
 from support.servers.webhook_receiver import webhooks_file
 
 E = ExportState
@@ -55,6 +58,18 @@ def test_a_receiver_is_told_of_its_projects_and_events_alone(tmp_path: Path) -> 
     assert [one.receiver for one in tell(E.RUNNING, export(state=E.SUCCEEDED))] == ["all"]
     assert len({one.id for one in tell(E.RUNNING, export(state=E.FAILED))}) == 1, "it is one event"
     assert announcer(tmp_path, entries[1]).tell_change(None, export()) == ()
+
+
+def test_an_event_that_cannot_be_made_is_counted_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    tell = announcer(tmp_path, {"name": "a", **GOOD}, {"name": "b", **GOOD}).tell_change
+    broken = export(state=E.RUNNING, begin_time=1e300)
+    with metrics.serving(f"127.0.0.1:{port}"):
+        before = [page(port).get(("slipway_webhook_events_lost_total", (("receiver", name),)), 0) for name in "ab"]
+        assert tell(E.QUEUED, broken) == ()
+        after = [page(port)["slipway_webhook_events_lost_total", (("receiver", name),)] for name in "ab"]
+    assert after == [number + 1 for number in before]
+    assert "no event can be made for a change of projects/default/exports/x" in caplog.text
 
 
 def parsed(delivery: Delivery) -> Any:

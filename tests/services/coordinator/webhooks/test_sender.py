@@ -19,6 +19,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from slipway.client import Client
 from slipway_coordinator.webhooks import housekeeping, lines, sender
 from support.coordinators.harness import Harness, state, tiny_export, tiny_task, wait_for
+from support.harness.unhurried import unhurried
 from support.servers.free_ports import free_port
 from support.servers.metrics_page import page
 from support.servers.webhook_receiver import (
@@ -141,11 +142,15 @@ def test_what_failed_is_sent_again_under_its_id(tmp_path: Path, receiver: Webhoo
     assert len(receiver.requests) == 5
 
 
-def test_a_dead_receiver_is_tried_seldom_and_holds_up_no_other(tmp_path: Path, receiver: WebhookReceiver) -> None:
+def test_a_dead_receiver_is_tried_seldom_and_holds_up_no_other(
+    tmp_path: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead = WebhookReceiver()
     dead.respond = lambda _, __: dead.ended.wait(30) and None  # it never responds
     with webhook_receiver(dead):
         entries = receiver.entry(), dead.entry("dead", timeout_seconds=1)
+        monkeypatch.setattr(sender, "_FIRST_PAUSE", 4.0)
+        monkeypatch.setattr(sender, "_LONGEST_DOWN_PAUSE", 4.0)
         with coordinator(tmp_path, *entries) as place:
             names = [f"e{number}" for number in range(30)]
             began = time.monotonic()
@@ -153,13 +158,94 @@ def test_a_dead_receiver_is_tried_seldom_and_holds_up_no_other(tmp_path: Path, r
             wait_for(lambda: len(receiver.taken) == 60)
             for name in names:
                 receiver.wait_for("created", "started", export=f"/{name}")
+            wait_for(lambda: len(dead.requests) >= lines.DOWN_AFTER)
             time.sleep(3)
-            most = lines.MOST_AT_ONCE + (time.monotonic() - began) + 1  # the first ones, then one a second
+            longest = time.monotonic() - began
+            # The first ones go side by side until the third failure, then one every 3 seconds: its time, and at least half of the pause.
+            most = lines.MOST_AT_ONCE + lines.DOWN_AFTER - 1 + longest / 3 + 1
             assert lines.DOWN_AFTER <= len(dead.requests) <= most
+            monkeypatch.setattr(sender, "_LONGEST_DOWN_PAUSE", 0.5)
             dead.respond = None
             wait_for(lambda: len({one.id for one in dead.taken}) == 60)
             wait_for(lambda: rows(place) == [])
     assert not [thread for thread in threading.enumerate() if thread.name == "slipway-webhook"]
+
+
+def test_refused_events_keep_their_pauses_and_hold_up_no_other(
+    tmp_path: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sender, "_FIRST_PAUSE", 2.0)
+    monkeypatch.setattr(sender, "_LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(sender, "_LONGEST_DOWN_PAUSE", 60.0)
+    receiver.respond = lambda request, _: 422 if "/bad" in request.event["subject"] else 204
+    with coordinator(tmp_path, receiver.entry()) as place:
+        create(place, *(f"bad{number}" for number in range(6)))
+        wait_for(lambda: len(receiver.requests) >= 12, seconds=60)  # each twice
+        assert not place.server._sender._lines["portal"].is_down
+        for number in range(3):
+            began = time.monotonic()
+            create(place, f"good{number}")
+            receiver.wait_for("created", "started", export=f"/good{number}")
+            assert time.monotonic() - began < unhurried(3)
+        attempts = {row.export: row.attempts for row in rows(place) if row.type == "export.created"}
+        assert max(attempts.values()) <= 5, "the pauses double, whatever else arrives"
+    assert caplog.text.count("the receiver portal refuses export.created of") == 6, "each is logged once"
+
+
+def test_retry_after_holds_for_all_events(tmp_path: Path, receiver: WebhookReceiver) -> None:
+    def busy(_: Received, handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(429)
+        handler.send_header("Retry-After", "3")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    with coordinator(tmp_path, receiver.entry()) as place:
+        receiver.respond = busy
+        create(place, "x")
+        wait_for(lambda: receiver.requests)
+        asked, number = time.monotonic(), len(receiver.requests)
+        receiver.respond = None
+        create(place, "y")
+        time.sleep(1.5)
+        assert len(receiver.requests) <= number + lines.MOST_AT_ONCE - 1, "only what was under way"
+        receiver.wait_for("created", "started", export="/x")
+        receiver.wait_for("created", "started", export="/y")
+        assert time.monotonic() - asked > 2.5
+
+
+def test_what_cannot_be_stored_is_not_sent_again_at_once(
+    tmp_path: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sender, "_HOLD_SECONDS", 2.0)
+    with coordinator(tmp_path, receiver.entry()) as place:
+        table = place.server.coordinator.database.deliveries
+        remove, failures = table.remove, [RuntimeError("of the test")]
+
+        def fail_once(*arguments: Any) -> None:
+            if failures:
+                raise failures.pop()
+            remove(*arguments)
+
+        monkeypatch.setattr(table, "remove", fail_once)
+        create(place, "x")
+        wait_for(lambda: "cannot be stored, so it is sent again" in caplog.text)
+        time.sleep(1)
+        assert len(receiver.requests) == 1
+        wait_for(lambda: rows(place) == [])
+    assert [one.type for one in receiver.requests] == ["created", "created", "started"]
+    assert receiver.requests[0].id == receiver.requests[1].id
+
+
+def test_what_a_receiver_is_not_told_any_more_is_not_sent(tmp_path: Path) -> None:
+    down = WebhookReceiver(port=free_port())
+    with coordinator(tmp_path, down.entry()) as place:
+        create(place, "x", "y")
+        wait_for(lambda: len(rows(place)) == 4)
+    with webhook_receiver(down), coordinator(tmp_path, down.entry(events=["export.started"])) as place:
+        for name in ("x", "y"):
+            down.wait_for("started", export=f"/{name}")
+        wait_for(lambda: rows(place) == [])
+    assert {one.type for one in down.requests} == {"started"}
 
 
 def test_an_event_that_fails_holds_up_its_export_alone(tmp_path: Path, receiver: WebhookReceiver) -> None:
