@@ -1,6 +1,7 @@
 """The table of changes: what happened to exports, numbered without gaps in the order in which it became durable.
 
-A change is written in the transaction that makes it. Only the newest :data:`CHANGES_KEPT` are kept, for watchers who come back.
+A change is written in the transaction that makes it. Only the newest :data:`CHANGES_KEPT` are kept, and about
+:data:`BYTES_KEPT` of them, for watchers who come back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from slipway_coordinator.storage.schema import changes as _changes
 
 log = logging.getLogger("slipway.coordinator.changes")
 
-CHANGES_KEPT = 20_000
+CHANGES_KEPT, BYTES_KEPT = 20_000, 256 << 20
 AT_ONCE = 1 << 20
 """Characters that are read at a time: labels may be long."""
 _FORGET_EVERY = 500
@@ -35,6 +36,14 @@ _ADD = sa.text("""
 """)
 _NUMBER_ALONE = sa.text("SELECT pg_advisory_xact_lock(hashtext('slipway_changes'))")
 """A statement of its own, because the next one sees what was committed before it begins, not what was while it waited."""
+_BYTES = {"sqlite": "LENGTH(CAST(change AS BLOB))", "postgresql": "OCTET_LENGTH(change)"}
+_FORGET_LARGE = """
+    DELETE FROM slipway_changes WHERE sequence <= (
+        SELECT MAX(sequence) FROM (
+            SELECT sequence, SUM({bytes}) OVER (ORDER BY sequence DESC) AS together FROM slipway_changes
+        ) AS sizes WHERE together > :most)
+"""
+"""Forgets what is older than the newest changes of so many bytes."""
 _STATE = sa.text("SELECT state FROM slipway_exports WHERE name = :name")
 _RECORD = sa.text("SELECT record FROM slipway_exports WHERE name = :name")
 _CURSOR = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,15})")
@@ -175,7 +184,13 @@ class Changes:
                 connection.execute(_NUMBER_ALONE)
             sequence = connection.execute(_ADD, row).scalar_one()
             if sequence % _FORGET_EVERY == 0:
-                connection.execute(sa.delete(_changes).where(_changes.c.sequence <= sequence - CHANGES_KEPT))
+                self._forget(connection, sequence - CHANGES_KEPT)
+
+    def _forget(self, connection: sa.Connection, sequence: int) -> None:
+        """Forget the changes up to a number, and the oldest ones if the rest is too large: labels may be long."""
+        connection.execute(sa.delete(_changes).where(_changes.c.sequence <= sequence))
+        forget = sa.text(_FORGET_LARGE.format(bytes=_BYTES[connection.dialect.name]))
+        connection.execute(forget, {"most": BYTES_KEPT})
 
 
 def _parsed(row: tuple[int, float, str]) -> NumberedChange | None:

@@ -167,6 +167,22 @@ def test_a_place_is_valid_as_long_as_its_row_is_there(database: Database, monkey
     assert changes.newest().sequence == 21, "numbers go on"
 
 
+def test_changes_with_long_labels_are_forgotten_earlier(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "BYTES_KEPT", 1 << 20)
+    monkeypatch.setattr(changes_module, "_FORGET_EVERY", 10)
+    labels = {f"l{number}": "é" * 1000 for number in range(64)}  # 128 kB, as UTF-8
+    for number in range(20):
+        database.insert(record(f"x{number}").with_(labels=labels))
+    kept = [row.sequence for row in database.changes.after(0, limit=8)]
+    assert kept[0] == database.changes.oldest() == 13
+    assert kept == list(range(13, 21))
+    for number in range(10):
+        database.insert(record(f"y{number}"))
+    assert database.changes.oldest() == 13, "short ones take little"
+    with database._engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT COUNT(*) FROM slipway_changes")).scalar_one() == 18
+
+
 @pytest.mark.parametrize("broken", [(1,), (2,), (1, 2), (3,), (1, 2, 3)])
 def test_a_row_that_cannot_be_parsed_is_left_out(
     database: Database, caplog: pytest.LogCaptureFixture, broken: tuple[int, ...]
