@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -51,6 +53,34 @@ def test_a_project_is_watched_across_the_deletion_of_an_export(place: Place) -> 
     assert all(event.change.export.labels == {"team": "speech"} for event in seen)
     assert all(event.change.export.etag and not event.change.export.tasks for event in seen)
     assert [event.time.ToMicroseconds() for event in seen] == sorted(event.time.ToMicroseconds() for event in seen)
+
+
+def test_the_documented_table_of_states_has_all_exports_and_no_deleted_one(place: Place) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "clients.md").read_text()
+    (example,) = (block.partition("```")[0] for block in page.split("```python") if "a bookmark: it watches" in block)
+
+    def watched(client: Client) -> Iterator[pb.ExportsEvent]:
+        with closing(client.watch_exports(project="red")) as events:
+            yield next(events)
+            end(place, "submitter", submit_to(place, "red", "table-gone"))
+            submit_to(place, "red", "table-kept")
+            for event in events:
+                yield event
+                if (told(event)[1], event.change.export.state) == ("red/exports/table-kept", pb.EXPORT_STATE_RUNNING):
+                    return
+
+    for written, here in (
+        ('slipway.Client("coordinator:7070", project="research")', 'place.client_of("viewer")'),
+        ("client.watch_exports()", "watched(client)"),
+        ("list_exports(summary=True)", 'list_exports(project="red", summary=True)'),
+    ):
+        assert example.count(written) == 1
+        example = example.replace(written, here)
+    known: dict[str, Any] = {"place": place, "watched": watched}
+    exec(example, known)
+    states = {name.rpartition("/")[2]: state for name, state in known["states"].items()}
+    assert states["table-kept"] == pb.EXPORT_STATE_RUNNING
+    assert "table-gone" not in states
 
 
 def test_whoever_continues_after_a_cursor_loses_and_repeats_nothing(place: Place) -> None:
