@@ -289,7 +289,7 @@ def verify(
     """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum.
 
     Args:
-        path: The folder, the artifact's digest (``sha256:…``), or the address of a published model (``oci://…``).
+        path: The folder, the artifact's digest (``sha256:…``), or the address of a published model (``oci://…``, ``hf://…``).
         key: File of the public key that must have signed the folder or the published model; None checks no signature.
         coordinator: ``HOST:PORT`` of the coordinator that has the artifact; by default ``SLIPWAY_COORDINATOR``, and without one it is
             in the store of this machine.

@@ -14,6 +14,7 @@ from slipway.artifacts import Artifacts
 from slipway.errors import ArtifactError
 from slipway.exporting.opening import artifacts_at
 from slipway.publishing.destination import OCI, Access
+from slipway.publishing.hub.address import SCHEME as HUB
 from slipway.publishing.signing import missing_error
 from slipway.publishing.verification import check_folder
 from slipway.representation import preformatted, three_lines
@@ -62,7 +63,7 @@ def verify_path(
     """Compare the files of a folder, of the artifact with a digest, or of a published model with their checksums.
 
     Args:
-        path: The folder, the digest, or ``oci://REGISTRY/NAME[:TAG]``.
+        path: The folder, the digest, ``oci://REGISTRY/NAME[:TAG]``, or ``hf://OWNER/NAME[@REVISION]``.
         make_settings: Function that returns the settings of this machine; not called for a folder.
         key: Public key that must have signed the folder or the published model; None checks no signature.
         insecure: Whether plain HTTP to a registry is allowed.
@@ -76,6 +77,11 @@ def verify_path(
         from slipway.publishing.oci.reading import check_registry
 
         address, checked = check_registry(path, Access(make_settings(), os.environ, insecure=insecure), key=key)
+        return Verification(address, checked.files, checked.verdict, checked.signed_by)
+    if path.startswith(HUB):
+        from slipway.publishing.hub.reading import check_hub
+
+        address, checked = check_hub(path, Access(make_settings(), os.environ, insecure=insecure), key=key)
         return Verification(address, checked.files, checked.verdict, checked.signed_by)
     if not path.startswith("sha256:"):
         return _verify_folder(path, key)

@@ -52,8 +52,8 @@ class Destination(Protocol):
     def has(self, file: ReleasedFile, *, on_wait: OnWait) -> bool:
         """Return whether it has the content of a file; ``on_wait`` is called while it waits, and may raise."""
 
-    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
-        """Send a file, in pieces; ``on_bytes`` gets the size of each."""
+    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> int:
+        """Send a file, in pieces, and return how many bytes were sent; ``on_bytes`` gets the size of each piece."""
 
     def commit(self, release: Release) -> Published:
         """Publish what was sent, all at once; return its address."""
@@ -85,6 +85,7 @@ def destination_error(url: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{quoted(shown)} is not a place to publish to: {what}",
         reason="DESTINATION_INVALID",
-        remedy="write oci://REGISTRY/NAME[:TAG], s3://BUCKET/PREFIX or mlflow:NAME, with the server in MLFLOW_TRACKING_URI",
+        remedy="write oci://REGISTRY/NAME[:TAG], s3://BUCKET/PREFIX, hf://OWNER/NAME[@BRANCH][?public] or mlflow:NAME, with the server in "
+        "MLFLOW_TRACKING_URI",
         about={"destination": shown},
     )

@@ -85,7 +85,7 @@ class MlflowDestination:
         """Return whether a version has all files: those of a run that was not finished are sent again."""
         return bool(self._version)
 
-    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
+    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> int:
         """As :meth:`~slipway.publishing.destination.Destination.send`."""
         on_bytes(0)
         place = PurePosixPath(_FOLDER, file.path)
@@ -99,6 +99,7 @@ class MlflowDestination:
         with file.opened(), self._translate_errors(f"sending {file.path} to"):
             self._client.log_artifact(self._run, str(file.real), artifact_path=str(place.parent))
         on_bytes(file.size_bytes)
+        return file.size_bytes
 
     def commit(self, release: Release) -> Published:
         """Make the version; figures of the outputs are metrics of its run."""

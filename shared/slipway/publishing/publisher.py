@@ -14,6 +14,7 @@ from slipway.artifacts.files import in_threads
 from slipway.errors import ModelExportError
 from slipway.machine.known_faults import translate_fault
 from slipway.publishing.destination import Access, Destination, Published, destination_error
+from slipway.publishing.hub.destination import HubDestination
 from slipway.publishing.mlflow import MlflowDestination
 from slipway.publishing.oci.destination import OciDestination
 from slipway.publishing.release import OnBytes, Release, ReleasedFile, prepare_release
@@ -21,6 +22,7 @@ from slipway.publishing.s3 import S3Destination
 from slipway.texts import counted
 
 OPENERS: Mapping[str, Callable[[str, Access], Destination]] = {
+    "hf": HubDestination,
     "mlflow": MlflowDestination,
     "oci": OciDestination,
     "s3": S3Destination,
@@ -189,8 +191,7 @@ def _send(release: Release, destination: Destination, on_bytes: OnBytes) -> Publ
         if destination.has(file, on_wait=lambda: count(0)):
             count(file.size_bytes)
             return 0
-        destination.send(file, on_bytes=count)
-        return file.size_bytes
+        return destination.send(file, on_bytes=count)
 
     sent = sum(in_threads(send, unit.values(), on_bytes))
     on_bytes(sum(file.size_bytes for file in release.files) - sum(file.size_bytes for file in unit.values()))

@@ -75,13 +75,14 @@ class S3Destination:
         there = self._bucket.during(on_wait).find(file.path)
         return there is not None and (there.sha256, there.size_bytes) == (file.sha256, file.size_bytes)
 
-    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
+    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> int:
         """As :meth:`~slipway.publishing.destination.Destination.send`."""
         from slipway.artifacts.s3.transfer import upload
 
         bucket = self._bucket.during(lambda: on_bytes(0))
         with file.opened() as opened:
             upload(bucket, file.path, opened, file.size_bytes, pool=self._pool, on_bytes=on_bytes, sha256=file.sha256)
+        return file.size_bytes
 
     def commit(self, release: Release) -> Published:
         """As :meth:`~slipway.publishing.destination.Destination.commit`; first remove what only an earlier release had."""

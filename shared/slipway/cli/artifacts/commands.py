@@ -84,7 +84,8 @@ def verify(  # noqa: PLR0917 - typer calls it by name
         str,
         typer.Argument(
             metavar="PATH",
-            help="Folder of an export or of a pulled artifact, an artifact's digest, or oci://REGISTRY/NAME[:TAG].",
+            help="Folder of an export or of a pulled artifact, an artifact's digest, oci://REGISTRY/NAME[:TAG], or "
+            "hf://OWNER/NAME[@REVISION].",
         ),
     ],
     key: Annotated[

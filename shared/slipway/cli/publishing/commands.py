@@ -35,7 +35,8 @@ def publish(  # noqa: PLR0917 - typer calls it by name
         list[str] | None,
         typer.Argument(
             metavar="DESTINATION",
-            help="oci://REGISTRY/NAME[:TAG], s3://BUCKET/PREFIX or mlflow:NAME; without any, only the proof is made.",
+            help="oci://REGISTRY/NAME[:TAG], s3://BUCKET/PREFIX, hf://OWNER/NAME[@BRANCH][?public] or mlflow:NAME; without any, only the proof "
+            "is made.",
         ),
     ] = None,
     key: Annotated[

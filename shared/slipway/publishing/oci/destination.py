@@ -64,10 +64,11 @@ class OciDestination:
         with self._transport.during(on_wait):
             return self._repository.has_blob(file.digest, file.size_bytes)
 
-    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> None:
+    def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> int:
         """As :meth:`~slipway.publishing.destination.Destination.send`."""
         with file.opened() as opened, self._transport.during(lambda: on_bytes(0)):
             self._repository.put_file(opened, file.digest, file.size_bytes, on_bytes=on_bytes)
+        return file.size_bytes
 
     def commit(self, release: Release) -> Published:
         """As :meth:`~slipway.publishing.destination.Destination.commit`; each output has a tag of its own, too."""
