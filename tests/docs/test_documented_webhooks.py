@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -49,6 +50,9 @@ def test_the_documented_receiver_takes_events_and_refuses_others(tmp_path: Path)
             for signature in ("v1,AAAA", "none", ""):
                 answer = call(f"127.0.0.1:{port}", "POST", "/hook", b"{}", **forged, webhook_signature=signature)
                 assert answer.status == 401
+            for length in ("-1", "65537", "9" * 5000, "²", "a"):
+                assert status_of(port, f"Content-Length: {length}\r\n") == 413
+            assert status_of(port, "") == 401, "no body"
         finally:
             running.terminate()
             running.wait(60)
@@ -58,6 +62,13 @@ def test_the_documented_receiver_takes_events_and_refuses_others(tmp_path: Path)
         f"dev.slipway.export.started {name} EXPORT_STATE_RUNNING",
         f"dev.slipway.export.cancelled {name} EXPORT_STATE_CANCELLED",
     ]
+
+
+def status_of(port: int, headers: str) -> int:
+    """The status of the response to a request without the body that it promises."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(f"POST /hook HTTP/1.1\r\nHost: a\r\n{headers}\r\n".encode())
+        return int(connection.recv(100).split()[1])
 
 
 def told(folder: Path) -> list[str]:

@@ -114,7 +114,7 @@ WEBHOOK_ATTEMPTS = Counter(
 )
 WEBHOOK_LOST = Counter(
     "slipway_webhook_events_lost_total",
-    "Events that a receiver did not take in time or does not want (410).",
+    "Events that a receiver did not take in time or does not want (410), that were too many, or that could not be made.",
     ("receiver",),
 )
 WEBHOOK_WAITING = Gauge(
