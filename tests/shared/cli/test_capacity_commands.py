@@ -35,7 +35,9 @@ def test_a_coordinator_without_workers_makes_nothing_and_says_why(
 ) -> None:
     found = printed(capfd, "formats")["formats"]
     assert [each["name"] for each in found] == list(formats())
-    assert not any(each.get("available") for each in found)
+    assert all(each["available"] is False for each in found)
+    assert all(level["available"] is False for each in found for level in each["levels"])
+    assert {each["name"]: each for each in found}["adapter"]["levels"] == [], "also what is empty is there"
     assert run_here("formats") == 0
     out = " ".join(capfd.readouterr().out.split())
     assert "no worker runs the stage merge" in out
@@ -63,6 +65,8 @@ def test_workers_and_the_queue_are_shown(harness: Harness, capfd: pytest.Capture
         assert pytorch.startswith("pytorch in part ")
         assert "fp16: no worker runs the stage quantize" in pytorch
         document = printed(capfd, "workers")
+        assert (document["workers"][0]["running_tasks"], document["workers"][0]["tasks"]) == (0, [])
+        assert document["workers"][0]["machine"]["gpu_architecture"] == ""
         assert document["workers"][0]["machine"]["processors"] == 3
         assert document["queue"][0]["reason"] == "WAIT_REASON_NO_WORKER"
 
@@ -75,9 +79,9 @@ def test_without_a_coordinator_formats_are_those_of_this_machine(
     doctor = {each["name"]: each for each in printed(capfd, "doctor")["formats"]}
     assert list(found) == list(formats())
     for name, each in found.items():
-        assert each.get("available", False) == doctor[name]["available"], name
-        for level in each.get("levels", []):
-            assert level.get("available", False) == doctor[f"{name}-<level>"]["available"], (name, level["name"])
+        assert each["available"] == doctor[name]["available"], name
+        for level in each["levels"]:
+            assert level["available"] == doctor[f"{name}-<level>"]["available"], (name, level["name"])
     assert run_here("workers") == 2
     assert "--coordinator" in capfd.readouterr().err
 

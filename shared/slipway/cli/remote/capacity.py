@@ -139,4 +139,5 @@ def _why_not(level: str, part: pb.Format | pb.FormatLevel) -> str:
 
 
 def _document(message: Message) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True)
+    """Return a message with all its fields, also those that are false, 0 or empty: programs read them."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
