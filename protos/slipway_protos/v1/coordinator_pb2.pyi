@@ -53,12 +53,14 @@ class ListFormatsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListFormatsResponse(_message.Message):
-    __slots__ = ("formats", "next_page_token")
+    __slots__ = ("formats", "next_page_token", "validation_obstacle")
     FORMATS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_OBSTACLE_FIELD_NUMBER: _ClassVar[int]
     formats: _containers.RepeatedCompositeFieldContainer[Format]
     next_page_token: str
-    def __init__(self, formats: _Optional[_Iterable[_Union[Format, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    validation_obstacle: _status_pb2.Status
+    def __init__(self, formats: _Optional[_Iterable[_Union[Format, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., validation_obstacle: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class Format(_message.Message):
     __slots__ = ("name", "title", "levels", "targets", "stages", "settings_schema", "available", "obstacle")

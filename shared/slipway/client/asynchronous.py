@@ -23,6 +23,7 @@ from slipway.client.calls import (
     ended_early,
     export_name,
     list_request,
+    obstacle_of,
     watch_request,
     with_trace,
 )
@@ -218,6 +219,11 @@ class AsyncClient:
             request.page_token = response.next_page_token
             if not request.page_token:
                 return
+
+    async def validation_obstacle(self) -> Failure | None:
+        """Return why no live worker can judge outputs; see :meth:`slipway.client.Client.validation_obstacle`."""
+        request = coordinator_pb2.ListFormatsRequest(page_size=1)
+        return obstacle_of(await self._call(self._coordinator_stub.ListFormats, request))
 
     async def list_workers(self, *, page_size: int = 0) -> coordinator_pb2.ListWorkersResponse:
         """Return the workers that are alive and the tasks that wait for one; see :meth:`slipway.client.Client.list_workers`."""

@@ -25,6 +25,7 @@ from slipway.client.calls import (
     ended_early,
     export_name,
     list_request,
+    obstacle_of,
     watch_request,
 )
 from slipway.configuration import ExportConfiguration
@@ -258,6 +259,11 @@ class Client:
             request.page_token = response.next_page_token
             if not request.page_token:
                 return
+
+    def validation_obstacle(self) -> Failure | None:
+        """Return why no live worker can judge outputs, which exports of any format have by default; None if one can."""
+        request = coordinator_pb2.ListFormatsRequest(page_size=1)
+        return obstacle_of(self._calls.call(self._calls.coordinator.ListFormats, request))
 
     def list_workers(self, *, page_size: int = 0) -> coordinator_pb2.ListWorkersResponse:
         """Return the workers that are alive and the tasks that wait for one, as far as the caller may see them, all pages together."""

@@ -19,7 +19,7 @@ from slipway.observability.telemetry import current_traceparent
 from slipway.reasons import REASONS, Category
 from slipway.rpc.call_ends import failure_of_call
 from slipway.rpc.messages import asked_configuration_message
-from slipway.rpc.values import ENDED_STATES, sendable
+from slipway.rpc.values import ENDED_STATES, failure_of_status, sendable
 from slipway.security.channels import BlockingChannel
 from slipway.settings.security import Security
 from slipway_protos.v1 import coordinator_pb2
@@ -205,6 +205,11 @@ def add_page(whole: coordinator_pb2.ListWorkersResponse, page: coordinator_pb2.L
     """Add another page of workers to those before."""
     whole.workers.extend(page.workers)
     whole.next_page_token = page.next_page_token
+
+
+def obstacle_of(response: coordinator_pb2.ListFormatsResponse) -> Failure | None:
+    """Return why no live worker can judge outputs; None if one can."""
+    return failure_of_status(response.validation_obstacle) if response.HasField("validation_obstacle") else None
 
 
 def is_temporary(failure: Failure, *reasons: str) -> bool:

@@ -33,13 +33,17 @@ def printed(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_a_coordinator_without_workers_makes_nothing_and_says_why(
     harness: Harness, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = printed(capfd, "formats")["formats"]
+    document = printed(capfd, "formats")
+    assert document["validation_obstacle"]["message"] == "no worker runs the stage reference"
+    found = document["formats"]
     assert [each["name"] for each in found] == list(formats())
     assert all(each["available"] is False for each in found)
     assert all(level["available"] is False for each in found for level in each["levels"])
     assert {each["name"]: each for each in found}["adapter"]["levels"] == [], "also what is empty is there"
     assert run_here("formats") == 0
-    out = " ".join(capfd.readouterr().out.split())
+    told = capfd.readouterr()
+    out = " ".join(told.out.split())
+    assert "outputs cannot be judged" in told.err
     assert "no worker runs the stage merge" in out
     assert "slipway worker --stage merge" in out
     assert run_here("workers") == 0
@@ -75,7 +79,11 @@ def test_without_a_coordinator_formats_are_those_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    found = {each["name"]: each for each in printed(capfd, "formats")["formats"]}
+    document = printed(capfd, "formats")
+    found = {each["name"]: each for each in document["formats"]}
+    stages = {each["name"]: each for each in printed(capfd, "doctor")["stages"]}
+    can_judge = stages["reference"]["available"] and stages["validate"]["available"]
+    assert (document["validation_obstacle"] is None) == can_judge
     doctor = {each["name"]: each for each in printed(capfd, "doctor")["formats"]}
     assert list(found) == list(formats())
     for name, each in found.items():

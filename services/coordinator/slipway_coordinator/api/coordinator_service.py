@@ -11,10 +11,11 @@ from typing import TypeVar, cast
 from google.protobuf.message import Message
 
 from slipway.errors import Failure, ServiceError
+from slipway.planning.judging import validation_obstacle
 from slipway.requirements import Abilities, Lack, Placement
 from slipway.rpc.formats import describe_formats
 from slipway.rpc.serving import Context, unary
-from slipway.rpc.values import timestamp
+from slipway.rpc.values import status_of, timestamp
 from slipway.security.access.principals import ALL_PROJECTS, OPERATORS, Principal
 from slipway.security.interceptor import current_principal
 from slipway_coordinator.api.requests import ITEM_BYTES, PAGE_BYTES, field_error, page_size
@@ -55,10 +56,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         first = 0 if start is None else names.index(start[1]) + 1
         board = self._coordinator.broker.board
         judge = _Judge([*board.ready().values()], [worker.abilities for worker in board.workers.values()])
-        page = await asyncio.to_thread(lambda: _page((each.judged(judge) for each in described[first:]), size=size))
+        page, obstacle = await asyncio.to_thread(
+            lambda: (_page((each.judged(judge) for each in described[first:]), size=size), validation_obstacle(judge))
+        )
         last = first + len(page)
         token = page_token((0.0, names[last - 1]), query=("formats",)) if last < len(names) else ""
-        return pb.ListFormatsResponse(formats=page, next_page_token=token)
+        return pb.ListFormatsResponse(
+            formats=page, next_page_token=token, validation_obstacle=None if obstacle is None else status_of(obstacle)
+        )
 
     @unary
     async def ListWorkers(self, request: pb.ListWorkersRequest, context: Context) -> pb.ListWorkersResponse:

@@ -11,18 +11,19 @@ from rich.text import Text
 
 from slipway.errors import Failure, StageError
 from slipway.machine.doctor import stage_health
+from slipway.planning.judging import validation_obstacle
 from slipway.registry import stage_names
 from slipway.requirements import Placement
 from slipway.rpc.formats import describe_formats
-from slipway.rpc.values import failure_of_status
+from slipway.rpc.values import failure_of_status, status_of
 from slipway.sizes import format_size
 from slipway.terminal.columns import Column, FittedTable, SharedHint
 from slipway.terminal.console import duration, errors, print_json, show
 from slipway_protos.v1 import coordinator_pb2 as pb
 
 
-def local_formats() -> list[pb.Format]:
-    """Return the installed formats, and whether this machine can make them."""
+def local_formats() -> tuple[list[pb.Format], Failure | None]:
+    """Return the installed formats with whether this machine can make them, and why it cannot judge outputs; None if it can."""
     stages = {health.name: health for health in map(stage_health, stage_names())}
 
     def judge(task: Placement) -> Failure | None:
@@ -33,13 +34,14 @@ def local_formats() -> list[pb.Format]:
         message = f"the stage {task.stage} cannot run on this machine"
         return StageError(message, reason="UNSUPPORTED", remedy=remedy, about={"stage": task.stage}).failure()
 
-    return [each.judged(judge) for each in describe_formats()]
+    return [each.judged(judge) for each in describe_formats()], validation_obstacle(judge)
 
 
-def print_formats(formats: Sequence[pb.Format], *, as_json: bool) -> None:
-    """Print formats, with the reason where one cannot be made now."""
+def print_formats(formats: Sequence[pb.Format], unjudged: Failure | None, *, as_json: bool) -> None:
+    """Print formats with the reason where one cannot be made now, and why outputs cannot be judged."""
     if as_json:
-        print_json({"formats": list(map(_document, formats))})
+        obstacle = None if unjudged is None else _document(status_of(unjudged))
+        print_json({"formats": list(map(_document, formats)), "validation_obstacle": obstacle})
         return
     table = FittedTable(
         Column("format", style="bold"),
@@ -64,6 +66,8 @@ def print_formats(formats: Sequence[pb.Format], *, as_json: bool) -> None:
             "; ".join(dict.fromkeys(filter(None, reasons or [_why_not("", each)]))),
         )
     show(table)
+    if unjudged is not None:
+        errors.print(f"outputs cannot be judged, which exports wait for by default: {_text_of(unjudged)}")
 
 
 def print_workers(response: pb.ListWorkersResponse, *, as_json: bool) -> None:
@@ -133,9 +137,12 @@ def _queue_table(queue: Sequence[pb.WaitingTasks]) -> FittedTable:
 def _why_not(level: str, part: pb.Format | pb.FormatLevel) -> str:
     if not part.HasField("obstacle"):
         return ""
-    failure = failure_of_status(part.obstacle)
-    text = f"{failure.message}: {failure.remedy}" if failure.remedy else failure.message
+    text = _text_of(failure_of_status(part.obstacle))
     return f"{level}: {text}" if level else text
+
+
+def _text_of(failure: Failure) -> str:
+    return f"{failure.message}: {failure.remedy}" if failure.remedy else failure.message
 
 
 def _document(message: Message) -> dict[str, Any]:

@@ -200,10 +200,10 @@ def formats(ctx: typer.Context, as_json: Json = False, debug: Debug = False) -> 
 
     connection = connection_of(ctx)
     if not connection.coordinator:
-        print_formats(local_formats(), as_json=as_json)
+        print_formats(*local_formats(), as_json=as_json)
         return
     with connection.client() as client:
-        print_formats(list(client.list_formats()), as_json=as_json)
+        print_formats(list(client.list_formats()), client.validation_obstacle(), as_json=as_json)
 
 
 def workers(ctx: typer.Context, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001

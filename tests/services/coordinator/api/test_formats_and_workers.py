@@ -98,6 +98,30 @@ def test_formats_are_possible_while_workers_of_all_their_stages_live(place: Plac
     wait_for(lambda: obstacle_or_none(place, "gguf") == ("NO_WORKER", "merge"))
 
 
+def test_judging_outputs_is_an_obstacle_of_its_own(place: Place) -> None:
+    def judging() -> tuple[str, str] | None:
+        with place.client_of("viewer") as client:
+            failure = client.validation_obstacle()
+            request = pb.ListFormatsRequest(page_size=3)
+            pages = [client._calls.call(client._calls.coordinator.ListFormats, request)]
+            request.page_token = pages[0].next_page_token
+            pages.append(client._calls.call(client._calls.coordinator.ListFormats, request))
+        if failure is None:
+            assert not any(page.HasField("validation_obstacle") for page in pages)
+            return None
+        assert all(failure_of_status(page.validation_obstacle) == failure for page in pages)
+        assert f"--stage {failure.about['stage']}" in failure.remedy
+        return failure.reason, failure.about["stage"]
+
+    security = place.security_of("robots")
+    assert judging() == ("NO_WORKER", "reference")
+    with joined(place, "maker", stages=("merge", "gguf", "reference"), security=security):
+        assert formats_of(place)["gguf"].available
+        assert judging() == ("NO_WORKER", "validate")
+        with joined(place, "judge", stages=("validate",), security=security):
+            assert judging() is None
+
+
 def obstacle_or_none(place: Place, name: str) -> tuple[str, str] | None:
     found = formats_of(place)[name]
     return None if found.available else obstacle(found)
