@@ -66,8 +66,10 @@ class CoordinatorServiceServicer:
         INVALID_ARGUMENT: malformed page token or page size.
 
         Operators of all projects see everything. Other callers see the workers that now run tasks of projects that they may see, with those
-        tasks alone; all other workers are only counted. They see the waiting tasks of these projects; those of other projects are
-        only counted by stage. No project, export or task that a caller may not see is ever named.
+        tasks alone; all other workers are not listed but counted. They see the waiting tasks of these projects; those of other projects
+        are only counted by stage. No project, export or task that a caller may not see is ever named. Why a task waits is said of all
+        live workers, here and in Format.obstacle: how many there are of a stage, and what they lack, with their GPUs, memory and versions of
+        libraries, yet never a name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

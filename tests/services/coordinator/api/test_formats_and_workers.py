@@ -98,6 +98,19 @@ def test_formats_are_possible_while_workers_of_all_their_stages_live(place: Plac
     wait_for(lambda: obstacle_or_none(place, "gguf") == ("NO_WORKER", "merge"))
 
 
+def test_a_reason_tells_what_hidden_workers_have_but_not_their_names(place: Place) -> None:
+    stages = ("merge", "onnx_export", "tensorrt_build")
+    with joined(
+        place, "secret-name", stages=stages, machine=replace(GPU, libraries={}), security=place.security_of("robots")
+    ):
+        found = workers_of(place, "viewer")
+        assert (len(found.workers), found.hidden_workers) == (0, 1)
+        text = failure_of_status(formats_of(place)["tensorrt"].obstacle).message
+    assert "sm89" in text
+    assert "no tensorrt" in text
+    assert "secret-name" not in text
+
+
 def test_judging_outputs_is_an_obstacle_of_its_own(place: Place) -> None:
     def judging() -> tuple[str, str] | None:
         with place.client_of("viewer") as client:
