@@ -145,8 +145,10 @@ class _Reconnection:
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that many watchers do not return all at once
 
     def _may_pass(self, failure: Failure) -> bool:
+        # A server ends streams when the caller's token does; its file may have another one by now.
+        renewed = failure.reason == "UNAUTHENTICATED" and self._was_connected and not self._failures
         # A server that stops cancels its streams; a server also ends streams whose client reads too slowly.
-        return is_temporary(failure, "CANCELLED", "TRANSFER_SLOW")
+        return renewed or is_temporary(failure, "CANCELLED", "TRANSFER_SLOW")
 
 
 class Resumption(_Reconnection):
@@ -189,11 +191,6 @@ class ExportsResumption(_Reconnection):
         self.note_connection()
         self.request.cursor = event.cursor
         return event
-
-    def _may_pass(self, failure: Failure) -> bool:
-        # A server ends these streams when the caller's token does; its file may have another one by now.
-        renewed = failure.reason == "UNAUTHENTICATED" and self._was_connected and not self._failures
-        return renewed or super()._may_pass(failure)
 
 
 def ended_early() -> Failure:

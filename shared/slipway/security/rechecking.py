@@ -1,4 +1,4 @@
-"""Check a caller's rights again and again while a stream without end goes on: its token may end, and the access file may change."""
+"""Check a caller's rights again and again while a stream of events goes on: its token may end, and the access file may change."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def check_unchanged(before: Principal, now: Principal) -> None:
         raise ServiceError(
             f"the rights of {now.name} have changed since this stream began",
             reason="RIGHTS_CHANGED",
-            remedy="call again, with the last cursor",
+            remedy="call again, and continue after the last event",
         )

@@ -25,7 +25,7 @@ class Rule:
         max_bytes: Largest request; in a stream, of each.
         plain: Whether the limits for clients' texts and lists apply to the request.
         seconds: Longest time of a call with one response; for a stream of requests, the longest wait for the next one.
-        rechecked: Whether the caller's rights are checked again and again while its stream of responses goes on, which has no end.
+        rechecked: Whether the caller's rights are checked again and again while its stream of responses goes on, which may last for days.
     """
 
     roles: frozenset[Role]
@@ -48,7 +48,7 @@ RULES: Mapping[str, Rule] = {
     "/slipway.v1.ExportService/CreateExport": Rule(SUBMITTERS, "parent"),
     "/slipway.v1.ExportService/GetExport": Rule(VIEWERS, "name", max_bytes=_SMALL),
     "/slipway.v1.ExportService/ListExports": Rule(VIEWERS, "parent", max_bytes=_SMALL),
-    "/slipway.v1.ExportService/WatchExport": Rule(VIEWERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ExportService/WatchExport": Rule(VIEWERS, "name", max_bytes=_SMALL, rechecked=True),
     "/slipway.v1.ExportService/WatchExports": Rule(VIEWERS, "parent", max_bytes=_SMALL, rechecked=True),
     "/slipway.v1.ExportService/CancelExport": Rule(SUBMITTERS, "name", max_bytes=_SMALL),
     "/slipway.v1.ExportService/RetryExport": Rule(SUBMITTERS, "name", max_bytes=_SMALL),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,39 @@ def test_a_watch_ends_with_the_token_and_when_rights_change(tmp_path: Path) -> N
         wait_for(lambda: not place.server.coordinator.feed._watchers)
 
 
+def test_a_watch_of_one_export_ends_with_the_right_to_see_it(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.security is not None
+    place.security = _with(place.security, recheck_seconds=0.2)
+    access = tmp_path / "access.yaml"
+    with place, place.client_of("viewer") as viewer:
+        name = submit_to(place, "red", "secret")
+        entries = yaml.safe_load(access.read_text())["principals"]
+
+        def rewrite(**changed: Any) -> None:
+            people = [entry | changed if entry["name"] == "viewer" else entry for entry in entries]
+            access.write_text(yaml.safe_dump({"principals": people}))
+
+        with closing(viewer.watch_export(name)) as events:
+            wait_for(lambda: next(events).export.state == pb.EXPORT_STATE_RUNNING)
+            renewed = "slipway_renewed-token-of-the-viewer"
+            (tmp_path / "viewer.token").write_text(renewed)
+            rewrite(token_sha256=token_hash(renewed), projects=["red", "blue"])
+            time.sleep(0.5)  # it is checked, and the client calls again with the other token
+            with place.client_of("submitter") as submitter:
+                submitter.cancel_export(name)
+            assert [event.export.state for event in events if event.HasField("export")][-1] == pb.EXPORT_STATE_CANCELLED
+        other = submit_to(place, "red", "more")
+        for changed, reason in (({"projects": ["blue"]}, "EXPORT_NOT_FOUND"), ({}, "UNAUTHENTICATED")):
+            rewrite(token_sha256=token_hash(renewed))
+            with closing(viewer.watch_export(other)) as events:
+                next(events)
+                rewrite(**{"token_sha256": token_hash(renewed if changed else "slipway_another"), **changed})
+                with pytest.raises(ModelExportError) as caught:
+                    list(events)
+            assert caught.value.reason == reason
+
+
 def test_a_renewed_token_continues_a_watch(tmp_path: Path) -> None:
     place = Place(tmp_path)
     assert place.security is not None
@@ -176,10 +210,14 @@ def test_a_reader_that_does_not_read_ends_and_delays_no_other(tmp_path: Path, mo
         slow = iter(calls.exports.WatchExports(request, metadata=calls.metadata()))
         last = next(slow).cursor
         assert told(next(quick))[0] == "bookmark"
-        labels = {f"wide-{number}": "w" * 2000 for number in range(60)}  # 20 MB, more than lies between server and client
+        labels = {
+            f"wide-{number}": "w" * 2000 for number in range(60)
+        }  # 20 MB, more than lies between server and client
         for number in range(80):
             submit_to(place, "red", f"x{number}", labels=labels)
-        changes = (event for event in quick if event.HasField("change"))  # it did not read meanwhile either, and resumed
+        changes = (
+            event for event in quick if event.HasField("change")
+        )  # it did not read meanwhile either, and resumed
         assert len({event.cursor for event in take(changes, 160)}) == 160
         wait_for(lambda: len(place.server.coordinator.feed._watchers) == 1)
         seen = []
