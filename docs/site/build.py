@@ -35,7 +35,7 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
     "Formats": ("Format",),
     "Configuration": ("ExportConfiguration", "LoadedConfiguration", "load_configuration", "parse_configuration"),
     "Clients": ("Client", "AsyncClient", "Security"),
-    "Results": ("ExportResult", "FormatResult", "FailedFormat", "AttemptResult"),
+    "Results": ("ExportResult", "FormatResult", "FailedFormat", "AttemptResult", "PublishedResult"),
     "Errors": (
         *(
             "ModelExportError",
