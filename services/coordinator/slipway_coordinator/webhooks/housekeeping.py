@@ -42,27 +42,27 @@ class Housekeeping:
         self._webhooks = webhooks
         self._lines = lines
         self._waiting: Mapping[str, Waiting] = {}
-        self._patience = Patience()
-        self._tidied = time.monotonic()
+        self._tidied = 0.0
 
     async def run(self) -> None:
         """Keep house until cancelled."""
+        patience = Patience()  # from now on: a standby may have waited for days
         with reading(self._samples):
             while True:
                 try:
-                    await self._keep_house()
+                    await self._keep_house(patience)
                 except ServiceError as error:
                     log.warning(f"events that wait cannot be counted now: {error}")
                 except Exception:  # if this loop ended, nothing would ever be given up
                     log.exception("counting the events that wait failed")
                 await asyncio.sleep(COUNT_SECONDS if self._webhooks().receivers else TIDY_SECONDS)
 
-    async def _keep_house(self) -> None:
+    async def _keep_house(self, patience: Patience) -> None:
         self._waiting = await self._coordinator.call(self._coordinator.database.deliveries.count_waiting)
         if time.monotonic() < self._tidied + TIDY_SECONDS:
             return
         self._tidied = time.monotonic()
-        patient = self._patience.seconds() < GRACE_SECONDS
+        patient = patience.seconds() < GRACE_SECONDS
         for name, waiting in self._waiting.items():
             await self._give_up_most(name, waiting.number - MOST_WAITING)
         if patient:

@@ -425,6 +425,11 @@ def test_what_is_sent_is_measured(tmp_path: Path, receiver: WebhookReceiver) -> 
             wait_for(lambda: page(port).get(("slipway_webhook_events_waiting", label)) == 2)
             wait_for(lambda: page(port)["slipway_webhook_oldest_seconds", label] > 0.5)
             measured = page(port)
+            with place.server.coordinator.database._engine.begin() as connection:
+                connection.execute(sa.text("UPDATE slipway_deliveries SET receiver = 'old' WHERE attempts = 0"))
+            wait_for(lambda: page(port)["slipway_webhook_events_waiting", label] == 1)
+            old = (("receiver", "old"),)
+            assert ("slipway_webhook_oldest_seconds", old) not in page(port), "nobody waits for what has no receiver"
         attempts = {
             dict(labels)["outcome"]: value
             for (name, labels), value in measured.items()
@@ -460,6 +465,28 @@ def test_what_waits_for_nobody_is_given_up_by_a_coordinator_without_the_file(
     with Harness(tmp_path, with_worker=False) as place:
         wait_for(lambda: rows(place) == [])
     assert "the webhooks file does not name its receiver" in caplog.text
+
+
+def test_a_standby_that_waited_for_long_is_as_patient_as_one_that_starts(
+    tmp_path: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = sender.Sender.start
+
+    def start_late(one: sender.Sender) -> None:
+        time.sleep(2.5)
+        start(one)
+
+    monkeypatch.setattr(housekeeping, "GRACE_SECONDS", 2.0)
+    with coordinator(tmp_path, WebhookReceiver(port=free_port()).entry("old")) as place:
+        create(place, "x")
+        wait_for(lambda: len(rows(place)) == 2)
+        with place.server.coordinator.database._engine.begin() as connection:
+            connection.execute(sa.text("UPDATE slipway_deliveries SET create_time = create_time - 73 * 3600"))
+    monkeypatch.setattr(sender.Sender, "start", start_late)
+    with coordinator(tmp_path, receiver.entry()) as place:
+        time.sleep(0.7)
+        assert [one.receiver for one in rows(place)] == ["old", "old"]
+        wait_for(lambda: rows(place) == [])
 
 
 def test_after_the_clock_was_set_nothing_is_too_old_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
