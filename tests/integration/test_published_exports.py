@@ -12,6 +12,7 @@ from support.commands.cli import SLIPWAY, Done, slipway
 from support.commands.delivered_folders import make_keys
 from support.coordinators.harness import process, wait_for
 from support.models import tiny_models
+from support.models.sweeps import make_sweep
 from support.servers.free_ports import free_port
 from support.servers.registry_server import RegistryServer, needs_registry, registry_server
 from support.servers.s3_server import BUCKET, S3Server
@@ -115,6 +116,21 @@ def test_a_destination_that_refuses_after_the_work_leaves_the_delivery(
     assert done.code == 0, done.err
     assert done.json["output_directory"] == str(folder)
     assert done.json["published"][0]["sent_bytes"] > 100_000
+
+
+def test_each_export_of_a_batch_is_published_at_its_own_address(tmp_path: Path, s3: S3Server) -> None:
+    sweep = make_sweep(tmp_path, "a", "b")
+    where = ("--base-model", sweep.parent / "base", "--out", tmp_path / "out", "-f", "pytorch")
+    words = ("export", "--each", sweep, "--json", *where, "--set", "validation.enabled=false", "--set")
+    home = tmp_path / "home"
+    clash = slipway(*words, f"output.destinations=s3://{BUCKET}/batch", home=home, **s3.environment())
+    assert (clash.code, clash.json["reason"]) == (3, "OUTPUT_CLASH")
+    for sent in (True, False):
+        done = slipway(*words, f"output.destinations=s3://{BUCKET}/batch/{{model_name}}", home=home, **s3.environment())
+        assert done.code == 0, done.err
+        published = [each["result"]["published"][0] for each in done.json["exports"]]
+        assert [each["address"] for each in published] == [f"s3://{BUCKET}/batch/{name}" for name in "ab"]
+        assert [each["sent_bytes"] > 0 for each in published] == [sent, sent]
 
 
 def test_the_client_of_a_coordinator_publishes(project: Path, tmp_path: Path, s3: S3Server) -> None:

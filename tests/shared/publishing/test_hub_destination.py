@@ -212,6 +212,15 @@ def test_who_may_not_write_is_told_before_the_work(hub: HubUploads, on_hub: Acce
         reach_destination("hf://me/new", on_hub)
 
 
+def test_what_the_hub_does_not_say_of_a_token_is_seen_later(hub: HubUploads, folder: Path, on_hub: Access) -> None:
+    """It answers 429 to frequent questions, and a token with rights of its own may write where its owner is not named."""
+    hub.answers["whoami"] = (429, 1)
+    reach_destination("hf://stranger/new", on_hub)
+    hub.role = "fineGrained"
+    hub.make("stranger/new")
+    assert send(folder, "hf://stranger/new", on_hub).destinations[0].sent_bytes
+
+
 def test_the_token_of_the_library_is_used(
     hub: HubUploads, on_hub: Access, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ _NOT_OURS = frozenset({".gitattributes", ".gitignore", "README.md", "LICENSE"})
 _LARGEST_SMALL = 64 << 20
 """Largest file that is put into the commit itself; the hub wants this for files below 10 MB."""
 _SAMPLE = 512
+_ASKED_OFTEN = 429
 _MOST_ENTRIES = 4 * MOST_FILES
 _NOT_UNDERSTOOD = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, AssertionError)
 _HTTP = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
@@ -70,16 +71,7 @@ class HubDestination:
             ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``.
             ConfigurationError: ``DESTINATION_INVALID`` for a public repository that is not said to be public.
         """
-        doing = "signing in"
-        with self._repository.translate_errors(doing):
-            said = self._api.whoami()
-            owners = {said["name"], *(each["name"] for each in said.get("orgs", ()))}
-            role = str(((said.get("auth") or {}).get("accessToken") or {}).get("role") or "")
-        owner = self._name.partition("/")[0]
-        if owner not in owners:
-            raise self._repository.error(doing, f"{owner} is neither you nor an organization of yours", "STORE_DENIED")
-        if role == "read":
-            raise self._repository.error(doing, "the token may only read", "STORE_DENIED")
+        self._check_rights()
         self._find()
 
     def begin(self, release: Release) -> None:  # noqa: ARG002 - nothing is replaced before the commit
@@ -161,6 +153,29 @@ class HubDestination:
         """Drop what was kept for the commit; the library closes its own connections."""
         self._added.clear()
         self._stack.close()
+
+    def _check_rights(self) -> None:
+        """Refuse a token that may not write for the owner, as far as the hub says so.
+
+        It does not where it is asked often, and not for tokens with rights of their own: then a later step is refused.
+        """
+        from huggingface_hub.errors import HfHubHTTPError
+
+        doing = "signing in"
+        with self._repository.translate_errors(doing):
+            try:
+                said = self._api.whoami()
+            except HfHubHTTPError as error:
+                if error.response.status_code != _ASKED_OFTEN:
+                    raise
+                return
+            owners = {said["name"], *(each["name"] for each in said.get("orgs", ()))}
+            role = str(((said.get("auth") or {}).get("accessToken") or {}).get("role") or "")
+        owner = self._name.partition("/")[0]
+        if owner not in owners and role != "fineGrained":
+            raise self._repository.error(doing, f"{owner} is neither you nor an organization of yours", "STORE_DENIED")
+        if role == "read":
+            raise self._repository.error(doing, "the token may only read", "STORE_DENIED")
 
     def _find(self) -> Any:
         """Return what the hub says of the repository; None if there is none.
