@@ -73,6 +73,8 @@ def test_a_document_that_stands_for_more_than_it_holds_is_refused(file: Path, nu
         "validation.enabled",
         "optimization.group_size",
         "output.naming_pattern",
+        "output.destinations",
+        "output.license",
         "formats.tensorrt.batch",
     ],
 )
@@ -121,6 +123,7 @@ def test_any_variable_is_a_setting_or_an_error(name: str, text: str) -> None:
     [
         "SLIPWAY_HOME",
         "SLIPWAY_SCRATCH",
+        "SLIPWAY_SIGNING_KEY",
         "SLIPWAY_STORE",
         "SLIPWAY_CACHE_SIZE",
         "SLIPWAY_OPEN_UPLOADS",

@@ -48,6 +48,18 @@ def test_the_same_request_again_answers_with_the_same_export(client: Client) -> 
     assert first.labels["model_name"] == "m"
 
 
+def test_where_a_client_publishes_makes_no_other_request(client: Client) -> None:
+    first = client.create_export(DEFAULTS, sources=SOURCES, export_id="published")
+    elsewhere = parse({"output": {"destinations": ["oci://host/name:v1"], "license": "MIT"}})
+    again = client.create_export(elsewhere, sources=SOURCES, export_id="published")
+    assert again.create_time == first.create_time
+    assert not again.configuration.output.destinations, "what the first request said is recorded"
+    recorded = client.create_export(elsewhere, sources=SOURCES, export_id="recorded").configuration.output
+    assert (list(recorded.destinations), recorded.license) == (["oci://host/name:v1"], "MIT")
+    named = parse({"output": {"directory": "elsewhere", "destinations": ["mlflow:a"]}})
+    assert reason(client, client.create_export, named, sources=SOURCES, export_id="published") == "EXPORT_EXISTS"
+
+
 def test_another_request_of_the_same_id_is_refused(client: Client) -> None:
     client.create_export(DEFAULTS, sources=SOURCES, export_id="taken")
     other = parse({"optimization": {"quantization": "int8"}})
