@@ -119,5 +119,5 @@ def test_a_package_that_cannot_be_had_keeps_no_other_away(tmp_path: Path) -> Non
         assert f"not installed: {package}" in done.stderr
     made = calls.read_text().splitlines()
     installed = [line.split()[-1] for line in made if " install " in line]
-    assert installed == ["chromium", "fonts-dejavu-core", "grpcurl", "nodejs", "npm"]
+    assert installed == ["chromium", "fonts-dejavu-core", "grpcurl", "haproxy", "nodejs", "npm"]
     assert [line for line in made if "prometheus" in line] == ["-qq download prometheus"], "it is a service"
