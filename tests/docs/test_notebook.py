@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def executed(sources: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **par
     cell.source += "".join(f"\n{name} = {value!r}" for name, value in given.items())
     monkeypatch.setenv("SLIPWAY_HOME", str(folder / "home"))
     client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
-    return asyncio.run(client.async_execute())
+    with ThreadPoolExecutor(1) as pool:  # in the main thread it would change how signals are handled
+        return pool.submit(lambda: asyncio.run(client.async_execute())).result()
 
 
 def shown(notebook: Any, kind: str) -> list[str]:

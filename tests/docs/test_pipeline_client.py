@@ -195,7 +195,8 @@ def test_configurations_of_the_examples_are_planned(place: HttpPlace, name: str)
 
 
 PROGRAM = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
 import slipway_http
 client = slipway_http.Slipway.from_environment()
 print(client.run({}, request_id="interrupted", sources=json.loads(sys.argv[1])))
@@ -216,10 +217,13 @@ def test_an_interrupt_cancels_the_export(place: HttpPlace) -> None:
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
-        running.stdout.readline()  # it waits: a task was told
-        (export,) = [each for each in exports(place) if each["name"] not in before]
-        running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=60)
+        try:
+            running.stdout.readline()  # it waits: a task was told
+            (export,) = [each for each in exports(place) if each["name"] not in before]
+            running.send_signal(signal.SIGINT)
+            _, errors = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert "KeyboardInterrupt" in errors
     wait_for(lambda: client.get(export["name"])["state"] == "EXPORT_STATE_CANCELLED")
 

@@ -201,7 +201,9 @@ class CoordinatorExports:
         """Return what an export would do, as far as the coordinator can tell before its sources are read."""
         message = self._create(wish, validate_only=True)
         outputs = {task.format: 0 for task in message.tasks if task.format and task.format != VALIDATION}
-        return Planned("", outputs, warnings=tuple(message.warnings))
+        obstacle = self._client.validation_obstacle() if VALIDATION in {task.format for task in message.tasks} else None
+        waits = [f"it would wait to be validated: {obstacle}"] if obstacle else []
+        return Planned("", outputs, warnings=(*message.warnings, *waits))
 
     def start(self, wish: Wish) -> tuple[str, str]:
         """Create an export; return its project and id."""

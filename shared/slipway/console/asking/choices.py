@@ -78,12 +78,12 @@ def choices_of(exports: Exports, shown: Shown) -> Choices:
     """Return whom a prompt can be put to.
 
     Raises:
-        ServiceError: ``EXPORT_RUNNING`` before the end.
+        ServiceError: ``EXPORT_STATE`` before the end.
         ArtifactError: What the export has made cannot be read.
     """
     message = shown.message
     if message is None or not shown.is_ended:
-        raise ServiceError("the export has not ended", reason="EXPORT_RUNNING", remedy="wait for its end")
+        raise ServiceError("the export has not ended", reason="EXPORT_STATE", remedy="wait for its end")
     sources = model_digests(message)
     if BASE not in sources:
         return Choices(sources, obstacle="the export has no base model")

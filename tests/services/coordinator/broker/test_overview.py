@@ -47,10 +47,10 @@ def groups(board: Board, sight: Sight = ALL) -> list[WaitingGroup]:
         ),
         (offer(requirements=Requirements(any_of=(Needs(memory_bytes=2000),))), WaitReason.WORKER_UNFIT, "memory"),
         (offer(params={"new": 1}), WaitReason.WORKER_OUTDATED, "they do not know new"),
-        (offer(not_before=time.time() + 60), WaitReason.POSTPONED, "a little later"),
-        (offer(not_before=time.time() + 60, avoid=("a",)), WaitReason.POSTPONED, "a little later"),
-        (offer(not_before=time.time() + 60, avoid=("b",)), WaitReason.NO_ROOM, "no room"),
-        (offer(stage="other", not_before=time.time() + 60), WaitReason.NO_WORKER, "other"),
+        (offer(not_before=time.time() + 86_400), WaitReason.POSTPONED, "a little later"),
+        (offer(not_before=time.time() + 86_400, avoid=("a",)), WaitReason.POSTPONED, "a little later"),
+        (offer(not_before=time.time() + 86_400, avoid=("b",)), WaitReason.NO_ROOM, "no room"),
+        (offer(stage="other", not_before=time.time() + 86_400), WaitReason.NO_WORKER, "other"),
     ],
 )
 def test_each_task_has_the_reason_why_it_waits(board: Board, waiting: Offer, reason: WaitReason, detail: str) -> None:
