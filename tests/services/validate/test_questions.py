@@ -87,18 +87,21 @@ def test_a_shorter_answer_differs_behind_its_end() -> None:
     assert AnswerReport(prompt_tokens=1, answers=(part,)).first_difference(part) is None
 
 
+@pytest.mark.slow
 def test_a_model_without_an_adapter_is_compared_with_itself(tiny: Models, context: Context) -> None:
     report = asked({"base": tiny.merged, "pytorch": tiny.merged}, context)
     assert (list(by_name(report)), report.reference) == ([BASE, "pytorch"], BASE)
     assert report.first_difference(by_name(report)["pytorch"]) == 0
 
 
+@pytest.mark.slow
 def test_an_adapter_delivered_alone_answers_on_the_base(tiny: Models, context: Context) -> None:
     inputs = {"base": tiny.base, "adapter": tiny.adapter, "output.adapter": tiny.adapter}
     report = asked(inputs, context, models=(FINE_TUNED,))
     assert report.first_difference(by_name(report)["adapter"]) == 0
 
 
+@pytest.mark.slow
 def test_the_chat_template_writes_the_prompt_unless_it_shall_not(
     tiny: Models, tmp_path: Path, context: Context
 ) -> None:
@@ -111,6 +114,7 @@ def test_the_chat_template_writes_the_prompt_unless_it_shall_not(
     assert asked({"base": base}, again, prompt="g", max_new_tokens=2, chat=False).read.split() == ["g"]
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_answers_as_transformers_generates(tmp_path: Path, context: Context) -> None:
     base, adapter = make_family_model("marian", tmp_path / "base"), tmp_path / "adapter"
     make_family_adapter("marian", base, adapter)
@@ -139,6 +143,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_its_length(tiny: Models, con
     assert "ask for fewer tokens" in (caught.value.remedy or "")
 
 
+@pytest.mark.slow
 def test_outputs_that_cannot_run_say_so_and_others_answer(tiny: Models, tmp_path: Path, context: Context) -> None:
     """One of a format without a runtime for it here, one without its file, one of NaN, one that is no model, and a right one."""
     folders = {name: tmp_path / name for name in ("coreml", "onnx", "pytorch-int8")}
@@ -189,6 +194,7 @@ class Running:
         return found
 
 
+@pytest.mark.slow
 def test_a_runtime_that_dies_is_told_by_name_and_the_next_one_answers(
     tiny: Models, tiny_onnx: Path, context: Context
 ) -> None:

@@ -297,6 +297,7 @@ def test_what_was_changed_on_the_hub_is_found(
     assert caught.value.reason == reason
 
 
+@pytest.mark.slow
 def test_what_is_not_on_the_hub_is_said(hub: HubUploads, folder: Path, on_hub: Access) -> None:
     send(folder, "hf://me/there", on_hub)
     for url in ("hf://me/nowhere", "hf://me/there@nowhere"):

@@ -206,7 +206,8 @@ def test_after_an_event_is_given_up_the_next_one_of_its_export_is_due(database: 
     table.postpone("one", first.id, until=0.0)
     assert [one.type for one in table.give_up("one", before=time.time() + 1)] == ["export.created"]
     assert take_all(database) == ["started", "failed"]
-    assert [one.type for one in table.give_up("two", untried=True, most=2)] == ["export.created", "export.started"]
+    gone = table.give_up("two", untried=True, most=2)  # in any order
+    assert sorted(one.type for one in gone) == ["export.created", "export.started"]
     assert take_all(database, "two") == ["failed"]
 
 
