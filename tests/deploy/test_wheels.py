@@ -45,6 +45,14 @@ def tag(wheel: zipfile.ZipFile) -> str:
     return Path(wheel.filename or "").stem.partition("-py3-")[2]
 
 
+def data_files() -> set[str]:
+    """The files beside the code that packages read: pages, templates, tables."""
+    kinds = {".j2", ".css", ".js", ".yaml"}
+    places = [ROOT / "shared", *(ROOT / "services").iterdir()]
+    found = ((place, path) for place in places if place.is_dir() for path in place.glob("slipway*/**/*"))
+    return {path.relative_to(place).as_posix() for place, path in found if path.suffix in kinds}
+
+
 def kernels(wheel: zipfile.ZipFile) -> list[str]:
     return [name for name in wheel.namelist() if Path(name).name.startswith("_kernel")]
 
@@ -67,6 +75,7 @@ def test_without_kernels_a_wheel_is_for_any_platform(tmp_path: Path, environment
     wheel = made(tmp_path, **environment)
     assert tag(wheel) == "none-any"
     assert kernels(wheel) == []
+    assert data_files() - set(wheel.namelist()) == set()
 
 
 def test_a_kernel_of_another_machine_is_not_loaded(tmp_path: Path) -> None:
