@@ -45,7 +45,9 @@ def _extras(services: list[Service]) -> str:
         lines += [f"# {service.note}"] if service.note else []
         lines.append(f"{service.name} = [{_quoted(service.requires)}]")
     everywhere = [service.name for service in services if not service.brings]
-    lines.append(f'all = ["slipway-ml[{",".join(["worker", "report", "ui", *everywhere, "metrics", "sample", "s3"])}]"]')
+    lines.append(
+        f'all = ["slipway-ml[{",".join(["worker", "report", "ui", *everywhere, "metrics", "sample", "s3"])}]"]'
+    )
     return "\n".join(lines)
 
 

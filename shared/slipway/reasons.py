@@ -240,7 +240,9 @@ REASONS: Mapping[str, Reason] = {
         _C.UNAVAILABLE, "pip cannot fetch a pinned package from the package index", retryable=True
     ),
     "OUTPUT_EXISTS": Reason(_C.INVALID_INPUT, "the output folder already holds something else"),
-    "OUTPUT_CLASH": Reason(_C.INVALID_INPUT, "two exports of a batch would be delivered to one folder, or published at one address"),
+    "OUTPUT_CLASH": Reason(
+        _C.INVALID_INPUT, "two exports of a batch would be delivered to one folder, or published at one address"
+    ),
     "BATCH_INVALID": Reason(
         _C.INVALID_INPUT,
         "what is named for several exports is itself a run or a model, holds too many entries, or is empty",

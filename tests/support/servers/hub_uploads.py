@@ -94,6 +94,7 @@ class HubUploads:
 
 class _Handler(BaseHTTPRequestHandler):
     hub: HubUploads
+
     def do_GET(self) -> None:
         self.route("GET")
 
