@@ -8,8 +8,6 @@ import os
 import secrets
 import signal
 import socket
-import tempfile
-import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -31,7 +29,6 @@ from slipway.security.origins import check_origin
 from slipway.settings import Settings
 
 _KEY = "key"
-_OPENING_SECONDS = 60.0
 _NAMES = frozenset({"localhost"})
 
 
@@ -136,13 +133,16 @@ def serve(settings: Settings, *, port: int, announce: Callable[[str], None]) -> 
         server.run(sockets=[listener])
 
 
-def open_in_browser(address: str) -> None:
-    """Open an address with a key in it: by a file that leads to it, because everybody can read the words with which a browser is started."""
-    with tempfile.TemporaryDirectory(prefix="slipway-ui-") as folder:
-        path = Path(folder) / "open.html"
-        path.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={address}">', encoding="ascii")
-        webbrowser.open(path.as_uri())
-        time.sleep(_OPENING_SECONDS)
+def open_in_browser(address: str, folder: Path) -> None:
+    """Open an address with a key in it: by a file that leads to it, because everybody can read the words with which a browser is started.
+
+    Args:
+        address: The address.
+        folder: A folder that nobody else can read, which is removed when the console has ended.
+    """
+    path = folder / "open.html"
+    path.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={address}">', encoding="ascii")
+    webbrowser.open(path.as_uri())
 
 
 class _Server(uvicorn.Server):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,10 +33,12 @@ def ui(ctx: typer.Context, port: Port = 0, no_browser: NoBrowser = False, debug:
     from slipway.console.serving import open_in_browser, serve
     from slipway.terminal.console import errors, show, unbroken_line
 
-    def announce(address: str) -> None:
-        show(unbroken_line("", address))
-        errors.print("Ctrl-C ends it.", style="dim")
-        if not no_browser:
-            threading.Thread(target=open_in_browser, args=(address,), daemon=True).start()
+    with tempfile.TemporaryDirectory(prefix="slipway-ui-") as folder:
 
-    serve(settings, port=port, announce=announce)
+        def announce(address: str) -> None:
+            show(unbroken_line("", address))
+            errors.print("Ctrl-C ends it.", style="dim")
+            if not no_browser:  # a browser in the terminal would hold the server up
+                threading.Thread(target=open_in_browser, args=(address, Path(folder)), daemon=True).start()
+
+        serve(settings, port=port, announce=announce)
