@@ -135,8 +135,7 @@ class CachedStore:
 
     def _bring(self, digest: str, on_bytes: OnBytes | None) -> None:
         """Fetch an artifact's missing blobs into the cache; one process fetches a blob, others wait for it."""
-        if self.local.exists(digest):
-            manifest = self.local.manifest(digest)
+        if manifest := self.local.whole(digest):
             for file in manifest.files:
                 _count(file, "hit")
             self._make_room(_size(manifest.files), keep=digest)

@@ -140,11 +140,15 @@ class LocalStore:
 
     def exists(self, digest: str) -> bool:
         """Return whether the store has the manifest and every blob of an artifact, with the right sizes."""
+        return self.whole(digest) is not None
+
+    def whole(self, digest: str) -> Manifest | None:
+        """Return the manifest of an artifact that :meth:`exists`, or None; as one answer, since others may evict it meanwhile."""
         try:
-            files = self.manifest(digest).files
+            manifest = self.manifest(digest)
         except ArtifactError:
-            return False
-        return all(_size(self.blob_path(file.digest)) == file.size_bytes for file in files)
+            return None
+        return manifest if all(map(self.has_blob, manifest.files)) else None
 
     def action(self, key: str) -> ActionResult | None:
         """Return the result recorded under an action key, if every output still exists; this counts as a use of the outputs.
@@ -222,10 +226,9 @@ class LocalStore:
             OSError: A folder cannot be read.
         """
         paths = []
-        for part in os.scandir(self.root / folder):
-            if part.is_dir():
-                with os.scandir(part) as entries:
-                    paths += [Path(entry) for entry in entries if entry.is_file(follow_symlinks=False)]
+        for part in filter(os.DirEntry.is_dir, os.scandir(self.root / folder)):
+            with os.scandir(part) as entries:
+                paths += [Path(entry) for entry in entries if entry.is_file(follow_symlinks=False)]
         return sorted(path for path in paths if is_store_name(path.relative_to(self.root).as_posix()))
 
     def last_used(self, digest: str) -> float:

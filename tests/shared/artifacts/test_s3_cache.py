@@ -161,6 +161,38 @@ def test_what_another_process_evicts_on_its_way_to_the_bucket_arrives(bucket: S3
     assert [store.exists(digest) for digest in digests] == [True] * 40
 
 
+class EvictedMeanwhile(LocalStore):
+    """A cache that another process empties at one moment: just before its n-th path is used."""
+
+    def __init__(self, root: Path, moment: int) -> None:
+        super().__init__(root)
+        self.others, self.moments = LocalStore(root), moment
+
+    def evict(self) -> None:
+        self.moments -= 1
+        if self.moments == 0:
+            collect(self.others, max_bytes=0)
+
+    def blob_path(self, digest: str) -> Path:
+        self.evict()
+        return super().blob_path(digest)
+
+    def manifest_path(self, digest: str) -> Path:
+        self.evict()
+        return super().manifest_path(digest)
+
+
+# After the third, the cache holds its lock, and nobody evicts.
+@pytest.mark.parametrize("moment", range(1, 4))
+def test_what_another_process_evicts_while_it_is_fetched_arrives(moment: int, bucket: S3Bucket, tmp_path: Path) -> None:
+    weights = random_file(tmp_path / "weights", 1_000)
+    digest = CachedStore(S3Store(bucket), LocalStore(tmp_path / "cache")).put_files({"weights": weights})
+    local = EvictedMeanwhile(tmp_path / "cache", moment)
+    fetched = CachedStore(S3Store(bucket), local).fetch(digest, tmp_path / "out")
+    assert local.moments <= 0
+    assert digest_of(fetched / "weights") == digest_of(weights)
+
+
 def test_several_processes_share_a_cache(s3: S3Server, bucket: S3Bucket, tmp_path: Path) -> None:
     remote = S3Store(bucket)
     sources = [random_file(tmp_path / f"source-{number}", 300_000) for number in range(6)]
