@@ -12,8 +12,9 @@ import transformers
 
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES, Local, Windowed
+from slipway.model.decoders.classes import CLASSES
 from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of, kinds_of_layers
+from slipway.model.decoders.decoder_class import Local, Windowed
 from slipway.model.decoders.layers import layer_kinds
 from slipway.model.decoders.values import ConfigValues
 

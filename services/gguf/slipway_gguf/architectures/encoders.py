@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slipway.model.decoders.classes import CLASSES
-from slipway.model.decoders.kinds import DecoderClass
+from slipway.model.decoders.decoder_class import DecoderClass
 from slipway_gguf.architectures.entry import WHOLE, Architecture, Key, Numbers, Piece, Reading, Target
 from slipway_gguf.architectures.reading_refusals import (
     another_gemma,

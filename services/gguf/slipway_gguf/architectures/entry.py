@@ -12,8 +12,9 @@ from typing import Any
 
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES, DecoderClass
+from slipway.model.decoders.classes import CLASSES
 from slipway.model.decoders.decoder import LOCAL, Decoder
+from slipway.model.decoders.decoder_class import DecoderClass
 from slipway.model.decoders.layers import layer_kinds
 from slipway.model.decoders.values import ConfigValues
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from slipway.model.decoders.classes import CLASSES, DecoderClass
+from slipway.model.decoders.classes import CLASSES
+from slipway.model.decoders.decoder_class import DecoderClass
 
 Graph = Literal["llama", "qwen", "gemma", "phi3", "gpt"]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES, DecoderClass, Local, Windowed
+from slipway.model.decoders.classes import CLASSES
+from slipway.model.decoders.decoder_class import DecoderClass, Local, Windowed
 from slipway.model.decoders.rotary import Rotary, rotary_of
 from slipway.model.decoders.values import ConfigValues
 from slipway.model.limits import MOST_LAYERS, MOST_PARTS

@@ -7,8 +7,9 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES, Local, Windowed
+from slipway.model.decoders.classes import CLASSES
 from slipway.model.decoders.decoder import kinds_of_layers
+from slipway.model.decoders.decoder_class import Local, Windowed
 from slipway.model.decoders.values import ConfigValues
 from slipway.model.limits import MOST_LAYERS
 

@@ -1,14 +1,13 @@
-"""Classes of decoders with recurrent or convolutional layers, and what their code adds to a ``config.json``. Data, and light."""
+"""Classes of decoders with recurrent or convolutional layers, with experts or without. Data, and light."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.model.decoders.kinds import DecoderClass
+from slipway.model.decoders.decoder_class import DecoderClass
+from slipway.model.decoders.defaults import GRANITE_EXPERTS
 
-LLAMA: Mapping[str, Any] = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-"""Defaults of Llama and of classes after it."""
 _DELTA_NET: Mapping[str, Any] = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
@@ -28,14 +27,6 @@ _DELTA_NET_EXPERTS: Mapping[str, Any] = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
-GRANITE: Mapping[str, Any] = {
-    **LLAMA,
-    "embedding_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-}
-_GRANITE_EXPERTS: Mapping[str, Any] = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
 _MAMBA_2: Mapping[str, Any] = {
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
@@ -59,12 +50,6 @@ UNLIMITED = 1 << 20
 """Most tokens of a text for classes without positions, as llama.cpp's files have it."""
 
 RECURRENT: tuple[DecoderClass, ...] = (
-    DecoderClass("GraniteMoeForCausalLM", _GRANITE_EXPERTS),
-    DecoderClass(
-        "GraniteMoeHybridForCausalLM",
-        {**_GRANITE_EXPERTS, **_MAMBA_2, "shared_intermediate_size": 1024},
-        by_layer=True,
-    ),
     DecoderClass(
         "Qwen3_5ForCausalLM",
         {**_DELTA_NET, "num_key_value_heads": 4},
@@ -100,6 +85,11 @@ RECURRENT: tuple[DecoderClass, ...] = (
             "routed_scaling_factor": 1.0,
             "use_expert_bias": True,
         },
+        by_layer=True,
+    ),
+    DecoderClass(
+        "GraniteMoeHybridForCausalLM",
+        {**GRANITE_EXPERTS, **_MAMBA_2, "shared_intermediate_size": 1024},
         by_layer=True,
     ),
     DecoderClass(
