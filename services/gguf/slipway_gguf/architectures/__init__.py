@@ -2,6 +2,11 @@
 
 The facts are those of llama.cpp's converter (``conversion/``) and graphs (``src/models/``). A graph assumes some settings for which the
 file has no key. A model must have these values, because llama.cpp would compute another value wrong without a message.
+
+An entry is in the module for its class's layers, as in :mod:`slipway.model.decoders`. Recurrent layers: ``delta_net``, ``mamba`` or ``mamba_2``,
+by their kind; short convolutions: ``convolution``. Attention in all layers: ``mixtures`` with experts; without, ``layer_norm`` if norms subtract
+the mean, otherwise ``dense``. Three modules are by family or task: ``gemma``, ``vision`` (text parts whose positions have several axes) and
+``encoders`` (models that read whole texts).
 """
 
 from __future__ import annotations
@@ -16,23 +21,23 @@ from slipway_gguf.architectures.delta_net import DELTA_NET
 from slipway_gguf.architectures.dense import DENSE
 from slipway_gguf.architectures.encoders import ENCODERS
 from slipway_gguf.architectures.entry import Architecture
-from slipway_gguf.architectures.experts import EXPERT
 from slipway_gguf.architectures.gemma import GEMMA
 from slipway_gguf.architectures.layer_norm import LAYER_NORM
 from slipway_gguf.architectures.mamba import MAMBA
 from slipway_gguf.architectures.mamba_2 import MAMBA_2
+from slipway_gguf.architectures.mixtures import MIXTURES
 from slipway_gguf.architectures.refusals import describe_assumption
 from slipway_gguf.architectures.vision import VISION
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     *DENSE,
+    *GEMMA,
     *LAYER_NORM,
+    *MIXTURES,
     *DELTA_NET,
     *CONVOLUTION,
     *MAMBA_2,
     *MAMBA,
-    *EXPERT,
-    *GEMMA,
     *VISION,
     *ENCODERS,
 )

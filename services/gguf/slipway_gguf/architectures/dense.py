@@ -1,4 +1,4 @@
-"""Architectures with attention in all layers that need little beside names. Data, and light."""
+"""Architectures with attention in all layers, RMS norms and no experts, but for Gemma. Data, and light."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from slipway_gguf.architectures.entry import Architecture, Key, local_layers, rope_number
-from slipway_gguf.architectures.experts import EXPERT
+from slipway_gguf.architectures.mixtures import MIXTURES
 from slipway_gguf.architectures.refusals import (
     EXAONE_LAYERS,
     first_of,
@@ -16,26 +16,11 @@ from slipway_gguf.architectures.refusals import (
     other_rotation,
     other_scale_of_yarn,
     other_width,
-    other_windows,
     unlisted_windows,
     without_yarn,
 )
-from slipway_gguf.architectures.settings import (
-    EVERY_LAYER,
-    EXPERTS,
-    GELU,
-    SILU,
-    SILU_WITHOUT_BIAS,
-    TIED,
-    UNTIED,
-    Assumed,
-)
+from slipway_gguf.architectures.settings import SILU, SILU_WITHOUT_BIAS, UNTIED
 
-_GEMMA: Assumed = {
-    "hidden_activation": ("gelu_pytorch_tanh",),
-    "attention_bias": (False,),
-    "use_bidirectional_attention": (False,),
-}
 _LLAMA_SCALINGS = ("linear", "yarn", "llama3")
 
 _MINISTRAL_KEYS: Mapping[str, Key] = {
@@ -51,7 +36,7 @@ _LATENT_KEYS: Mapping[str, Key] = {
         "v_head_dim", default=max(1, numbers.decoder.hidden // numbers.decoder.heads)
     ),
 }
-_DEEPSEEK = next(each for each in EXPERT if each.class_name == "DeepseekV3ForCausalLM")
+_DEEPSEEK = next(each for each in MIXTURES if each.class_name == "DeepseekV3ForCausalLM")
 _YOUTU_KEYS: Mapping[str, Key] = {
     **{key: value for key, value in _DEEPSEEK.keys.items() if not key.startswith("expert_")},
     "leading_dense_block_count": lambda numbers: numbers.decoder.layers,
@@ -59,8 +44,6 @@ _YOUTU_KEYS: Mapping[str, Key] = {
     "expert_shared_count": lambda _: 0,
 }
 """The graph of DeepSeek, with no layer that has experts; llama.cpp wants numbers for them all the same."""
-_OLMO_EPSILON = 1e-5
-"""OLMo's own code has this number, and no setting for it."""
 
 DENSE: tuple[Architecture, ...] = (
     Architecture("llama", "LlamaForCausalLM", assumes=SILU, rope=_LLAMA_SCALINGS, paired=True),
@@ -76,62 +59,8 @@ DENSE: tuple[Architecture, ...] = (
         refuses=first_of(without_yarn, other_scale_of_yarn),
     ),
     Architecture("qwen2", "Qwen2ForCausalLM", assumes=SILU),
-    Architecture(
-        "qwen2moe",
-        "Qwen2MoeForCausalLM",
-        assumes={
-            **SILU,
-            **EVERY_LAYER,
-            "norm_topk_prob": (False,),
-            "tie_word_embeddings": (False,),
-            "qkv_bias": (True,),
-        },
-        experts=EXPERTS,
-    ),
     Architecture("qwen3", "Qwen3ForCausalLM", assumes=SILU_WITHOUT_BIAS),
-    Architecture(
-        "qwen3moe",
-        "Qwen3MoeForCausalLM",
-        assumes={**SILU_WITHOUT_BIAS, **EVERY_LAYER, "norm_topk_prob": (True,)},
-        experts=EXPERTS,
-    ),
-    Architecture(
-        "gemma",
-        "GemmaForCausalLM",
-        assumes={**GELU, **TIED, "attention_bias": (False,), "use_bidirectional_attention": (False,)},
-    ),
-    Architecture(
-        "gemma2", "Gemma2ForCausalLM", assumes=_GEMMA, rope=("linear",), has_windows=True, refuses=other_windows
-    ),
-    Architecture(
-        "gemma3",
-        "Gemma3ForCausalLM",
-        assumes={**_GEMMA, "attn_logit_softcapping": (), "final_logit_softcapping": ()},
-        rope=("linear",),
-        has_windows=True,
-        refuses=other_windows,
-    ),
-    Architecture("phi3", "Phi3ForCausalLM", assumes=SILU, rope=("longrope",), partial=True),
-    Architecture(
-        "smollm3",
-        "SmolLM3ForCausalLM",
-        assumes={**SILU, "no_rope_layer_interval": (4,)},
-        paired=True,
-        refuses=other_rotation,
-    ),
     Architecture("granite", "GraniteForCausalLM", assumes=SILU, paired=True),
-    Architecture(
-        "olmo",
-        "OlmoForCausalLM",
-        assumes=SILU_WITHOUT_BIAS,
-        paired=True,
-        keys={
-            "attention.layer_norm_epsilon": lambda _: _OLMO_EPSILON,
-            "attention.clamp_kqv": lambda numbers: numbers.optional_number("clip_qkv"),
-        },
-        needs=("token_embd.weight",),
-        refuses=other_width,
-    ),
     Architecture("olmo2", "Olmo2ForCausalLM", assumes={**SILU_WITHOUT_BIAS, **UNTIED}, refuses=other_width),
     Architecture(
         "olmo2",
@@ -141,6 +70,7 @@ DENSE: tuple[Architecture, ...] = (
         keys={"attention.sliding_window_pattern": local_layers},
         refuses=first_of(other_width, unlisted_windows, other_local_base),
     ),
+    Architecture("phi3", "Phi3ForCausalLM", assumes=SILU, rope=("longrope",), partial=True),
     Architecture("chatglm", "GlmForCausalLM", assumes=SILU, partial=True, refuses=other_width),
     Architecture("glm4", "Glm4ForCausalLM", assumes=SILU, partial=True),
     Architecture("ernie4_5", "Ernie4_5ForCausalLM", assumes={**SILU, "use_bias": (False,)}),
@@ -166,6 +96,13 @@ DENSE: tuple[Architecture, ...] = (
         "seed_oss", "SeedOssForCausalLM", assumes={**SILU, "attention_out_bias": (False,), "mlp_bias": (False,)}
     ),
     Architecture(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        assumes={**SILU, "no_rope_layer_interval": (4,)},
+        paired=True,
+        refuses=other_rotation,
+    ),
+    Architecture(
         "arcee",
         "ArceeForCausalLM",
         assumes={"hidden_act": ("relu2",), "attention_bias": (False,), "mlp_bias": (False,)},
@@ -189,17 +126,5 @@ DENSE: tuple[Architecture, ...] = (
         refuses=other_minicpm,
     ),
     replace(_DEEPSEEK, class_name="YoutuForCausalLM", experts=(), dense="", keys=_YOUTU_KEYS, heads=None),
-    Architecture(
-        "gpt2",
-        "GPT2LMHeadModel",
-        assumes={
-            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-            "scale_attn_weights": (True,),
-            "scale_attn_by_inverse_layer_idx": (False,),
-            "add_cross_attention": (False,),
-        },
-        rope=(),
-        transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"),
-    ),
 )
 """In the order in which they are named to users."""

@@ -1,6 +1,7 @@
-"""Gemma 3n, and Gemma 4, whose layers with full attention have heads of another width than those with a window. Data, and light.
+"""Architectures of the Gemma family, with experts (Gemma 4) and without. Data, and light.
 
-Sources: llama.cpp's ``conversion/gemma.py``, ``src/models/gemma3n.cpp`` and ``gemma4.cpp``.
+In Gemma 4, layers with full attention have heads of another width than those with a window.
+Sources: llama.cpp's ``conversion/gemma.py``, ``src/models/gemma*.cpp``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from slipway_gguf.architectures.entry import (
     Target,
     local_layers,
 )
-from slipway_gguf.architectures.refusals import other_gemma_3n, other_gemma_4
-from slipway_gguf.architectures.settings import EXPERTS, Assumed
+from slipway_gguf.architectures.refusals import other_gemma_3n, other_gemma_4, other_windows
+from slipway_gguf.architectures.settings import EXPERTS, GELU, TIED, Assumed
 from slipway_gguf.architectures.views import first_row
 
 _UNTURNED = 1e30
@@ -85,6 +86,11 @@ _KEYS: Mapping[str, Key] = {
 }
 _UNADAPTED = ("per_layer_model_proj.weight", "per_layer_token_embd.weight")
 _TENSORS: Mapping[str, tuple[Target, ...]] = {"layer_scalar": (Target("layer_output_scale.weight"),)}
+_GEMMA_2: Assumed = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "use_bidirectional_attention": (False,),
+}
 _ASSUMES: Assumed = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
@@ -128,6 +134,22 @@ _GEMMA_3N: Mapping[str, tuple[Target, ...]] = {
 }
 
 GEMMA: tuple[Architecture, ...] = (
+    Architecture(
+        "gemma",
+        "GemmaForCausalLM",
+        assumes={**GELU, **TIED, "attention_bias": (False,), "use_bidirectional_attention": (False,)},
+    ),
+    Architecture(
+        "gemma2", "Gemma2ForCausalLM", assumes=_GEMMA_2, rope=("linear",), has_windows=True, refuses=other_windows
+    ),
+    Architecture(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        assumes={**_GEMMA_2, "attn_logit_softcapping": (), "final_logit_softcapping": ()},
+        rope=("linear",),
+        has_windows=True,
+        refuses=other_windows,
+    ),
     Architecture(
         "gemma3n",
         "Gemma3nForCausalLM",

@@ -1,6 +1,7 @@
-"""Architectures with attention in all layers and layer norms, which subtract the mean. Data, and light.
+"""Architectures with attention in all layers, no experts, and layer norms, which subtract the mean. Data, and light.
 
-Sources: llama.cpp's ``conversion/`` (``command_r.py``, ``phi.py``, ``nemotron.py``, ``falcon.py``, ``jais.py``) and ``src/models/``.
+Sources: llama.cpp's ``conversion/`` (``command_r.py``, ``olmo.py``, ``phi.py``, ``gpt2.py``, ``nemotron.py``, ``falcon.py``, ``jais.py``) and
+``src/models/``.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ _MPT: Mapping[str, Key] = {
     "attention.clamp_kqv": _clamp,
 }
 
+_OLMO_EPSILON = 1e-5
+"""OLMo's own code has this number, and no setting for it."""
+
 LAYER_NORM: tuple[Architecture, ...] = (
     Architecture(
         "command-r",
@@ -75,30 +79,35 @@ LAYER_NORM: tuple[Architecture, ...] = (
         refuses=first_of(other_width, unlisted_windows),
     ),
     Architecture(
+        "olmo",
+        "OlmoForCausalLM",
+        assumes=SILU_WITHOUT_BIAS,
+        paired=True,
+        keys={
+            "attention.layer_norm_epsilon": lambda _: _OLMO_EPSILON,
+            "attention.clamp_kqv": lambda numbers: numbers.optional_number("clip_qkv"),
+        },
+        needs=("token_embd.weight",),
+        refuses=other_width,
+    ),
+    Architecture(
         "phi2",
         "PhiForCausalLM",
         assumes={**GELU, **UNTIED, "qk_layernorm": (False,)},
         partial=True,
         refuses=other_width,
     ),
-    Architecture("starcoder2", "Starcoder2ForCausalLM", assumes={**GELU, "use_bias": (True,)}, refuses=other_width),
     Architecture(
-        "stablelm",
-        "StableLmForCausalLM",
-        assumes={**SILU, **UNTIED},
-        partial=True,
-        stacks={
-            "self_attn.q_layernorm.norms.": "attn_q_norm.weight",
-            "self_attn.k_layernorm.norms.": "attn_k_norm.weight",
+        "gpt2",
+        "GPT2LMHeadModel",
+        assumes={
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
         },
-        refuses=other_width,
-    ),
-    Architecture(
-        "nemotron",
-        "NemotronForCausalLM",
-        assumes={**UNTIED, "hidden_act": ("relu2",)},
-        partial=True,
-        refuses=other_width,
+        rope=(),
+        transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"),
     ),
     Architecture(
         "gptneox",
@@ -111,6 +120,18 @@ LAYER_NORM: tuple[Architecture, ...] = (
         keys={"use_parallel_residual": lambda numbers: numbers.flag("use_parallel_residual")},
         refuses=other_width,
     ),
+    Architecture(
+        "starcoder",
+        "GPTBigCodeForCausalLM",
+        assumes={
+            "activation_function": GELU["hidden_act"],
+            "scale_attn_weights": (True,),
+            "add_cross_attention": (False,),
+        },
+        rope=(),
+        tensors={f"attn.c_attn.{end}": (Target(f"attn_qkv.{end}", _heads_apart),) for end in ("weight", "bias")},
+    ),
+    Architecture("starcoder2", "Starcoder2ForCausalLM", assumes={**GELU, "use_bias": (True,)}, refuses=other_width),
     Architecture(
         "bloom",
         "BloomForCausalLM",
@@ -136,17 +157,6 @@ LAYER_NORM: tuple[Architecture, ...] = (
         refuses=other_width,
     ),
     Architecture(
-        "starcoder",
-        "GPTBigCodeForCausalLM",
-        assumes={
-            "activation_function": GELU["hidden_act"],
-            "scale_attn_weights": (True,),
-            "add_cross_attention": (False,),
-        },
-        rope=(),
-        tensors={f"attn.c_attn.{end}": (Target(f"attn_qkv.{end}", _heads_apart),) for end in ("weight", "bias")},
-    ),
-    Architecture(
         "mpt",
         "MptForCausalLM",
         assumes={"no_bias": (True,), "logit_scale": ()},
@@ -154,6 +164,24 @@ LAYER_NORM: tuple[Architecture, ...] = (
         rope=(),
         keys=_MPT,
         refuses=other_attention,
+    ),
+    Architecture(
+        "stablelm",
+        "StableLmForCausalLM",
+        assumes={**SILU, **UNTIED},
+        partial=True,
+        stacks={
+            "self_attn.q_layernorm.norms.": "attn_q_norm.weight",
+            "self_attn.k_layernorm.norms.": "attn_k_norm.weight",
+        },
+        refuses=other_width,
+    ),
+    Architecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        assumes={**UNTIED, "hidden_act": ("relu2",)},
+        partial=True,
+        refuses=other_width,
     ),
     Architecture(
         "jais2",

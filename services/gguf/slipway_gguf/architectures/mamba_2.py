@@ -19,6 +19,7 @@ from slipway_gguf.architectures.entry import (
     Target,
     kv_heads_by_layer,
 )
+from slipway_gguf.architectures.mixtures import GRANITE_EXPERTS, halves
 from slipway_gguf.architectures.refusals import (
     dense_layers_beside_experts,
     first_of,
@@ -27,8 +28,8 @@ from slipway_gguf.architectures.refusals import (
     limited_steps,
     without_rotation,
 )
-from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU, SILU_WITHOUT_BIAS, Assumed
-from slipway_gguf.architectures.views import as_column, as_groups, half, rows, without_middle
+from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU_WITHOUT_BIAS, Assumed
+from slipway_gguf.architectures.views import as_column, as_groups, rows, without_middle
 
 
 def _column(_: Numbers) -> tuple[Piece, ...]:
@@ -65,18 +66,6 @@ def _mamba2_keys(inner: Callable[[Numbers], int]) -> Mapping[str, Key]:
     }
 
 
-def halves(gate: str, up: str) -> tuple[Target, ...]:
-    """Return the two projections that a class stores as one, gate first."""
-    return (
-        Target(gate, lambda _: (Piece(take=half(0)),)),
-        Target(up, lambda _: (Piece(take=half(1)),)),
-    )
-
-
-GRANITE_EXPERTS: Mapping[str, tuple[Target, ...]] = {
-    "block_sparse_moe.input_linear.weight": halves("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-    "shared_mlp.input_linear.weight": halves("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-}
 GRANITE_DENSE: Mapping[str, tuple[Target, ...]] = {
     "shared_mlp.input_linear.weight": halves("ffn_gate.weight", "ffn_up.weight"),
     "shared_mlp.output_linear.weight": (Target("ffn_down.weight"),),
@@ -260,14 +249,6 @@ MAMBA_2: tuple[Architecture, ...] = (
         paired=True,
         tensors=GRANITE_DENSE,
         keys={**_GRANITE_KEYS, **_DENSE_KEYS},
-    ),
-    Architecture(
-        "granitemoe",
-        "GraniteMoeForCausalLM",
-        assumes=SILU,
-        paired=True,
-        experts=EXPERTS,
-        tensors=GRANITE_EXPERTS,
     ),
     Architecture(
         "falcon-h1",

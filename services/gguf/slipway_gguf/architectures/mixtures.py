@@ -1,6 +1,6 @@
-"""Architectures with attention in all layers and experts in most. Data, and light.
+"""Architectures with attention in all layers, and experts in some or all. Data, and light.
 
-Sources: llama.cpp's ``conversion/glm.py``, ``gpt_oss.py`` and ``deepseek.py``, and ``src/models/``.
+Sources: llama.cpp's ``conversion/`` (a file for each family) and ``src/models/``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ from slipway_gguf.architectures.refusals import (
     other_period,
     other_scale_of_yarn,
 )
-from slipway_gguf.architectures.settings import EXPERTS, ROUTED_EXPERTS, SIGMOID, SILU, SILU_WITHOUT_BIAS, SOFTMAX
+from slipway_gguf.architectures.settings import (
+    EVERY_LAYER,
+    EXPERTS,
+    ROUTED_EXPERTS,
+    SIGMOID,
+    SILU,
+    SILU_WITHOUT_BIAS,
+    SOFTMAX,
+)
 from slipway_gguf.architectures.views import every_second, half, of_heads, transposed_experts
 
 _ROUTED_KEYS: Mapping[str, Key] = {
@@ -137,6 +145,20 @@ _BIASED: Mapping[str, tuple[Target, ...]] = {
 }
 
 
+def halves(gate: str, up: str) -> tuple[Target, ...]:
+    """Return the two projections that a class stores as one, gate first."""
+    return (
+        Target(gate, lambda _: (Piece(take=half(0)),)),
+        Target(up, lambda _: (Piece(take=half(1)),)),
+    )
+
+
+GRANITE_EXPERTS: Mapping[str, tuple[Target, ...]] = {
+    "block_sparse_moe.input_linear.weight": halves("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    "shared_mlp.input_linear.weight": halves("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+}
+
+
 def _flat(_: Numbers) -> tuple[Piece, ...]:
     """Return a matrix of one row as a vector."""
     return (Piece(form=lambda whole: whole.reshape(-1)),)
@@ -189,17 +211,24 @@ def _in_steps(numbers: Numbers, layer: int) -> bool:
     return (layer + 1) % numbers.whole("interleave_moe_layer_step") == 0
 
 
-EXPERT: tuple[Architecture, ...] = (
+MIXTURES: tuple[Architecture, ...] = (
     Architecture(
-        "glm4moe",
-        "Glm4MoeForCausalLM",
-        assumes={**SILU, "n_group": (1,), "topk_group": (1,)},
-        partial=True,
-        experts=ROUTED_EXPERTS,
-        dense="first_k_dense_replace",
-        tensors=_ROUTED,
-        keys=_ROUTED_KEYS,
-        heads=Heads(_NEXT_LAYER, {each: each for each in _NEXT_LAYER}),
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        assumes={
+            **SILU,
+            **EVERY_LAYER,
+            "norm_topk_prob": (False,),
+            "tie_word_embeddings": (False,),
+            "qkv_bias": (True,),
+        },
+        experts=EXPERTS,
+    ),
+    Architecture(
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        assumes={**SILU_WITHOUT_BIAS, **EVERY_LAYER, "norm_topk_prob": (True,)},
+        experts=EXPERTS,
     ),
     Architecture(
         "llama",
@@ -208,6 +237,35 @@ EXPERT: tuple[Architecture, ...] = (
         paired=True,
         experts=EXPERTS,
         tensors=_MIXTRAL,
+    ),
+    Architecture(
+        "llama4",
+        "Llama4ForCausalLM",
+        assumes={
+            **SILU_WITHOUT_BIAS,
+            "attention_chunk_size": (8192,),
+            "attn_temperature_tuning": (True, 4),  # 4 was the default of transformers 4.51, which asks whether it is 0
+            "floor_scale": (8192,),
+            "attn_scale": (0.1,),
+        },
+        rope=("llama3",),
+        experts=EXPERTS,
+        sparse=_in_steps,
+        tensors=_LLAMA_4,
+        keys={
+            "feed_forward_length": lambda numbers: numbers.whole("intermediate_size_mlp"),
+            "expert_feed_forward_length": lambda numbers: numbers.whole("intermediate_size"),
+            "interleave_moe_layer_step": lambda numbers: numbers.whole("interleave_moe_layer_step"),
+        },
+        refuses=other_chunks,
+    ),
+    Architecture(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        assumes=SILU,
+        paired=True,
+        experts=EXPERTS,
+        tensors=GRANITE_EXPERTS,
     ),
     Architecture(
         "olmoe",
@@ -256,25 +314,15 @@ EXPERT: tuple[Architecture, ...] = (
         refuses=first_of(other_scale_of_yarn, other_latent_queries, limited_groups),
     ),
     Architecture(
-        "llama4",
-        "Llama4ForCausalLM",
-        assumes={
-            **SILU_WITHOUT_BIAS,
-            "attention_chunk_size": (8192,),
-            "attn_temperature_tuning": (True, 4),  # 4 was the default of transformers 4.51, which asks whether it is 0
-            "floor_scale": (8192,),
-            "attn_scale": (0.1,),
-        },
-        rope=("llama3",),
-        experts=EXPERTS,
-        sparse=_in_steps,
-        tensors=_LLAMA_4,
-        keys={
-            "feed_forward_length": lambda numbers: numbers.whole("intermediate_size_mlp"),
-            "expert_feed_forward_length": lambda numbers: numbers.whole("intermediate_size"),
-            "interleave_moe_layer_step": lambda numbers: numbers.whole("interleave_moe_layer_step"),
-        },
-        refuses=other_chunks,
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        assumes={**SILU, "n_group": (1,), "topk_group": (1,)},
+        partial=True,
+        experts=ROUTED_EXPERTS,
+        dense="first_k_dense_replace",
+        tensors=_ROUTED,
+        keys=_ROUTED_KEYS,
+        heads=Heads(_NEXT_LAYER, {each: each for each in _NEXT_LAYER}),
     ),
     Architecture(
         "dots1",
