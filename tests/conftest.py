@@ -28,7 +28,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for name in ("COLUMNS", "LINES"):  # pytest-xdist gives its workers a terminal's size
     os.environ.pop(name, None)
-KEPT = ("SLIPWAY_TEST_SAMPLE", "SLIPWAY_TEST_ENVIRONMENTS", "SLIPWAY_TEST_SIGNATURES")
+KEPT = ("SLIPWAY_TEST_SAMPLE", "SLIPWAY_TEST_ENVIRONMENTS", "SLIPWAY_TEST_SIGNATURES", "SLIPWAY_TEST_PREVIOUS")
 for name in [name for name in os.environ if name.startswith(("EXPORT_", "SLIPWAY_")) and name not in KEPT]:
     del os.environ[name]
 

@@ -265,7 +265,9 @@ REASONS: Mapping[str, Reason] = {
     "EXPORT_NOT_FOUND": Reason(_C.NOT_FOUND, "there is no export of this name"),
     "EXPORT_EXISTS": Reason(_C.CONFLICT, "another request has created an export of this name"),
     "EXPORT_STATE": Reason(_C.PRECONDITION, "the export's state does not allow this call"),
-    "CALL_NOT_FOUND": Reason(_C.NOT_FOUND, "no call over HTTP has this path and method"),
+    "CALL_NOT_FOUND": Reason(
+        _C.NOT_FOUND, "no call over HTTP has this path and method, or the coordinator is older than the call"
+    ),
     "REQUEST_INVALID": Reason(_C.INVALID_INPUT, "a field of the request is missing or malformed"),
     "UNAUTHENTICATED": Reason(_C.UNAUTHENTICATED, "the call has no valid token or certificate"),
     "ISSUER_UNAVAILABLE": Reason(

@@ -72,10 +72,23 @@ def test_a_commit_is_checked_by_what_make_lint_runs() -> None:
     assert [hook["entry"] for hook in hooks] == [line.removesuffix(" .") for line in lint]
 
 
+def test_an_earlier_version_is_built_where_one_is_given() -> None:
+    script = "tests/upgrade/tools/previous.sh"
+    (line,) = [line for line in dry_run("test-upgrade", "PREVIOUS=v0.1.0") if "tests/upgrade" in line]
+    assert f"{script} 'v0.1.0'" in line
+    (line,) = [line for line in dry_run("test-upgrade") if "tests/upgrade" in line]
+    assert line.startswith("folder= &&")
+    assert script not in line
+    for words, message in (((), "name one commit"), (("no-such-commit",), "no commit no-such-commit")):
+        done = subprocess.run([ROOT / script, *words], capture_output=True, text=True)
+        assert done.returncode
+        assert message in done.stderr
+
+
 def test_what_make_installs_it_removes() -> None:
     done = subprocess.run(["make", "--dry-run", "clean"], cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("rm ")]
-    assert {".venv", "demo", "demo-real", ".k8s-tools", ".deepspeed", ".site"} <= set(line.split())
+    assert {".venv", "demo", "demo-real", ".k8s-tools", ".deepspeed", ".previous", ".site"} <= set(line.split())
 
 
 def test_the_site_is_built_strictly_and_is_part_of_the_check_of_a_change() -> None:

@@ -76,5 +76,12 @@ def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = Fal
             remedy=f"check the address, and whether the coordinator runs{wants if _HUNG_UP.search(details) else ''}",
             about={"address": address},
         ).failure()
+    if code is grpc.StatusCode.UNIMPLEMENTED:  # with a reason, it would be a refusal of Slipway's own
+        return ServiceError(
+            f"the service at {address} does not know this call: it is older than this client, or another program",
+            reason="CALL_NOT_FOUND",
+            remedy="update the coordinator before its clients, or check the address",
+            about={"address": address},
+        ).failure()
     reason = _OF_GRPC.get(code, "INTERNAL")
     return ServiceError(f"the call to {address} failed: {code.name}: {details}", reason=reason).failure()

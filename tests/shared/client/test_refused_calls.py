@@ -73,9 +73,9 @@ class Refusals:
         await self._channel.close()
         await self._server.stop(None)
 
-    async def reason(self, token: str, request: bytes = b"") -> str:
+    async def reason(self, token: str, request: bytes = b"", *, method: str = METHOD) -> str:
         try:
-            await self._channel.unary_unary(METHOD)(request, metadata=_as(token), timeout=60)
+            await self._channel.unary_unary(method)(request, metadata=_as(token), timeout=60)
         except grpc.aio.AioRpcError as error:
             return failure_of_call(error, address="").reason
         return ""
@@ -101,6 +101,11 @@ async def _refused() -> list[str]:
         server.gate.is_open = False
         reasons.append(await server.reason("owner"))
     return reasons
+
+
+async def test_a_call_that_an_older_service_does_not_know_is_refused_by_name() -> None:
+    async with Refusals() as server:
+        assert await server.reason("owner", method="/slipway.v1.Test/CallOfALaterVersion") == "CALL_NOT_FOUND"
 
 
 def test_what_is_refused_before_a_service_is_counted_by_its_reason() -> None:
