@@ -1,23 +1,21 @@
-"""Makers of a tiny model for mixtures of experts beside the families of Qwen, Mixtral, DeepSeek and GLM, and for models without attention. Data."""
+"""Makers of a tiny model for mixtures of experts with attention in all layers. Data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from support.models.gguf_sizes import LLAMA3, YARN, of
+from support.models.gguf_sizes import EXPERTS, GRANITE, LLAMA3, YARN, of
 
-_ROUTED: dict[str, Any] = {
+_FIRST_DENSE: dict[str, Any] = {
     "num_hidden_layers": 3,
     "n_routed_experts": 8,
-    "n_shared_experts": 2,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
-    "norm_topk_prob": True,
 }
-
+_ROUTED: dict[str, Any] = {**_FIRST_DENSE, "n_shared_experts": 2, "norm_topk_prob": True}
 LLAMA_4: dict[str, Any] = {
     "num_hidden_layers": 5,
     "head_dim": 32,
@@ -30,7 +28,16 @@ LLAMA_4: dict[str, Any] = {
 """A Llama 4 with layers of each kind: rotated or not, with experts or without."""
 _SCOUT_ROPE = {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
 """The released model blends no frequencies: each is divided, or kept."""
-
+_LATENT: dict[str, Any] = {
+    "n_group": 4,
+    "topk_group": 2,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 _V2: dict[str, Any] = {
     **{key: value for key, value in _ROUTED.items() if key != "norm_topk_prob"},
     "num_key_value_heads": 4,
@@ -40,22 +47,12 @@ _V2: dict[str, Any] = {
     "v_head_dim": 24,
 }
 
-_PURE: dict[str, Any] = {"state_size": 16, "num_hidden_layers": 3}
-"""Sizes of models without attention."""
-
-_JAMBA: dict[str, Any] = {
-    "num_hidden_layers": 5,
-    "attn_layer_period": 3,
-    "attn_layer_offset": 1,
-    "mamba_d_state": 8,
-    "mamba_dt_rank": 6,
-    "mamba_d_conv": 3,
-    "rms_norm_eps": 1e-3,
-}
-"""A Jamba with recurrent layers and attention."""
-
 MIXTURES: dict[str, Callable[[], Any]] = {
-    "dots1": of("Dots1Config", "Dots1ForCausalLM", **_ROUTED, num_key_value_heads=4, head_dim=16, sliding_window=None),
+    "qwen2moe": of("Qwen2MoeConfig", "Qwen2MoeForCausalLM", **EXPERTS, shared_expert_intermediate_size=64),
+    "qwen3moe": of("Qwen3MoeConfig", "Qwen3MoeForCausalLM", **EXPERTS, head_dim=32, norm_topk_prob=True),
+    "mixtral": of(
+        "MixtralConfig", "MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+    ),
     "llama4": of("Llama4TextConfig", "Llama4ForCausalLM", **LLAMA_4, rope_parameters=_SCOUT_ROPE),
     "llama4-experts": of(
         "Llama4TextConfig",
@@ -64,6 +61,41 @@ MIXTURES: dict[str, Callable[[], Any]] = {
         **LLAMA_4 | {"interleave_moe_layer_step": 1, "num_experts_per_tok": 4, "num_hidden_layers": 4},
         max_position_embeddings=16384,
         tie_word_embeddings=True,
+    ),
+    "granitemoe": of(
+        "GraniteMoeConfig", "GraniteMoeForCausalLM", **GRANITE, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "olmoe": of("OlmoeConfig", "OlmoeForCausalLM", num_experts=4, num_experts_per_tok=2, num_key_value_heads=4),
+    "gpt-oss": of(
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        head_dim=32,
+        sliding_window=16,
+        num_hidden_layers=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "gpt-oss-yarn": of(
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        head_dim=32,
+        sliding_window=16,
+        num_hidden_layers=4,
+        rope_parameters={**YARN, "truncate": True},
+    ),
+    "deepseek2": of("DeepseekV3Config", "DeepseekV3ForCausalLM", **_FIRST_DENSE, **_LATENT),
+    "deepseek2-yarn": of(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        **_FIRST_DENSE,
+        **_LATENT,
+        rope_parameters={**YARN, "mscale": 0.8, "mscale_all_dim": 0.8},
+    ),
+    "deepseek-v3-direct": of(
+        "DeepseekV3Config", "DeepseekV3ForCausalLM", **_V2, q_lora_rank=None, n_group=1, topk_group=1
     ),
     "deepseek-v2": of(
         "DeepseekV2Config",
@@ -82,12 +114,13 @@ MIXTURES: dict[str, Callable[[], Any]] = {
         q_lora_rank=None,
         rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
     ),
-    "deepseek-v3-direct": of(
-        "DeepseekV3Config", "DeepseekV3ForCausalLM", **_V2, q_lora_rank=None, n_group=1, topk_group=1
-    ),
     "deepseek-v2-lite": of(
         "DeepseekV2Config", "DeepseekV2ForCausalLM", **_V2 | {"num_hidden_layers": 27}, q_lora_rank=None
     ),
+    "glm4moe": of(
+        "Glm4MoeConfig", "Glm4MoeForCausalLM", **_FIRST_DENSE, head_dim=32, use_qk_norm=True, attention_bias=True
+    ),
+    "dots1": of("Dots1Config", "Dots1ForCausalLM", **_ROUTED, num_key_value_heads=4, head_dim=16, sliding_window=None),
     "minimax-m2": of(
         "MiniMaxM2Config",
         "MiniMaxM2ForCausalLM",
@@ -108,18 +141,5 @@ MIXTURES: dict[str, Callable[[], Any]] = {
     ),
     "hunyuan-moe": of(
         "HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=2, head_dim=16, sep_token_id=4
-    ),
-    "jamba": of(
-        "JambaConfig",
-        "JambaForCausalLM",
-        **_JAMBA,
-        num_experts=4,
-        expert_layer_period=3,
-        expert_layer_offset=2,
-    ),
-    "jamba-dense": of("JambaConfig", "JambaForCausalLM", **_JAMBA, num_experts=1, tie_word_embeddings=True),
-    "mamba": of("MambaConfig", "MambaForCausalLM", **_PURE, intermediate_size=128),
-    "mamba2": of(
-        "Mamba2Config", "Mamba2ForCausalLM", **_PURE, num_heads=8, head_dim=16, n_groups=2, chunk_size=8, expand=2
     ),
 }

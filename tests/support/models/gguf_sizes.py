@@ -1,4 +1,4 @@
-"""Sizes and scalings of tiny models that are written as GGUF, and a maker of one. Data."""
+"""Sizes, scalings and settings of tiny models that are written as GGUF, for several tables, and a maker of one. Data."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 3.0,
+}
 
 
 def of(config: str, model: str, **more: Any) -> Callable[[], Any]:
