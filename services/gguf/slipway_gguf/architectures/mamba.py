@@ -1,4 +1,4 @@
-"""Architectures with recurrent layers of Mamba and no attention (Mamba, Mamba-2), or little of it (Jamba). Data, and light.
+"""Architectures with recurrent layers of Mamba, alone or with a little attention (Jamba). Data, and light.
 
 Sources: llama.cpp's ``conversion/mamba.py`` and ``jamba.py``, ``src/models/mamba.cpp`` and ``jamba.cpp``.
 """
@@ -9,26 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway_gguf.architectures.entry import Architecture, Change, Key, Numbers, Piece, Target, kv_heads_by_layer
-from slipway_gguf.architectures.mamba_2 import mamba2
-from slipway_gguf.architectures.refusals import limited_steps, other_expansion, other_width
+from slipway_gguf.architectures.mamba_2 import PURE_ASSUMES, PURE_KEYS
+from slipway_gguf.architectures.refusals import other_expansion, other_width
 from slipway_gguf.architectures.settings import SILU, Assumed
 from slipway_gguf.architectures.views import without_middle
-
-_PURE_ASSUMES: Assumed = {"hidden_act": ("silu", "swish"), "use_bias": (False,), "use_conv_bias": (True,)}
-_PURE_KEYS: Mapping[str, Key] = {
-    "feed_forward_length": lambda _: 0,
-    "attention.head_count": lambda _: 0,
-    "attention.head_count_kv": lambda _: 0,
-    "attention.key_length": lambda _: None,
-    "attention.value_length": lambda _: None,
-    # llama.cpp reads the epsilon of these norms, which have no mean, by this name.
-    "attention.layer_norm_rms_epsilon": lambda numbers: numbers.number("layer_norm_epsilon"),
-    "attention.layer_norm_epsilon": lambda _: None,
-    "ssm.conv_kernel": lambda numbers: numbers.whole("conv_kernel"),
-    "ssm.state_size": lambda numbers: numbers.whole("state_size"),
-    "ssm.inner_size": lambda numbers: numbers.whole("expand") * numbers.decoder.hidden,
-}
-"""Keys of models without attention."""
 
 
 def _mamba(prefix: str) -> Mapping[str, tuple[Target, ...]]:
@@ -73,24 +57,11 @@ MAMBA: tuple[Architecture, ...] = (
     Architecture(
         "mamba",
         "MambaForCausalLM",
-        assumes=_PURE_ASSUMES,
+        assumes=PURE_ASSUMES,
         rope=(),
         tensors=_mamba("mixer"),
-        keys={**_PURE_KEYS, "ssm.time_step_rank": _rank("time_step_rank")},
+        keys={**PURE_KEYS, "ssm.time_step_rank": _rank("time_step_rank")},
         refuses=other_expansion,
-    ),
-    Architecture(
-        "mamba2",
-        "Mamba2ForCausalLM",
-        assumes=_PURE_ASSUMES,
-        rope=(),
-        tensors=mamba2("mixer", "n_groups"),
-        keys={
-            **_PURE_KEYS,
-            "ssm.group_count": lambda numbers: numbers.whole("n_groups"),
-            "ssm.time_step_rank": lambda numbers: numbers.whole("num_heads"),
-        },
-        refuses=limited_steps,
     ),
     Architecture(
         "jamba",

@@ -1,4 +1,4 @@
-"""Architectures with recurrent layers of Mamba-2 beside attention (Granite 4, Falcon-H1, Nemotron-H). Data, and light.
+"""Architectures with recurrent layers of Mamba-2, alone or beside attention (Granite 4, Falcon-H1, Nemotron-H). Data, and light.
 
 Sources: llama.cpp's ``conversion/mamba.py``, ``granite.py`` and ``falcon_h1.py``, ``src/models/granite-hybrid.cpp`` and ``falcon-h1.cpp``.
 """
@@ -40,7 +40,7 @@ def _in_groups_of(setting: str) -> Pieces:
     return lambda numbers: (Piece(form=as_groups(numbers.whole(setting))),)
 
 
-def mamba2(prefix: str, groups: str) -> Mapping[str, tuple[Target, ...]]:
+def _mamba2(prefix: str, groups: str) -> Mapping[str, tuple[Target, ...]]:
     """Return what becomes of the tensors of a recurrent layer of Mamba-2.
 
     Args:
@@ -66,7 +66,7 @@ def _mamba2_keys(inner: Callable[[Numbers], int]) -> Mapping[str, Key]:
     }
 
 
-GRANITE_DENSE: Mapping[str, tuple[Target, ...]] = {
+_GRANITE_DENSE: Mapping[str, tuple[Target, ...]] = {
     "shared_mlp.input_linear.weight": halves("ffn_gate.weight", "ffn_up.weight"),
     "shared_mlp.output_linear.weight": (Target("ffn_down.weight"),),
 }
@@ -142,7 +142,7 @@ def _mlp_times(index: int) -> Pieces:
 
 
 _FALCON_H1: Mapping[str, tuple[Target, ...]] = {
-    **mamba2("mamba", "mamba_n_groups"),
+    **_mamba2("mamba", "mamba_n_groups"),
     "mamba.in_proj.weight": (Target("ssm_in.weight", _falcon_inputs),),
     "mamba.out_proj.weight": (Target("ssm_out.weight", _times("ssm_out_multiplier")),),
     "self_attn.q_proj.weight": (Target("attn_q.weight", _times("attention_in_multiplier")),),
@@ -168,7 +168,7 @@ def _state_sizes(numbers: Numbers) -> int:
     return numbers.whole("mamba_num_heads") * numbers.whole("mamba_head_dim")
 
 
-_NEMOTRON: Mapping[str, tuple[Target, ...]] = mamba2("mixer", "n_groups")
+_NEMOTRON: Mapping[str, tuple[Target, ...]] = _mamba2("mixer", "n_groups")
 _NEMOTRON_EXPERTS: Mapping[str, tuple[Target, ...]] = {
     **_NEMOTRON,
     "mixer.gate.weight": (Target("ffn_gate_inp.weight"),),
@@ -209,6 +209,22 @@ def _has_expert_layers(settings: Mapping[str, Any]) -> bool:
     return "moe" in kinds if isinstance(kinds, list) else isinstance(pattern, str) and "E" in pattern
 
 
+PURE_ASSUMES: Assumed = {"hidden_act": ("silu", "swish"), "use_bias": (False,), "use_conv_bias": (True,)}
+PURE_KEYS: Mapping[str, Key] = {
+    "feed_forward_length": lambda _: 0,
+    "attention.head_count": lambda _: 0,
+    "attention.head_count_kv": lambda _: 0,
+    "attention.key_length": lambda _: None,
+    "attention.value_length": lambda _: None,
+    # llama.cpp reads the epsilon of these norms, which have no mean, by this name.
+    "attention.layer_norm_rms_epsilon": lambda numbers: numbers.number("layer_norm_epsilon"),
+    "attention.layer_norm_epsilon": lambda _: None,
+    "ssm.conv_kernel": lambda numbers: numbers.whole("conv_kernel"),
+    "ssm.state_size": lambda numbers: numbers.whole("state_size"),
+    "ssm.inner_size": lambda numbers: numbers.whole("expand") * numbers.decoder.hidden,
+}
+"""Keys of models without attention."""
+
 MAMBA_2: tuple[Architecture, ...] = (
     Architecture(
         "granitehybrid",
@@ -217,7 +233,7 @@ MAMBA_2: tuple[Architecture, ...] = (
         assumes=_GRANITE_ASSUMES,
         paired=True,
         experts=EXPERTS,
-        tensors={**mamba2("mamba", "mamba_n_groups"), **GRANITE_EXPERTS},
+        tensors={**_mamba2("mamba", "mamba_n_groups"), **GRANITE_EXPERTS},
         keys={**_HYBRID_KEYS, **_SHARED_KEYS},
         refuses=limited_steps,
     ),
@@ -227,7 +243,7 @@ MAMBA_2: tuple[Architecture, ...] = (
         when=_is_recurrent,
         assumes=_GRANITE_ASSUMES,
         paired=True,
-        tensors={**mamba2("mamba", "mamba_n_groups"), **GRANITE_DENSE},
+        tensors={**_mamba2("mamba", "mamba_n_groups"), **_GRANITE_DENSE},
         keys={**_HYBRID_KEYS, **_DENSE_KEYS},
         refuses=limited_steps,
     ),
@@ -247,7 +263,7 @@ MAMBA_2: tuple[Architecture, ...] = (
         "GraniteMoeHybridForCausalLM",
         assumes=_GRANITE_ASSUMES,
         paired=True,
-        tensors=GRANITE_DENSE,
+        tensors=_GRANITE_DENSE,
         keys={**_GRANITE_KEYS, **_DENSE_KEYS},
     ),
     Architecture(
@@ -293,5 +309,18 @@ MAMBA_2: tuple[Architecture, ...] = (
         keys={**_NEMOTRON_KEYS, "feed_forward_length": _nemotron_layers("intermediate_size", "mlp")},
         refuses=first_of(limited_steps, lengthened_steps),
         heads=Heads(("mtp.",)),
+    ),
+    Architecture(
+        "mamba2",
+        "Mamba2ForCausalLM",
+        assumes=PURE_ASSUMES,
+        rope=(),
+        tensors=_mamba2("mixer", "n_groups"),
+        keys={
+            **PURE_KEYS,
+            "ssm.group_count": lambda numbers: numbers.whole("n_groups"),
+            "ssm.time_step_rank": lambda numbers: numbers.whole("num_heads"),
+        },
+        refuses=limited_steps,
     ),
 )
