@@ -5,7 +5,7 @@ file has no key. A model must have these values, because llama.cpp would compute
 
 An entry is in the module for its class's layers, as in :mod:`slipway.model.decoders`. Recurrent layers: ``delta_net``, ``mamba`` or ``mamba_2``,
 by their kind; short convolutions: ``convolution``. Attention in all layers: ``mixtures`` with experts; without, ``layer_norm`` if norms subtract
-the mean, otherwise ``dense``. Three modules are by family or task: ``gemma``, ``vision`` (text parts whose positions have several axes) and
+the mean, otherwise ``dense``. Three modules are by family or task: ``gemma``, ``vision`` (text parts without a class of their own) and
 ``encoders`` (models that read whole texts).
 """
 
