@@ -62,7 +62,7 @@ def result_of_page(*, modules: Path, model: Path, profile: Path, timeout: float 
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         command = [*_CHROMIUM, f"--user-data-dir={profile}", f"http://127.0.0.1:{server.server_port}/"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
             try:

@@ -13,7 +13,7 @@ def local_http(handler: type[BaseHTTPRequestHandler], *, waits: bool) -> Iterato
     """Serve with a handler; yield the address. At the end, wait for open connections only if requested: clients may keep them."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = not waits
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

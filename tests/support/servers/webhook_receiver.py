@@ -139,7 +139,7 @@ def webhook_receiver(
             receiver.secure = True
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         receiver.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield receiver

@@ -244,7 +244,7 @@ async def test_an_issuer_that_sends_byte_by_byte_holds_no_thread(monkeypatch: py
                     self.request.sendall(b"x")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dribbling) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         clocked = Clocked(OidcIssuer(), url=f"http://127.0.0.1:{server.server_address[1]}")
         try:
             async with asyncio.timeout(unhurried(5)):
@@ -328,7 +328,7 @@ async def test_only_a_host_with_a_certificate_of_the_authority_gives_keys(tmp_pa
     context.load_cert_chain(files.certificate, files.key)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         url = f"https://localhost:{server.server_port}/keys"
         assert await Clocked(OidcIssuer(), url=url, ca_file=files.ca).reason() == "found"
