@@ -290,7 +290,8 @@ REASONS: Mapping[str, Reason] = {
     "STATE_SCHEMA": Reason(_C.PRECONDITION, "the coordinator's tables do not fit this program"),
     "QUEUE_FULL": Reason(_C.RESOURCE, "the limit of running and waiting exports is reached", retryable=True),
     "QUOTA_EXCEEDED": Reason(
-        _C.RESOURCE, "the project has as much as the access file allows it: exports, or a priority"
+        _C.RESOURCE,
+        "the project has as much as the access file allows it: exports, a priority, bytes in the store, or GPU seconds",
     ),
     "REQUESTS_FULL": Reason(_C.RESOURCE, "a request arrived slowly while others waited for its place", retryable=True),
     "UPLOADS_FULL": Reason(_C.RESOURCE, "the project's limit of open uploads is reached", retryable=True),

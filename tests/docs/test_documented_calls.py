@@ -138,5 +138,6 @@ def test_every_documented_call_works_in_its_order(place: Harness, runner: type[G
     assert answers["WriteBlob"] == answers["GetUpload"] == answers["DeleteExport"] == [{}]
     assert len(answers["ListFormats"][0]["formats"]) == 5
     assert answers["ListWorkers"] == [{}], "none has joined"
+    assert [each["name"] for each in answers["ListProjects"][0]["projects"]] == ["projects/research"]
     assert [*answers["WatchExports"][0]][-1] == "bookmark"
     assert answers["Check"] == [{"status": "SERVING"}]

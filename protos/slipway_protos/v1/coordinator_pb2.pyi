@@ -187,3 +187,55 @@ class WaitingTasks(_message.Message):
     reason: WaitReason
     detail: str
     def __init__(self, stage: _Optional[str] = ..., project: _Optional[str] = ..., count: _Optional[int] = ..., oldest_age_seconds: _Optional[float] = ..., reason: _Optional[_Union[WaitReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ListProjectsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListProjectsResponse(_message.Message):
+    __slots__ = ("projects", "next_page_token")
+    PROJECTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    projects: _containers.RepeatedCompositeFieldContainer[Project]
+    next_page_token: str
+    def __init__(self, projects: _Optional[_Iterable[_Union[Project, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class Project(_message.Message):
+    __slots__ = ("name", "limits", "usage")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limits: ProjectLimits
+    usage: ProjectUsage
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[ProjectLimits, _Mapping]] = ..., usage: _Optional[_Union[ProjectUsage, _Mapping]] = ...) -> None: ...
+
+class ProjectLimits(_message.Message):
+    __slots__ = ("weight", "highest_priority", "unended_exports", "stored_bytes", "gpu_seconds")
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    UNENDED_EXPORTS_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    weight: int
+    highest_priority: int
+    unended_exports: int
+    stored_bytes: int
+    gpu_seconds: int
+    def __init__(self, weight: _Optional[int] = ..., highest_priority: _Optional[int] = ..., unended_exports: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., gpu_seconds: _Optional[int] = ...) -> None: ...
+
+class ProjectUsage(_message.Message):
+    __slots__ = ("unended_exports", "stored_bytes", "unmeasured_artifacts", "gpu_seconds")
+    UNENDED_EXPORTS_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNMEASURED_ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
+    GPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    unended_exports: int
+    stored_bytes: int
+    unmeasured_artifacts: int
+    gpu_seconds: float
+    def __init__(self, unended_exports: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., unmeasured_artifacts: _Optional[int] = ..., gpu_seconds: _Optional[float] = ...) -> None: ...

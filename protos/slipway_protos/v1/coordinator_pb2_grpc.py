@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorServiceStub:
-    """What a coordinator can do now: the formats that it knows, and the workers that carry out its exports. Neither belongs to a project.
+    """What a coordinator can do now: the formats that it knows, the workers that carry out its exports, and what projects have of both.
     Errors are as those of ExportService.
     """
 
@@ -46,10 +46,15 @@ class CoordinatorServiceStub:
                 request_serializer=slipway_dot_v1_dot_coordinator__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=slipway_dot_v1_dot_coordinator__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.ListProjects = channel.unary_unary(
+                '/slipway.v1.CoordinatorService/ListProjects',
+                request_serializer=slipway_dot_v1_dot_coordinator__pb2.ListProjectsRequest.SerializeToString,
+                response_deserializer=slipway_dot_v1_dot_coordinator__pb2.ListProjectsResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
-    """What a coordinator can do now: the formats that it knows, and the workers that carry out its exports. Neither belongs to a project.
+    """What a coordinator can do now: the formats that it knows, the workers that carry out its exports, and what projects have of both.
     Errors are as those of ExportService.
     """
 
@@ -75,6 +80,15 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListProjects(self, request, context):
+        """Returns the projects that the caller may see, sorted by name, with their limits and what they use. Callers of some projects see
+        these, used or not; callers of all projects see those that have limits of their own, exports, artifacts or GPU seconds.
+        INVALID_ARGUMENT: malformed page token or page size.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -88,6 +102,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=slipway_dot_v1_dot_coordinator__pb2.ListWorkersRequest.FromString,
                     response_serializer=slipway_dot_v1_dot_coordinator__pb2.ListWorkersResponse.SerializeToString,
             ),
+            'ListProjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProjects,
+                    request_deserializer=slipway_dot_v1_dot_coordinator__pb2.ListProjectsRequest.FromString,
+                    response_serializer=slipway_dot_v1_dot_coordinator__pb2.ListProjectsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'slipway.v1.CoordinatorService', rpc_method_handlers)
@@ -97,7 +116,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CoordinatorService:
-    """What a coordinator can do now: the formats that it knows, and the workers that carry out its exports. Neither belongs to a project.
+    """What a coordinator can do now: the formats that it knows, the workers that carry out its exports, and what projects have of both.
     Errors are as those of ExportService.
     """
 
@@ -145,6 +164,33 @@ class CoordinatorService:
             '/slipway.v1.CoordinatorService/ListWorkers',
             slipway_dot_v1_dot_coordinator__pb2.ListWorkersRequest.SerializeToString,
             slipway_dot_v1_dot_coordinator__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipway.v1.CoordinatorService/ListProjects',
+            slipway_dot_v1_dot_coordinator__pb2.ListProjectsRequest.SerializeToString,
+            slipway_dot_v1_dot_coordinator__pb2.ListProjectsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,7 +51,7 @@ class StageParameters(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("gpu_architecture", "gpu_memory_bytes", "memory_bytes", "scratch_bytes", "versions", "processors")
+    __slots__ = ("gpu_architecture", "gpu_memory_bytes", "memory_bytes", "scratch_bytes", "versions", "processors", "gpus")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,13 +65,15 @@ class Capabilities(_message.Message):
     SCRATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     gpu_architecture: str
     gpu_memory_bytes: int
     memory_bytes: int
     scratch_bytes: int
     versions: _containers.ScalarMap[str, str]
     processors: int
-    def __init__(self, gpu_architecture: _Optional[str] = ..., gpu_memory_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., scratch_bytes: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., processors: _Optional[int] = ...) -> None: ...
+    gpus: int
+    def __init__(self, gpu_architecture: _Optional[str] = ..., gpu_memory_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., scratch_bytes: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., processors: _Optional[int] = ..., gpus: _Optional[int] = ...) -> None: ...
 
 class RunningTask(_message.Message):
     __slots__ = ("task", "lease_epoch", "progress", "logs")

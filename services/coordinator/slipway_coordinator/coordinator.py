@@ -37,7 +37,9 @@ from slipway_coordinator.storage.leases import Ledger
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers import TransferLimits
 from slipway_coordinator.workflow import engine, periodic, workflow
+from slipway_coordinator.workflow.admission import Admission
 from slipway_coordinator.workflow.feed import Feed
+from slipway_coordinator.workflow.metering import Meter, ReadManifest
 from slipway_coordinator.workflow.observation import log_failures, observe
 from slipway_coordinator.workflow.periodic import Unserved
 from slipway_coordinator.workflow.workflow import Transition
@@ -88,6 +90,7 @@ class Coordinator:
     Args:
         options: How it runs.
         precedents: What worked before.
+        manifests: Reads the manifests of artifacts, whose bytes then count; None counts none.
         projects: Returns the weights and quotas of projects.
         announcer: Makes the deliveries to receivers of webhooks; None if there are none.
     """
@@ -97,17 +100,18 @@ class Coordinator:
         options: CoordinatorOptions,
         *,
         precedents: Precedents | None = None,
+        manifests: ReadManifest | None = None,
         projects: CurrentProjects = lambda: ALIKE,
         announcer: Announcer | None = None,
     ) -> None:
         self.options, self.projects = options, projects
         self._precedents = precedents or Precedents(None)
-        self.rules = options.rules
-        self.alone = options.workers_gone
+        self.rules, self.alone = options.rules, options.workers_gone
         self._executor = ThreadPoolExecutor(_READERS, thread_name_prefix="slipway-state")
         self.database = database = Database(options.state.url, announcer=announcer)
         self.feed = Feed(database.changes, self.call)
-        self.journal = journal = Journal(database.transactions, on_commit=self.feed.note_stored)
+        self.journal = journal = Journal(database.transactions, on_commit=self._note_commit)
+        self.meter = Meter(database, journal, manifests, call=self.call)
         self.hub = Hub(
             reserve=lambda name: journal.commit(lambda: database.reserve_sequences(name)),
             load=self.load,
@@ -118,11 +122,11 @@ class Coordinator:
         self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds, projects=projects)
         self._engine_executor = f"coordinator-{uuid.uuid4().hex}"
         self._unended = Unended()
+        self.admission = Admission(database, self._unended, projects, most=options.max_unended, call=self.call)
         self._unresumed: dict[str, int] = {}  # the run of each export that an earlier process left, oldest first
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
-        self._background: set[asyncio.Task[Any]] = set()
-        self._workflows: set[asyncio.Task[Any]] = set()
+        self._background, self._workflows = set[asyncio.Task[Any]](), set[asyncio.Task[Any]]()
 
     async def start(self) -> None:
         """Open the state and serve; resume the exports that have not ended meanwhile, however many they are.
@@ -148,6 +152,7 @@ class Coordinator:
         self._spawn(self._resume())
         self._spawn(self._watch_leases())
         self._spawn(self.feed.run())
+        self._spawn(self.meter.run())
         if self.options.retain_days is not None:
             self._spawn(periodic.keep_forgetting(self, days=self.options.retain_days))
 
@@ -174,8 +179,7 @@ class Coordinator:
         Raises:
             ServiceError: reason ``QUEUE_FULL`` or ``QUOTA_EXCEEDED`` if there is no room for another one.
         """
-        limits, most = self.projects().limits(record.project), self.options.max_unended
-        with self._unended.coming(record.project, limits, most=most):
+        async with self.admission.place(record):
             if not await self.journal.commit(lambda: self.database.insert(record)):
                 return None
             self._unended.add(record.name)
@@ -202,12 +206,10 @@ class Coordinator:
                 ``QUOTA_EXCEEDED`` if there is no room for another one.
         """
         again = transitions.restart(record).with_(revision=record.revision + 1)
-        limits, most = self.projects().limits(record.project), self.options.max_unended
-        async with self._turn(record.name):
-            with self._unended.coming(record.project, limits, most=most):
-                if not await self.journal.commit(lambda: self.database.save(again)):
-                    raise _changed_error(record)
-                self._unended.add(again.name)
+        async with self._turn(record.name), self.admission.place(record):
+            if not await self.journal.commit(lambda: self.database.save(again)):
+                raise _changed_error(record)
+            self._unended.add(again.name)
         await self.hub.publish(again.name, again)
         self._spawn(self._start_workflow(again))
         return again
@@ -373,6 +375,10 @@ class Coordinator:
                 log.warning(f"leases cannot be checked now: {error}")
             except Exception:  # if this loop ended, no lease would ever expire again
                 log.exception("checking leases failed")
+
+    def _note_commit(self) -> None:
+        self.feed.note_stored()
+        self.meter.note_stored()
 
     def _turn(self, name: str) -> asyncio.Lock:
         """Return the lock that makes client calls on one ended export take turns."""

@@ -9,24 +9,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import grpc
 from dbos import DBOS
 
 from slipway.artifacts import ArtifactStore
 from slipway.artifacts.opening import blobs_of, open_store
-from slipway.errors import Failure, ServiceError
-from slipway.observability import metrics
 from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
-from slipway.rpc.serving import Context, abort, add_health_and_reflection
+from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.server import ServerSecurity, coordinator_security
 from slipway.service_flags import run_service, with_security_flags
 from slipway.settings import Settings
@@ -35,6 +33,7 @@ from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.artifact_service import ArtifactService
 from slipway_coordinator.api.coordinator_service import CoordinatorService
 from slipway_coordinator.api.export_service import ExportService
+from slipway_coordinator.api.starting import Gate
 from slipway_coordinator.api.worker_service import WorkerService
 from slipway_coordinator.broker.scaler import SERVICE as SCALER
 from slipway_coordinator.broker.scaler import ExternalScaler
@@ -68,8 +67,6 @@ SERVICES = (
     SCALER,
 )
 
-_OURS = "/slipway.v1."
-
 
 class CoordinatorServer:
     """A coordinator that serves at an address, from :meth:`start` to :meth:`stop`.
@@ -96,7 +93,15 @@ class CoordinatorServer:
         self._security = security or ServerSecurity()
         projects = self._security.authenticator.projects
         announcer = None if webhooks is None else WebhookAnnouncer(webhooks.current)
-        self.coordinator = Coordinator(options, precedents=Precedents(store), projects=projects, announcer=announcer)
+        blobs = functools.cache(lambda: blobs_of(store()))
+        self.coordinator = Coordinator(
+            options,
+            precedents=Precedents(store),
+            # In the embedded mode nobody has limits.
+            manifests=None if options.workers_gone else lambda digest: blobs().manifest(digest),
+            projects=projects,
+            announcer=announcer,
+        )
         self._webhooks = webhooks or NoWebhooks()
         self._sender = Sender(self.coordinator, self._webhooks)
         self._address = address
@@ -105,7 +110,7 @@ class CoordinatorServer:
         self._server = self._security.server(self._gate)
         self._health = add_health_and_reflection(self._server, *SERVICES)
         export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
-        self._artifacts = ArtifactService(self.coordinator, lambda: blobs_of(store()))
+        self._artifacts = ArtifactService(self.coordinator, blobs)
         artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(self._artifacts, self._server)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
             CoordinatorService(self.coordinator), self._server
@@ -165,6 +170,11 @@ class CoordinatorServer:
             self._server.checked_handler, active=lambda: self.active, names=self._security.names_over_http()
         )
         return HttpListener(application, address, self._security.tls)
+
+    def gauges(self) -> Gauges:
+        """Return the gauges of this coordinator."""
+        coordinator = self.coordinator
+        return Gauges(coordinator.broker.board, active=lambda: self.active, usage=lambda: coordinator.meter.usage)
 
     async def activate(self) -> None:
         """Resume the stored exports, then accept calls. The caller holds the state's lock.
@@ -227,7 +237,7 @@ async def serve(
     server = CoordinatorServer(options, address=address, store=store, security=own_security, webhooks=webhooks)
     try:
         await health.start()
-        with reading(Gauges(server.coordinator.broker.board, active=lambda: server.active)):
+        with reading(server.gauges()):
             if not held:
                 others = [each for each in (security.token_address, security.http_address) if each]
                 held, address = await _stand_by(
@@ -283,39 +293,6 @@ async def _be_active(
         await server.activate()
     health.report(serving=True)
     log.info("active")
-
-
-class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # only its stubs are generic
-    """Refuses Slipway's own calls while it is closed; health checks and reflection always pass."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the handler of the call, or one that refuses it."""
-        handler = await continuation(handler_call_details)
-        if self.is_open or handler is None or not str(handler_call_details.method).startswith(_OURS):
-            return handler
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_refuse_stream, handler.request_deserializer)
-        return grpc.unary_unary_rpc_method_handler(_refuse, handler.request_deserializer)
-
-
-async def _refuse(_request: Any, context: Context) -> None:
-    await abort(context, _starting_failure())
-
-
-async def _refuse_stream(_request: Any, context: Context) -> AsyncIterator[None]:
-    yield await abort(context, _starting_failure())
-
-
-def _starting_failure() -> Failure:
-    metrics.CALLS_REFUSED.add(reason="COORDINATOR_UNAVAILABLE")
-    return ServiceError("this coordinator is starting", reason="COORDINATOR_UNAVAILABLE", remedy="try again").failure()
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -234,6 +234,17 @@ class AsyncClient:
             add_page(response, await self._call(self._coordinator_stub.ListWorkers, request))
         return response
 
+    async def list_projects(self, *, page_size: int = 0) -> AsyncIterator[coordinator_pb2.Project]:
+        """Yield the projects that the caller may see, with their limits and what they use."""
+        request = coordinator_pb2.ListProjectsRequest(page_size=page_size)
+        while True:
+            response = await self._call(self._coordinator_stub.ListProjects, request)
+            for each in response.projects:
+                yield each
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
     async def push_artifact(
         self, source: str | Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
     ) -> str:

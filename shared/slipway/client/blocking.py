@@ -274,6 +274,16 @@ class Client:
             add_page(response, self._calls.call(self._calls.coordinator.ListWorkers, request))
         return response
 
+    def list_projects(self, *, page_size: int = 0) -> Iterator[coordinator_pb2.Project]:
+        """Yield the projects that the caller may see, with their limits and what they use."""
+        request = coordinator_pb2.ListProjectsRequest(page_size=page_size)
+        while True:
+            response = self._calls.call(self._calls.coordinator.ListProjects, request)
+            yield from response.projects
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
     def push_artifact(
         self, source: str | Path | Mapping[str, Path], *, project: str = "", on_bytes: OnBytes | None = None
     ) -> str:

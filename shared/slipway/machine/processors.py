@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 _PROGRAM = "nvidia-smi"
@@ -60,6 +61,25 @@ def first_gpu() -> Gpu | None:
         return None
     shown = name.strip() if mig is None else f"{name.strip()} MIG {mig.profile}"
     return Gpu(shown, _architecture(capability), memory_bytes)
+
+
+def usable_gpus() -> int:
+    """Return the number of GPUs that this process may use; a slice of one counts as one, and a process has one slice. 0 as :func:`first_gpu`."""
+    if first_gpu() is None:
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        if _slice("" if visible is None else visible.split(",")[0].strip()) is not None:
+            return 1
+        gpus = [gpu[1] for line in _ask(*_LIST).splitlines() if (gpu := _GPU.match(line))]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return 1
+    if visible is None:
+        return max(1, len(gpus))
+    named = list(dict.fromkeys(name.strip() for name in visible.split(",")))
+    # CUDA ignores what follows the first name that is none.
+    usable = takewhile(lambda name: name in gpus or name.startswith("GPU-"), named)
+    return max(1, sum(1 for _ in usable))
 
 
 def all_gpus() -> tuple[Gpu, ...]:

@@ -97,6 +97,14 @@ PROJECT_TASKS = Gauge(
     "slipway_project_tasks", "Attempts of a project that wait for a worker or run, by state.", ("project", "state")
 )
 PROJECT_EXPORTS = Gauge("slipway_project_exports", "Exports of a project with tasks that wait or run.", ("project",))
+PROJECT_STORED_BYTES = Gauge(
+    "slipway_project_stored_bytes", "Size of a project's artifacts in the store.", ("project",)
+)
+PROJECT_GPU_SECONDS = Gauge(
+    "slipway_project_gpu_seconds",
+    "Seconds of a project's tasks on GPUs, today and on the 29 days before.",
+    ("project",),
+)
 CLIENT_BYTES = Counter(
     "slipway_client_bytes_total",
     "Bytes of artifacts that the coordinator received from clients or sent to them.",

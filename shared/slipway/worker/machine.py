@@ -12,7 +12,7 @@ from pathlib import Path
 from slipway.errors import ConfigurationError
 from slipway.execution.pressure import is_nearly_full
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
-from slipway.machine.processors import first_gpu
+from slipway.machine.processors import first_gpu, usable_gpus
 from slipway.registry import load_stage
 from slipway.sizes import format_size
 from slipway_protos.v1 import worker_pb2
@@ -35,6 +35,7 @@ class Machine:
         scratch_bytes: Free space for work folders.
         gpu_architecture: For example ``sm89``; empty without a GPU.
         gpu_memory_bytes: Memory of the first GPU.
+        gpus: Number of GPUs that tasks may use.
         libraries: Versions of the installed libraries that affect results of the worker's stages.
     """
 
@@ -43,6 +44,7 @@ class Machine:
     scratch_bytes: int
     gpu_architecture: str = ""
     gpu_memory_bytes: int = 0
+    gpus: int = 0
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     def default_slots(self) -> int:
@@ -54,6 +56,7 @@ class Machine:
         return worker_pb2.Capabilities(
             gpu_architecture=self.gpu_architecture,
             gpu_memory_bytes=self.gpu_memory_bytes,
+            gpus=self.gpus,
             memory_bytes=int(self.memory_bytes * MEMORY_SHARE / slots),
             scratch_bytes=self.scratch_bytes,
             versions=self.libraries,
@@ -77,6 +80,7 @@ def probe(scratch: Path, stages: Iterable[str] = (), *, group: ControlGroup | No
         scratch_bytes=shutil.disk_usage(scratch).free,
         gpu_architecture=gpu.architecture if gpu else "",
         gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
+        gpus=usable_gpus() if gpu else 0,
         libraries=installed_libraries(stages),
     )
 

@@ -1,4 +1,4 @@
-"""``slipway formats`` and ``slipway workers``: what can be made here and at a coordinator, who works, and why tasks wait."""
+"""``slipway formats``, ``workers`` and ``projects``: what can be made here and at a coordinator, who works, why tasks wait, what is used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from slipway.cli.remote.projects import print_projects
 from slipway.formats.registry import formats
+from slipway_protos.v1 import coordinator_pb2 as pb
 from support.commands.cli import run_here
 from support.coordinators.harness import STAGE, Harness, tiny_export, tiny_task, wait_for
 from support.coordinators.joined_workers import joined
@@ -73,6 +75,40 @@ def test_workers_and_the_queue_are_shown(harness: Harness, capfd: pytest.Capture
         assert document["workers"][0]["machine"]["gpu_architecture"] == ""
         assert document["workers"][0]["machine"]["processors"] == 3
         assert document["queue"][0]["reason"] == "WAIT_REASON_NO_WORKER"
+
+
+def test_projects_are_shown_with_what_they_use(harness: Harness, capfd: pytest.CaptureFixture[str]) -> None:
+    assert printed(capfd, "projects") == {"projects": []}
+    assert run_here("projects") == 0
+    assert capfd.readouterr().err.splitlines()[0] == "no projects"
+    (harness.home / "text").write_text("base" * 500)
+    harness.submit(tiny_export("x", tiny_task("a"), base=harness.store.put_files({"text": harness.home / "text"})))
+    (project,) = wait_for(
+        lambda: [
+            each
+            for each in printed(capfd, "projects")["projects"]
+            if not each["usage"]["unmeasured_artifacts"] and each["usage"]["stored_bytes"] != "0"
+        ]
+    )
+    assert project["name"] == "projects/default"
+    assert project["limits"] == {"weight": 1, "highest_priority": 100}
+    assert project["usage"]["unended_exports"] == 1
+    assert int(project["usage"]["stored_bytes"]) > 2000
+    assert run_here("projects") == 0
+    lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+    assert lines[1].startswith("default 1 2.")
+    assert lines[1].endswith(" kB 0.0 1 100")
+
+
+def test_limits_are_shown_beside_what_is_used(capfd: pytest.CaptureFixture[str]) -> None:
+    limits = pb.ProjectLimits(
+        weight=2, highest_priority=50, unended_exports=0, stored_bytes=2 * 10**12, gpu_seconds=360_000
+    )
+    usage = pb.ProjectUsage(unended_exports=3, stored_bytes=10**9, unmeasured_artifacts=4, gpu_seconds=45_000.5)
+    print_projects([pb.Project(name="projects/red", limits=limits, usage=usage)], as_json=False)
+    shown = capfd.readouterr()
+    assert " ".join(shown.out.splitlines()[1].split()) == "red 3 of 0 1.0 GB of 2.0 TB 12.5 of 100.0 2 50"
+    assert "being measured: 4" in shown.err
 
 
 def test_without_a_coordinator_formats_are_those_of_this_machine(

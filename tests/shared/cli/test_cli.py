@@ -18,7 +18,7 @@ from slipway.terminal.console import show, unbroken_line
 from support.commands.cli import SLIPWAY, Done, environment, in_process, slipway
 
 COMMANDS = (
-    *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete", "formats", "workers"),
+    *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete", "formats", "workers", "projects"),
     *("doctor", "checkpoints", "stage", "sample", "verify", "push", "pull", "cache"),
     *("coordinator", "worker", "token"),
 )

@@ -17,7 +17,7 @@ from slipway.security.access.refusals import unauthenticated_error
 from slipway.security.access.rules import Rule
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
-from slipway_coordinator.server import Gate
+from slipway_coordinator.api.starting import Gate
 from support.servers.metrics_page import page
 
 METHOD = "/slipway.v1.Test/Call"

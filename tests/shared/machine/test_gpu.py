@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.machine.processors import Gpu, all_gpus, first_gpu
+from slipway.machine.processors import Gpu, all_gpus, first_gpu, usable_gpus
 
 LISTS = {
     "whole": "GPU 0: NVIDIA L4 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n",
@@ -105,6 +105,34 @@ def test_all_gpus_are_listed_whatever_is_visible(tmp_path: Path, monkeypatch: py
     assert [gpu.memory_bytes for gpu in all_gpus()] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "visible", "count"),
+    [
+        ("whole", None, 2),
+        ("whole", "0,1", 2),
+        ("whole", "1", 1),
+        ("whole", "1,1", 1),
+        ("whole", "0,-1,1", 1),
+        ("whole", " 1 , 0 ", 2),
+        ("whole", "7", 0),
+        ("whole", "", 0),
+        ("whole", "-1", 0),
+        ("sliced", None, 1),
+        ("sliced", "0", 1),
+        ("sliced", "MIG-c7384736-0002,MIG-c7384736-0003", 1),
+        ("sliced", "MIG-c7384736-0009", 0),
+    ],
+)
+def test_the_gpus_that_tasks_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, visible: str | None, count: int
+) -> None:
+    smi(tmp_path, kind)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert usable_gpus() == count
+
+
 def test_without_the_program_there_is_none() -> None:
+    assert usable_gpus() == 0
     assert first_gpu() is None
     assert all_gpus() == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 import subprocess
@@ -94,7 +95,8 @@ class Harness:
     def give(self, digest: str, *, project: str) -> None:
         """Give an artifact to a project, as if the project had pushed it."""
         coordinator = self.server.coordinator
-        self.run(lambda: coordinator.call(lambda: coordinator.database.ownership.record_artifact(project, digest)))
+        record = functools.partial(coordinator.database.ownership.record_artifact, project, digest)
+        self.run(lambda: coordinator.journal.commit(record))
 
     def submit(self, record: ExportRecord) -> str:
         """Create an export from a record, past the planner."""

@@ -95,8 +95,10 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         digest, blobs, ownership = manifest.digest, await self._blobs(), self._coordinator.database.ownership
         contents = {file.digest: file for file in manifest.files}
         uploaded = set(contents)
+        owned = await self._coordinator.call(lambda: ownership.find_owned(project, [digest]))
+        if not owned:
+            await self._coordinator.admission.check_stored_bytes(project)
         if not current_principal.get().may_name_any:
-            owned = await self._coordinator.call(lambda: ownership.find_owned(project, [digest]))
             whole = await self._look(project, blobs.exists, digest) if owned else False
             if whole:
                 return pb.CreateArtifactResponse(digest=digest)
@@ -107,7 +109,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         missing = sorted(set(contents) - kept)
         if not missing:
             await self._look(project, blobs.admit, manifest)
-            await self._coordinator.call(lambda: ownership.record_artifact(project, digest))
+            await self._coordinator.journal.commit(lambda: ownership.record_artifact(project, digest))
         return pb.CreateArtifactResponse(digest=digest, missing=missing)
 
     @stream
@@ -146,6 +148,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 raise ServiceError("the stream has no message", reason="REQUEST_INVALID")
             project, options = project_of(first.parent), self._coordinator.options
             file = _announced_file(first, most=options.upload_bytes)
+            await self._coordinator.admission.check_stored_bytes(project)
             with self.transfers.upload(project, most=options.open_uploads):
                 async with self.transfers.incoming.turn(_caller(), project=project):
                     await self._receive((_caller(), project, file.digest), file, first, request)

@@ -1,4 +1,4 @@
-"""``slipway.v1.CoordinatorService``: the formats that the coordinator knows, its workers, and what waits for them."""
+"""``slipway.v1.CoordinatorService``: the formats that the coordinator knows, its workers, what waits for them, and projects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from slipway.rpc.serving import Context, unary
 from slipway.rpc.values import status_of, timestamp
 from slipway.security.access.principals import ALL_PROJECTS, OPERATORS, Principal
 from slipway.security.interceptor import current_principal
+from slipway_coordinator.api.messages import project_message
 from slipway_coordinator.api.requests import ITEM_BYTES, PAGE_BYTES, field_error, page_size
 from slipway_coordinator.broker.board import KnownWorker
 from slipway_coordinator.broker.overview import Queue, SeenWorker, Sight, WaitingGroup, WaitReason, seen_workers
 from slipway_coordinator.coordinator import Coordinator
+from slipway_coordinator.model.quotas import ProjectUsage
 from slipway_coordinator.storage.filters import page_start, page_token
 from slipway_protos.v1 import coordinator_pb2 as pb
 from slipway_protos.v1 import coordinator_pb2_grpc
@@ -30,6 +32,7 @@ M = TypeVar("M", bound=Message)
 
 _FORMATS, _MOST_FORMATS = 50, 100
 _WORKERS, _MOST_WORKERS = 100, 1000
+_PROJECTS, _MOST_PROJECTS = 100, 1000
 _REMEDIES: Mapping[Lack, str] = {
     Lack.STAGE: "start a worker that runs the stage {stage}: slipway worker --stage {stage}",
     Lack.ABILITY: "start a worker of the stage {stage} on a machine that has what is needed",
@@ -39,7 +42,7 @@ _REMEDIES: Mapping[Lack, str] = {
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Formats and workers of one coordinator."""
+    """Formats, workers and projects of one coordinator."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -84,6 +87,31 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             groups = await asyncio.to_thread(queue.groups, sight)
             response.queue.extend(map(_group_message, groups))
         return response
+
+    @unary
+    async def ListProjects(self, request: pb.ListProjectsRequest, context: Context) -> pb.ListProjectsResponse:
+        """Return a page of projects with their limits and what they use."""
+        size = page_size(request.page_size, default=_PROJECTS, most=_MOST_PROJECTS)
+        principal, limits = current_principal.get(), self._coordinator.projects()
+        query = ("projects", principal.name)
+        start = page_start(request.page_token, query=query)
+        database = self._coordinator.database
+        usage = await self._coordinator.call(database.usage)
+        names = set(principal.projects)
+        if ALL_PROJECTS in names:
+            exporting = await self._coordinator.call(database.ownership.projects_with_exports)
+            names = {*limits.names, *exporting, *usage}
+        left = sorted(name for name in names if start is None or name > start[1])
+        unended = self._coordinator.admission.count_unended
+        page = _page(
+            (
+                project_message(name, limits.limits(name), usage.get(name, ProjectUsage()), unended=unended(name))
+                for name in left
+            ),
+            size=size,
+        )
+        token = page_token((0.0, left[len(page) - 1]), query=query) if len(page) < len(left) else ""
+        return pb.ListProjectsResponse(projects=page, next_page_token=token)
 
 
 def _sight(principal: Principal) -> Sight:

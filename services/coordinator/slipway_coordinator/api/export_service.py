@@ -39,7 +39,7 @@ from slipway_coordinator.api.requests import (
 )
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.importing import import_task
-from slipway_coordinator.model.quotas import FULL, check_priority
+from slipway_coordinator.model.quotas import FULL, check_priority, need_gpu
 from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord
 from slipway_coordinator.storage.changes import Position
 from slipway_coordinator.storage.filters import in_projects, page_start, page_token, parse_filter, parse_predicate
@@ -76,6 +76,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         check_priority(record.priority, record.project, limits)
         await require_artifacts(self._coordinator, record.project, record.sources.values())
         if request.validate_only:
+            await self._coordinator.admission.check_usage(record)
             return export_message(record)
         full: ServiceError | None = None
         try:
@@ -284,6 +285,7 @@ def new_record(
         import_from.check(url, project=project)
     check_texts_apart(configuration, {**imports, **sources})
     tasks = plan(configuration, {*sources, *imports}, source_formats=formats)
+    needs_gpu = need_gpu(task.requirements for task in tasks)
     if imports:  # the other tasks are planned once these are artifacts
         tasks = (import_task(configuration, sources, imports),)
     return ExportRecord(
@@ -292,6 +294,7 @@ def new_record(
         request_hash=request_hash(configuration, sources, formats),
         request_id=request.request_id,
         creator=creator,
+        needs_gpu=needs_gpu,
         priority=request.priority,
         sources=sources,
         labels=dict(sorted(request.labels.items())),

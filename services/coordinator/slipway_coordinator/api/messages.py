@@ -11,14 +11,16 @@ from pydantic import ValidationError
 from slipway.configuration import ExportConfiguration
 from slipway.rpc.messages import configuration_message, put_call, recorded_configuration_message
 from slipway.rpc.values import status_of, struct_of, timestamp
+from slipway.security.access.projects import ProjectLimits
 from slipway_coordinator.model.changes import ChangeKind, ExportChange
 from slipway_coordinator.model.offers import Granted
+from slipway_coordinator.model.quotas import ProjectUsage
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.storage.changes import NumberedChange, Position
 from slipway_coordinator.storage.events import WatchEvent
 from slipway_coordinator.workflow.feed import IN_MEMORY, IN_MEMORY_SIZE, FeedEvent
 from slipway_coordinator.workflow.observation import attempt_span
-from slipway_protos.v1 import configuration_pb2, export_pb2, worker_pb2
+from slipway_protos.v1 import configuration_pb2, coordinator_pb2, export_pb2, worker_pb2
 
 
 def export_message(record: ExportRecord) -> export_pb2.Export:
@@ -169,6 +171,26 @@ def _change_message(change: ExportChange) -> export_pb2.ExportChange:
 
 def _change_kind(kind: ChangeKind) -> export_pb2.ExportChangeKind:
     return cast("export_pb2.ExportChangeKind", export_pb2.ExportChangeKind.Value(f"EXPORT_CHANGE_KIND_{kind.name}"))
+
+
+def project_message(name: str, limits: ProjectLimits, usage: ProjectUsage, *, unended: int) -> coordinator_pb2.Project:
+    """Return a project as clients see it; ``unended`` counts its exports that wait or run."""
+    return coordinator_pb2.Project(
+        name=f"projects/{name}",
+        limits=coordinator_pb2.ProjectLimits(
+            weight=limits.weight,
+            highest_priority=limits.highest_priority,
+            unended_exports=limits.unended_exports,
+            stored_bytes=limits.stored_bytes,
+            gpu_seconds=limits.gpu_seconds,
+        ),
+        usage=coordinator_pb2.ProjectUsage(
+            unended_exports=unended,
+            stored_bytes=usage.stored_bytes,
+            unmeasured_artifacts=usage.unmeasured_artifacts,
+            gpu_seconds=round(usage.gpu_seconds, 3),
+        ),
+    )
 
 
 def lease_message(granted: Granted) -> worker_pb2.TaskLease:

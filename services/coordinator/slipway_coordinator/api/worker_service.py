@@ -38,7 +38,7 @@ _MOST = 99  # together with a principal's name it must fit the database column
 _WORKER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{_MOST}}}")
 
 _MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
-_MOST_PARAMETERS, _MOST_SLOTS = 256, 1 << 16
+_MOST_PARAMETERS, _MOST_SLOTS, _MOST_GPUS = 256, 1 << 16, 1024
 _LINE_LENGTH, _WORD_LENGTH = 5000, 200
 _LARGEST = 2**62
 
@@ -156,6 +156,8 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
         memory_bytes=_clamp(can.memory_bytes),
         gpu_architecture=can.gpu_architecture,
         gpu_memory_bytes=_clamp(can.gpu_memory_bytes),
+        # A worker of an earlier version does not say how many there are.
+        gpus=min(max(can.gpus, 1), _MOST_GPUS) if can.gpu_architecture else 0,
         processors=max(can.processors, 0),
         scratch_bytes=_clamp(can.scratch_bytes),
         libraries=dict(can.versions),

@@ -98,6 +98,7 @@ class WorkerReport:
     memory_bytes: int = 0
     gpu_architecture: str = ""
     gpu_memory_bytes: int = 0
+    gpus: int = 0
     processors: int = 0
     scratch_bytes: int = 0
     libraries: Mapping[str, str] = field(default_factory=dict)

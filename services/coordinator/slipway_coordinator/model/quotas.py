@@ -1,19 +1,32 @@
-"""How many exports may be under way, together and of each project, and what each project may ask for."""
+"""How many exports may be under way, together and of each project, and what each project may ask for and use."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from slipway.errors import ServiceError
+from slipway.requirements import NO_GPU, Requirements
 from slipway.rpc.values import RETRY_AFTER
-from slipway.security.access.projects import ProjectLimits
+from slipway.security.access.projects import WINDOW_DAYS, ProjectLimits
+from slipway.sizes import format_size
 
 _RETRY_SECONDS = 5
 
 FULL = frozenset({"QUEUE_FULL", "QUOTA_EXCEEDED"})
 """Reasons why there is no room for another export."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectUsage:
+    """What a project uses: bytes in the store, artifacts that are not measured yet, and GPU seconds of the window."""
+
+    stored_bytes: int = 0
+    unmeasured_artifacts: int = 0
+    gpu_seconds: float = 0.0
 
 
 class Unended(Collection[str]):
@@ -74,6 +87,10 @@ class Unended(Collection[str]):
             self._coming[project] -= 1
             self._coming += Counter()
 
+    def count(self, project: str) -> int:
+        """Return how many exports of a project have not ended."""
+        return self._of_project[project]
+
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
@@ -95,7 +112,69 @@ def check_priority(priority: int, project: str, limits: ProjectLimits) -> None:
         raise quota_error(project, "highest_priority", value=priority, limit=most, remedy=f"give {most} or less")
 
 
-def quota_error(project: str, quota: str, *, value: int, limit: int, remedy: str, retry: bool = False) -> ServiceError:
+def check_stored_bytes(project: str, limits: ProjectLimits, stored: int) -> None:
+    """Refuse more work, or content, of a project that has as many bytes in the store as it may.
+
+    Raises:
+        ServiceError: reason ``QUOTA_EXCEEDED``.
+    """
+    most = limits.stored_bytes
+    if most is not None and stored >= most:
+        raise quota_error(
+            project,
+            "stored_bytes",
+            value=stored,
+            limit=most,
+            remedy="delete exports whose outputs are not needed any more: an artifact counts as long as one of them is remembered",
+            said=f"has {format_size(stored)} in the store, {format_size(most)} is its limit",
+        )
+
+
+def check_gpu_seconds(project: str, limits: ProjectLimits, days: Mapping[int, float]) -> None:
+    """Refuse an export that needs a GPU of a project that has used GPUs for as long as it may.
+
+    Args:
+        project: The project.
+        limits: Its limits.
+        days: Its GPU seconds by day since the epoch, within the window.
+
+    Raises:
+        ServiceError: reason ``QUOTA_EXCEEDED``.
+    """
+    most, used = limits.gpu_seconds, sum(days.values())
+    if most is not None and used >= most:
+        begin = datetime.fromtimestamp(0, UTC) + timedelta(days=_first_free_day(days, most)) if most else None
+        when = (
+            "" if begin is None else f"try again on {begin:%Y-%m-%d} (UTC) if nothing more of it runs until then, or "
+        )
+        raise quota_error(
+            project,
+            "gpu_seconds",
+            value=int(used),
+            limit=most,
+            remedy=f"{when}leave out what needs a GPU: other exports are not refused",
+            said=f"has used GPUs for {used:.0f} seconds in {WINDOW_DAYS} days, {most} is its limit",
+        )
+
+
+def _first_free_day(days: Mapping[int, float], most: int) -> int:
+    """Return the first day since the epoch on which less than ``most``, which is above 0, of these seconds is in the window."""
+    left, last = sum(days.values()), 0
+    for day in sorted(days):
+        if left < most:
+            break
+        left, last = left - days[day], day
+    return last + WINDOW_DAYS
+
+
+def need_gpu(tasks: Iterable[Requirements]) -> bool:
+    """Return whether one of some tasks can only run on a worker with a GPU."""
+    return any(not task.possible_on(NO_GPU) for task in tasks)
+
+
+def quota_error(
+    project: str, quota: str, *, value: int, limit: int, remedy: str, retry: bool = False, said: str = ""
+) -> ServiceError:
     """Return the refusal of what exceeds a quota of a project.
 
     Args:
@@ -104,11 +183,12 @@ def quota_error(project: str, quota: str, *, value: int, limit: int, remedy: str
         value: What was asked for.
         limit: What is allowed.
         remedy: What the caller can do; the operator can raise the limit.
-        retry: Whether the same call may succeed later.
+        retry: Whether the same call may succeed soon.
+        said: The same for people, after the project's name.
     """
     about = {"project": project, "quota": quota, "value": value, "limit": limit}
     return ServiceError(
-        f"the project {project} would have {quota} {value}, {limit} is its limit",
+        f"the project {project} {said or f'would have {quota} {value}, {limit} is its limit'}",
         reason="QUOTA_EXCEEDED",
         remedy=f"{remedy}; the operator sets {quota} in the access file",
         about=about | ({RETRY_AFTER: _RETRY_SECONDS} if retry else {}),

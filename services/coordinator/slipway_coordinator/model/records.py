@@ -204,7 +204,8 @@ class ExportRecord(_Record):
 
     ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry. ``request_id`` is the client's id of
     the request that made it, or empty. Tasks of a higher ``priority`` go first. ``events_read`` is the number of the run's last
-    event that this revision includes. ``creator`` is the principal that created it, empty where callers are anonymous.
+    event that this revision includes. ``creator`` is the principal that created it, empty where callers are anonymous. ``needs_gpu``:
+    a task of its plan, which may follow only after an import, runs on workers with a GPU alone.
     """
 
     name: str
@@ -212,6 +213,7 @@ class ExportRecord(_Record):
     request_hash: str
     request_id: str = ""
     creator: str = ""
+    needs_gpu: bool = False
     priority: int = 0
     sources: dict[str, str]
     labels: dict[str, str] = Field(default_factory=dict)

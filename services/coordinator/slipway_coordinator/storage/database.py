@@ -1,23 +1,20 @@
-"""The coordinator's tables: exports, leases, event numbers, and which project owns which artifacts and content.
+"""The coordinator's tables: exports, leases, event numbers, and what projects have.
 
 They are in the same database as the workflows' own. SQLAlchemy lets the same code use SQLite and PostgreSQL. All calls block for
 a few milliseconds; services run them in a thread.
-
-A project owns the sources and results of its exports, for as long as these are remembered, and the artifacts it made of content
-it uploaded. Uploaded content is remembered for a day, so that an artifact can be made of it.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pydantic
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
+from slipway_coordinator.model.quotas import ProjectUsage
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.changes import Changes
@@ -26,8 +23,9 @@ from slipway_coordinator.storage.events import SEQUENCE_BLOCK
 from slipway_coordinator.storage.inbox import Events
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.leases import Leases
-from slipway_coordinator.storage.schema import artifacts as _artifacts
-from slipway_coordinator.storage.schema import blobs as _blobs
+from slipway_coordinator.storage.projects.gpu_seconds import GpuSeconds
+from slipway_coordinator.storage.projects.ownership import Ownership
+from slipway_coordinator.storage.projects.stored_bytes import StoredBytes
 from slipway_coordinator.storage.schema import events as _events
 from slipway_coordinator.storage.schema import exports as _exports
 from slipway_coordinator.storage.schema import labels as _labels
@@ -49,19 +47,6 @@ _SAVE = sa.text("""
     WHERE name = :name AND revision < :revision
 """)
 
-_UPLOAD_SECONDS = 86_400.0
-"""Longest time between the upload of content and the creation of its artifact."""
-_MOST_VARIABLES = 500  # variables of one query
-
-_ADD_ARTIFACT = sa.text("""
-    INSERT INTO slipway_artifacts (project, digest, export, create_time)
-    VALUES (:project, :digest, :export, :create_time) ON CONFLICT DO NOTHING
-""")
-_ADD_BLOB = sa.text("""
-    INSERT INTO slipway_blobs (project, digest, create_time) VALUES (:project, :digest, :create_time)
-    ON CONFLICT DO NOTHING
-""")
-
 
 class Database:
     """Tables of the coordinator; call :meth:`prepare` first. Safe for several threads of one process.
@@ -71,7 +56,9 @@ class Database:
         announcer: Makes the deliveries to receivers of webhooks; None if there are none.
 
     Attributes:
-        transactions: The transactions of all calls, except those that concern artifacts alone.
+        transactions: The transactions of all calls.
+        gpu_seconds: The table of projects' GPU seconds.
+        stored_bytes: The tables of projects' stored bytes.
         leases: The table of leases.
         events: The table of events.
         changes: The table of changes of exports, for watchers of whole projects.
@@ -86,11 +73,13 @@ class Database:
         else:
             sa.event.listen(self._engine, "connect", _prepare_postgres)
         self.transactions = Transactions(self._engine)
-        self.leases = Leases(self.transactions)
+        self.gpu_seconds = GpuSeconds(self.transactions)
+        self.stored_bytes = StoredBytes(self.transactions)
+        self.leases = Leases(self.transactions, self.gpu_seconds)
         self.events = Events(self.transactions)
         self.changes = Changes(self.transactions)
         self.deliveries = Deliveries(self.transactions, announcer)
-        self.ownership = Ownership(self._engine)
+        self.ownership = Ownership(self.transactions, self.stored_bytes)
 
     def prepare(self) -> None:
         """Migrate the tables of a SQLite file; on PostgreSQL, check that they are up to date and writable.
@@ -134,7 +123,7 @@ class Database:
             if not connection.execute(_INSERT, row).rowcount:
                 return False
             _note_labels(connection, record)
-            _note_artifacts(connection, record.name, record.sources.values(), project=record.project)
+            self.ownership.note(record.name, record.sources.values(), project=record.project)
             self.changes.note_creation(record)
             self.deliveries.note_change(None, record)
         return True
@@ -152,7 +141,7 @@ class Database:
             if connection.execute(_SAVE, {"name": record.name, **_revision_columns(record)}).rowcount:
                 self.changes.note_state(known, record)
                 self.deliveries.note_change(known, record)
-                _note_artifacts(connection, record.name, made, project=record.project)
+                self.ownership.note(record.name, made, project=record.project)
                 if before is not None and before.labels != record.labels:
                     connection.execute(sa.delete(_labels).where(_labels.c.export == record.name))
                     _note_labels(connection, record)
@@ -217,7 +206,17 @@ class Database:
             connection.execute(sa.delete(_labels).where(_labels.c.export == name))
             self.leases.forget(name)
             connection.execute(sa.delete(_events).where(_events.c.export == name))
-            _forget_artifacts(connection, name)
+            self.ownership.forget(name)
+
+    def usage(self) -> dict[str, ProjectUsage]:
+        """Return what each project uses that uses anything."""
+        with self.transactions.begin():
+            stored, seconds = self.stored_bytes.by_project(), self.gpu_seconds.by_project()
+            unmeasured = self.stored_bytes.unmeasured_by_project()
+        return {
+            name: ProjectUsage(stored.get(name, 0), unmeasured.get(name, 0), seconds.get(name, 0.0))
+            for name in {*stored, *seconds, *unmeasured}
+        }
 
     def reserve_sequences(self, name: str) -> int:
         """Reserve the next :data:`~slipway_coordinator.storage.events.SEQUENCE_BLOCK` event numbers of an export; return the number before the first.
@@ -296,76 +295,3 @@ def _note_labels(connection: sa.Connection, record: ExportRecord) -> None:
     if record.labels:
         rows = [{"export": record.name, "name": name, "value": value} for name, value in record.labels.items()]
         connection.execute(sa.insert(_labels), rows)
-
-
-class Ownership:
-    """The tables of artifacts and content. All calls block for some milliseconds.
-
-    Args:
-        engine: The database; see :class:`Database`.
-    """
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
-
-    def find_owned(self, project: str, digests: Iterable[str]) -> set[str]:
-        """Return which of these artifacts belong to a project."""
-        return self._find(_artifacts, project, digests)
-
-    def page(self, projects: Collection[str] | None, *, limit: int, after: str = "") -> list[str]:
-        """Return digests of the artifacts of some projects (None: of all) that sort after ``after``."""
-        query = sa.select(_artifacts.c.digest).distinct().where(_artifacts.c.digest > after)
-        if projects is not None:
-            query = query.where(_artifacts.c.project.in_(sorted(projects)))
-        with self._engine.connect() as connection:
-            return list(connection.execute(query.order_by(_artifacts.c.digest).limit(limit)).scalars())
-
-    def find_uploaded(self, project: str, digests: Iterable[str]) -> set[str]:
-        """Return which of these contents a project has uploaded."""
-        return self._find(_blobs, project, digests)
-
-    def record_upload(self, project: str, digest: str) -> None:
-        """Record that a project has uploaded the content of a digest."""
-        with self._engine.begin() as connection:
-            old = _blobs.c.create_time < time.time() - _UPLOAD_SECONDS
-            connection.execute(sa.delete(_blobs).where(old))
-            connection.execute(_ADD_BLOB, {"project": project, "digest": digest, "create_time": time.time()})
-
-    def record_artifact(self, project: str, digest: str) -> None:
-        """Record that a project has made an artifact of uploaded content; making it again renews its time."""
-        row = {"project": project, "digest": digest, "export": ""}
-        with self._engine.begin() as connection:
-            connection.execute(_ADD_ARTIFACT, row | {"create_time": time.time()})
-            made = [_artifacts.c[name] == value for name, value in row.items()]
-            connection.execute(sa.update(_artifacts).where(*made).values(create_time=time.time()))
-
-    def forget_artifacts(self, *, before: float) -> None:
-        """Forget artifacts made before a time that belong to no export."""
-        query = sa.delete(_artifacts).where(_artifacts.c.export == "", _artifacts.c.create_time < before)
-        with self._engine.begin() as connection:
-            connection.execute(query)
-
-    def _find(self, table: sa.Table, project: str, digests: Iterable[str]) -> set[str]:
-        asked, matches = sorted(set(digests)), set[str]()
-        with self._engine.connect() as connection:
-            for start in range(0, len(asked), _MOST_VARIABLES):
-                some = table.c.digest.in_(asked[start : start + _MOST_VARIABLES])
-                matches |= set(
-                    connection.execute(sa.select(table.c.digest).where(table.c.project == project, some)).scalars()
-                )
-        return matches
-
-
-def _note_artifacts(connection: sa.Connection, export: str, digests: Collection[str], *, project: str) -> None:
-    """Give a project the artifacts of one of its exports, within the transaction that stores the export."""
-    now = time.time()
-    rows = [
-        {"project": project, "digest": digest, "export": export, "create_time": now} for digest in sorted(set(digests))
-    ]
-    if rows:
-        connection.execute(_ADD_ARTIFACT, rows)
-
-
-def _forget_artifacts(connection: sa.Connection, export: str) -> None:
-    """Remove a project's ownership through an export that is deleted."""
-    connection.execute(sa.delete(_artifacts).where(_artifacts.c.export == export))

@@ -20,14 +20,16 @@ from slipway_coordinator.model.offers import Held, Offer
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import Events, InboxEvent
 from slipway_coordinator.storage.journal import Transactions
+from slipway_coordinator.storage.projects.gpu_seconds import GpuSeconds, Run
 from slipway_coordinator.storage.schema import leases as _leases
 
 # One statement for first and later grants. Epochs continue where those of forgotten exports ended: an export created again under
 # the same name has attempts with the same keys, and must not be confused with the first.
 _GRANT = sa.text("""
-    INSERT INTO slipway_leases AS l (task, export, epoch, worker, state)
-    VALUES (:task, :export, (SELECT highest FROM slipway_epochs) + 1, :worker, 'held')
-    ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state
+    INSERT INTO slipway_leases AS l (task, export, epoch, worker, state, gpus, since)
+    VALUES (:task, :export, (SELECT highest FROM slipway_epochs) + 1, :worker, 'held', :gpus, :since)
+    ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state,
+        gpus = excluded.gpus, since = excluded.since
     WHERE l.state <> 'ended' RETURNING epoch
 """)
 _GET = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE task = :task")
@@ -36,7 +38,13 @@ _MOVE = sa.text("""
     UPDATE slipway_leases SET state = :state
     WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN ('held', 'expired')
 """)
-_END = sa.text("UPDATE slipway_leases SET state = 'ended' WHERE task = :task")
+_END = sa.text("UPDATE slipway_leases SET state = 'ended', gpus = 0 WHERE task = :task")
+_ON_GPUS = "SELECT task, export, gpus, since FROM slipway_leases WHERE gpus > 0 AND "
+_OF_OWNER = f"{_ON_GPUS} task = :task AND epoch = :epoch AND worker = :worker AND "
+_HELD, _NOT_RETURNED = sa.text(f"{_OF_OWNER} state = 'held'"), sa.text(f"{_OF_OWNER} state IN ('held', 'expired')")
+_OF_TASK = sa.text(f"{_ON_GPUS} task = :task AND state = 'held'")
+_OF_EXPORT = sa.text(f"{_ON_GPUS} export = :export AND state = 'held'")
+_ADDED = sa.text("UPDATE slipway_leases SET gpus = :gpus, since = :since WHERE task = :task")
 
 _REMEMBER = sa.text("""
     UPDATE slipway_epochs SET highest = l.epoch
@@ -76,10 +84,12 @@ class Leases:
 
     Args:
         transactions: The database; see :class:`~slipway_coordinator.storage.database.Database`.
+        gpu_seconds: Takes the time of leases on GPUs when they end.
     """
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: Transactions, gpu_seconds: GpuSeconds) -> None:
         self._transactions = transactions
+        self._gpu_seconds = gpu_seconds
 
     def get(self, task: str) -> LeaseRow | None:
         """Return the lease of an attempt, if it was ever leased."""
@@ -92,25 +102,40 @@ class Leases:
         with self._transactions.begin() as connection:
             return {row.task: _lease_row(row) for row in connection.execute(_OF, {"export": export})}
 
-    def grant(self, task: str, *, export: str, worker: str) -> int | None:
-        """Lease an attempt to a worker; return the epoch, which grows with every grant, or None if the lease has ended."""
+    def grant(self, task: str, *, export: str, worker: str, gpus: int = 0) -> int | None:
+        """Lease an attempt to a worker with GPUs; return the epoch, which grows with every grant, or None if the lease has ended."""
+        values = {
+            "task": str(task),
+            "export": export,
+            "worker": worker,
+            "gpus": gpus,
+            "since": self._gpu_seconds.clock(),
+        }
         with self._transactions.begin() as connection:
-            return connection.execute(_GRANT, {"task": str(task), "export": export, "worker": worker}).scalar()
+            self._add_time(connection, _OF_TASK, task=str(task))
+            return connection.execute(_GRANT, values).scalar()
 
     def move(self, task: str, state: LeaseState, *, epoch: int, worker: str) -> bool:
         """Change the state of a lease; return False, and change nothing, if it is another's, returned or ended."""
-        values = {"task": str(task), "state": state.value, "epoch": epoch, "worker": worker}
+        owner = {"task": str(task), "epoch": epoch, "worker": worker}
+        values = {"state": state.value, **owner}
         with self._transactions.begin() as connection:
+            if state is LeaseState.EXPIRED:
+                self._add_time(connection, _HELD, may_return=True, **owner)
+            elif state is not LeaseState.HELD:
+                self._add_time(connection, _NOT_RETURNED, **owner)
             return connection.execute(_MOVE, values).rowcount > 0
 
     def end(self, task: str) -> None:
         """End a lease, whichever worker holds it."""
         with self._transactions.begin() as connection:
+            self._add_time(connection, _OF_TASK, task=str(task))
             connection.execute(_END, {"task": str(task)})
 
     def forget(self, export: str) -> None:
         """Delete the leases of an export, but remember their highest epoch."""
         with self._transactions.begin() as connection:
+            self._add_time(connection, _OF_EXPORT, export=export)
             connection.execute(_REMEMBER, {"export": export})
             connection.execute(sa.delete(_leases).where(_leases.c.export == export))
 
@@ -119,6 +144,19 @@ class Leases:
         query = sa.update(_leases).where(_leases.c.state == LeaseState.HELD.value)
         with self._transactions.begin() as connection:
             connection.execute(query.values(state=LeaseState.EXPIRED.value))
+
+    def _add_time(
+        self, connection: sa.Connection, query: sa.TextClause, *, may_return: bool = False, **which: Any
+    ) -> None:
+        """Add the time of leases on GPUs up to now.
+
+        A lease that expires goes on to count from now, because its worker may return: then it was running all the time.
+        """
+        now = self._gpu_seconds.clock()
+        for row in connection.execute(query, which).all():
+            self._gpu_seconds.add(Run(row.export, row.gpus, row.since), until=now)
+            left = row.gpus if may_return else 0
+            connection.execute(_ADDED, {"task": row.task, "gpus": left, "since": now})
 
 
 def _lease_row(row: sa.Row[Any]) -> LeaseRow:
@@ -164,12 +202,12 @@ class Ledger:
                 told.append(self._store_event(offers[key], EventKind.LEASE_LOST, key=f"{key}#{row.epoch}#lost"))
         return rows, told
 
-    def grant(self, offers: Sequence[Offer], worker: str) -> tuple[list[int | None], Told]:
-        """Lease attempts to a worker; return the epoch of each, None for ended ones."""
+    def grant(self, offers: Sequence[Offer], worker: str, *, gpus: int = 0) -> tuple[list[int | None], Told]:
+        """Lease attempts to a worker with GPUs; return the epoch of each, None for ended ones."""
         epochs: list[int | None] = []
         told: Told = []
         for offer in offers:
-            epoch = self.leases.grant(offer.key, export=offer.export, worker=worker)
+            epoch = self.leases.grant(offer.key, export=offer.export, worker=worker, gpus=gpus)
             epochs.append(epoch)
             if epoch is not None:
                 told.append(self._store_leased(offer, worker, epoch, key=f"{offer.key}#{epoch}#leased"))

@@ -133,9 +133,29 @@ def _changes(connection: sa.Connection) -> None:
     )
 
 
+def _usage(connection: sa.Connection) -> None:
+    _run(
+        connection,
+        "ALTER TABLE slipway_leases ADD COLUMN gpus INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE slipway_leases ADD COLUMN since DOUBLE PRECISION NOT NULL DEFAULT 0",
+        "CREATE INDEX ix_slipway_leases_gpus ON slipway_leases (gpus) WHERE gpus > 0",
+        """CREATE TABLE slipway_gpu_seconds (
+            project VARCHAR(100) NOT NULL, day INTEGER NOT NULL, seconds DOUBLE PRECISION NOT NULL, PRIMARY KEY (project, day))""",
+        "CREATE TABLE slipway_measurements (artifact VARCHAR(80) PRIMARY KEY, state VARCHAR(20) NOT NULL)",
+        "CREATE INDEX ix_slipway_measurements_unknown ON slipway_measurements (artifact) WHERE state = 'unknown'",
+        """CREATE TABLE slipway_contents (
+            artifact VARCHAR(80) NOT NULL, digest VARCHAR(80) NOT NULL, size_bytes BIGINT NOT NULL, PRIMARY KEY (artifact, digest))""",
+        """CREATE TABLE slipway_stored (
+            project VARCHAR(100) NOT NULL, digest VARCHAR(80) NOT NULL, size_bytes BIGINT NOT NULL,
+            artifacts INTEGER NOT NULL, PRIMARY KEY (project, digest))""",
+        "CREATE TABLE slipway_usage (project VARCHAR(100) PRIMARY KEY, stored_bytes BIGINT NOT NULL)",
+        "INSERT INTO slipway_measurements (artifact, state) SELECT DISTINCT digest, 'unknown' FROM slipway_artifacts",
+    )
+
+
 MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (
     *(_first, _history, _ownership, _events, _epochs, _creator),
-    *(_deliveries, _changes),
+    *(_deliveries, _changes, _usage),
 )
 
 

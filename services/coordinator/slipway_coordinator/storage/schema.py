@@ -42,6 +42,9 @@ leases = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("worker", sa.String(200), nullable=False),
     sa.Column("state", sa.String(20), nullable=False),
+    sa.Column("gpus", sa.Integer, nullable=False, server_default="0"),  # whose time is not in slipway_gpu_seconds
+    sa.Column("since", sa.Double, nullable=False, server_default="0"),  # this time
+    sa.Index("ix_slipway_leases_gpus", "gpus", sqlite_where=sa.text("gpus > 0"), postgresql_where=sa.text("gpus > 0")),
 )
 
 epochs = sa.Table(
@@ -57,6 +60,51 @@ artifacts = sa.Table(
     sa.Column("digest", sa.String(80), primary_key=True, index=True),
     sa.Column("export", sa.String(300), primary_key=True, index=True),  # empty for artifacts made without an export
     sa.Column("create_time", sa.Double, nullable=False),
+)
+
+measurements = sa.Table(
+    "slipway_measurements",
+    metadata,
+    sa.Column("artifact", sa.String(80), primary_key=True),
+    sa.Column("state", sa.String(20), nullable=False),
+    sa.Index(
+        "ix_slipway_measurements_unknown",
+        "artifact",
+        sqlite_where=sa.text("state = 'unknown'"),
+        postgresql_where=sa.text("state = 'unknown'"),
+    ),
+)
+
+contents = sa.Table(
+    "slipway_contents",
+    metadata,
+    sa.Column("artifact", sa.String(80), primary_key=True),
+    sa.Column("digest", sa.String(80), primary_key=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+)
+
+stored = sa.Table(
+    "slipway_stored",
+    metadata,
+    sa.Column("project", sa.String(100), primary_key=True),
+    sa.Column("digest", sa.String(80), primary_key=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("artifacts", sa.Integer, nullable=False),  # of the project that have this content
+)
+
+usage = sa.Table(
+    "slipway_usage",
+    metadata,
+    sa.Column("project", sa.String(100), primary_key=True),
+    sa.Column("stored_bytes", sa.BigInteger, nullable=False),
+)
+
+gpu_seconds = sa.Table(
+    "slipway_gpu_seconds",
+    metadata,
+    sa.Column("project", sa.String(100), primary_key=True),
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),  # since the epoch
+    sa.Column("seconds", sa.Double, nullable=False),
 )
 
 blobs = sa.Table(

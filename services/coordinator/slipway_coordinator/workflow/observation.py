@@ -9,13 +9,14 @@ other spans refer to them earlier by the ids they will have.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from slipway.errors import Failure
 from slipway.observability import metrics, telemetry
 from slipway.planning.references import AttemptKey
+from slipway_coordinator.model.quotas import ProjectUsage
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord, TaskState
 
 if TYPE_CHECKING:
@@ -85,16 +86,23 @@ def _describe_decision(task: TaskRecord, failed: AttemptRecord) -> str:
 
 
 class Gauges:
-    """Gauges of waiting and running tasks and of workers, by stage and by project. One that was seen once stays, with zero.
+    """Gauges of waiting and running tasks and of workers, by stage, and of what projects have. One that was seen once stays, with zero.
 
     Args:
         board: The source of the figures.
         active: Returns whether this coordinator is active.
+        usage: Returns what each project used at the last look.
     """
 
-    def __init__(self, board: Board, active: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        board: Board,
+        active: Callable[[], bool],
+        usage: Callable[[], Mapping[str, ProjectUsage]] = dict,
+    ) -> None:
         self._board = board
         self._active = active
+        self._usage = usage
         self._seen: set[str] = set()
         self._projects: set[str] = set()
 
@@ -115,11 +123,18 @@ class Gauges:
 
     def _of_projects(self) -> Iterator[metrics.Sample]:
         load = self._board.load_by_project()
-        self._projects.update(load.waiting, load.running, load.exports)
+        stored, seconds = Counter[str](), defaultdict[str, float](float)
+        label = self._board.projects().label
+        for project, usage in self._usage().items():
+            stored[label(project)] += usage.stored_bytes
+            seconds[label(project)] += usage.gpu_seconds
+        self._projects.update(load.waiting, load.running, load.exports, stored, seconds)
         for project in sorted(self._projects):
             yield metrics.PROJECT_TASKS, {"project": project, "state": "waiting"}, load.waiting.get(project, 0)
             yield metrics.PROJECT_TASKS, {"project": project, "state": "running"}, load.running.get(project, 0)
             yield metrics.PROJECT_EXPORTS, {"project": project}, load.exports.get(project, 0)
+            yield metrics.PROJECT_STORED_BYTES, {"project": project}, stored[project]
+            yield metrics.PROJECT_GPU_SECONDS, {"project": project}, seconds[project]
 
 
 def _observe_export(before: ExportRecord | None, after: ExportRecord, *, news: bool) -> None:

@@ -18,6 +18,7 @@ from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.events import Hub
+from slipway_coordinator.storage.journal import Journal
 from slipway_protos.v1 import export_pb2
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Exports(Protocol):
     """The part of a coordinator that forgetting needs."""
 
     database: Database
+    journal: Journal
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a blocking function in a thread."""
@@ -64,7 +66,8 @@ async def forget_old(coordinator: Exports, *, days: float) -> int:
             else:
                 audit.write("DeleteExport", outcome=audit.DONE, principal=_WHO, resource=record.name)
                 forgotten += 1
-    await coordinator.call(lambda: coordinator.database.ownership.forget_artifacts(before=before))
+    while await coordinator.journal.commit(lambda: coordinator.database.ownership.forget_artifacts(before=before)):
+        pass  # some at a time: others wait for the journal
     return forgotten
 
 

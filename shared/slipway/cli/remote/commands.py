@@ -1,4 +1,4 @@
-"""Commands for the exports of a coordinator (submit, get, list, watch, cancel, retry, delete), its formats and its workers."""
+"""Commands for the exports of a coordinator (submit, get, list, watch, cancel, retry, delete), its formats, workers and projects."""
 
 from __future__ import annotations
 
@@ -214,6 +214,14 @@ def workers(ctx: typer.Context, as_json: Json = False, debug: Debug = False) -> 
         print_workers(client.list_workers(), as_json=as_json)
 
 
+def projects(ctx: typer.Context, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """List your projects at a coordinator, with what they use and how much of it they may have."""
+    from slipway.cli.remote.projects import print_projects
+
+    with connection_of(ctx).client() as client:
+        print_projects(list(client.list_projects()), as_json=as_json)
+
+
 def _require_local() -> None:
     """Check that the libraries that read this machine's exports are installed."""
     from slipway.distribution import require
@@ -237,5 +245,6 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "delete": (delete, (f"slipway delete {_EXPORT}",)),
     "formats": (formats, ("slipway formats", "slipway formats --coordinator localhost:7070 --json")),
     "workers": (workers, ("slipway workers --coordinator localhost:7070",)),
+    "projects": (projects, ("slipway projects --coordinator localhost:7070",)),
 }
 """Commands by name, in the order of the help, with their examples."""

@@ -3,23 +3,39 @@
 ::
 
     projects:
-      "*": {unended_exports: 500, highest_priority: 50}    # of every project that is not named
-      research: {weight: 2, unended_exports: 2000}         # what is left out is as for "*"
+      "*": {unended_exports: 500, highest_priority: 50, stored_bytes: 2TB}    # of every project that is not named
+      research: {weight: 2, stored_bytes: 20TB, gpu_seconds: 360000}          # what is left out is as for "*"
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from slipway.security.access.grants import PROJECT
 from slipway.security.access.principals import ALL_PROJECTS
+from slipway.sizes import parse_size
+from slipway.texts import MalformedText
 
 MOST_LABELS = 100
 """Projects that metrics name; the others are counted together."""
 OTHER = "other"
+
+WINDOW_DAYS = 30
+"""Days, by UTC and with today, whose GPU seconds count together."""
+_LARGEST = 2**63 - 1
+
+
+def _bytes(value: object) -> object:
+    """Return the bytes of a size that is written as a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_size(value)
+    except MalformedText as error:
+        raise ValueError(f"this is not a size: {error.remedy}") from None  # what the file has may be a secret
 
 
 class ProjectLimits(BaseModel):
@@ -29,6 +45,9 @@ class ProjectLimits(BaseModel):
         weight: Its share of the workers, compared with the weights of the other projects that wait for them.
         unended_exports: Most exports that wait or run at a time; None for any number.
         highest_priority: Highest priority of an export.
+        stored_bytes: Bytes of its artifacts in the store with which no new export begins; None for any number.
+        gpu_seconds: GPU seconds of the last :data:`WINDOW_DAYS` days with which no new export that needs a GPU begins; None for any
+            number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -36,6 +55,8 @@ class ProjectLimits(BaseModel):
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
     unended_exports: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     highest_priority: Annotated[int, Field(ge=-100, le=100)] = 100
+    stored_bytes: Annotated[int, BeforeValidator(_bytes), Field(ge=0, le=_LARGEST)] | None = None
+    gpu_seconds: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
 
 
 class Projects:
@@ -54,6 +75,11 @@ class Projects:
             if name != ALL_PROJECTS
         }
         self._labels = frozenset(list(self._named)[:MOST_LABELS])
+
+    @property
+    def names(self) -> Collection[str]:
+        """The projects that the file names."""
+        return self._named.keys()
 
     def limits(self, project: str) -> ProjectLimits:
         """Return the limits of a project."""

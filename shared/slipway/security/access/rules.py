@@ -66,6 +66,8 @@ RULES: Mapping[str, Rule] = {
     # Formats are the same for everybody; of workers and of what waits, each caller sees what its projects show.
     "/slipway.v1.CoordinatorService/ListFormats": Rule(VIEWERS, max_bytes=_SMALL),
     "/slipway.v1.CoordinatorService/ListWorkers": Rule(VIEWERS, max_bytes=_SMALL),
+    # Each caller sees its own projects.
+    "/slipway.v1.CoordinatorService/ListProjects": Rule(VIEWERS, max_bytes=_SMALL),
     "/slipway.v1.WorkerService/Synchronize": _REPORT,
     "/slipway.v1.WorkerService/CompleteTask": _REPORT,
     "/slipway.v1.StageService/Describe": Rule(VIEWERS, max_bytes=_SMALL),

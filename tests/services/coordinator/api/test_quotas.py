@@ -113,6 +113,16 @@ def test_what_a_project_leaves_out_is_as_for_others() -> None:
     assert Projects().limits("any") == ProjectLimits()
 
 
+def test_bytes_are_a_number_or_a_size(tmp_path: Path) -> None:
+    path = tmp_path / "access.yaml"
+    principal = {"name": "ci", "role": "viewer", "projects": ["*"], "token_sha256": token_hash(TOKEN)}
+    sizes = {"a": 5, "b": "2TB", "c": "1.5 GiB", "d": "0", "e": None}
+    limits = {name: {"stored_bytes": size} for name, size in sizes.items()}
+    path.write_text(yaml.safe_dump({"principals": [principal], "projects": limits}))
+    read = load_access(path).projects
+    assert [one.stored_bytes for one in read.values()] == [5, 2 * 10**12, 3 << 29, 0, None]
+
+
 def test_few_projects_have_a_name_in_metrics() -> None:
     projects = Projects({"*": ProjectLimits()} | {f"p{number}": ProjectLimits() for number in range(500)})
     labels = {projects.label(f"p{number}") for number in range(1000)}
@@ -128,6 +138,13 @@ def test_few_projects_have_a_name_in_metrics() -> None:
         ({"red": {"unended_exports": -1}}, "unended_exports"),
         ({"red": {"highest_priority": 101}}, "highest_priority"),
         ({"red": {"gpus": 1}}, "gpus"),
+        ({"red": {"gpu_seconds": -1}}, "gpu_seconds"),
+        ({"red": {"gpu_seconds": "2h"}}, "gpu_seconds"),
+        ({"red": {"gpu_seconds": 2**63}}, "gpu_seconds"),
+        ({"red": {"stored_bytes": -1}}, "stored_bytes"),
+        ({"red": {"stored_bytes": "much"}}, "this is not a size: write it like 8GiB"),
+        ({"red": {"stored_bytes": "9999999999TB"}}, "stored_bytes"),
+        ({"red": {"stored_bytes": [1]}}, "stored_bytes"),
         ({"Red/..": {}}, "not the name of a project"),
         ({"red": 3}, "red"),
         (["red"], "projects"),

@@ -45,7 +45,16 @@ def test_formats_and_workers_are_what_the_document_says(place: HttpPlace) -> Non
     assert {each["project"] for each in answer["queue"]} == {"red"}
     assert {each["reason"] for each in answer["queue"]} == {"WAIT_REASON_NO_WORKER"}
     assert all("project" not in each for each in place.call("neighbour", "GET", "/v1/workers").json["queue"])
-    for path in ("/v1/formats?pageToken=x", "/v1/workers?pageToken=x", "/v1/workers?pageSize=-1"):
+    answer = place.call("viewer", "GET", "/v1/projects").json
+    check("ListProjectsResponse", answer)
+    (project,) = answer["projects"]
+    assert (project["name"], project["usage"]["unendedExports"]) == ("projects/red", 1)
+    for path in (
+        "/v1/projects?pageToken=x",
+        "/v1/formats?pageToken=x",
+        "/v1/workers?pageToken=x",
+        "/v1/workers?pageSize=-1",
+    ):
         assert place.call("viewer", "GET", path).status == 400
     assert place.call("", "GET", "/v1/workers").status == 401
     assert place.call("viewer", "POST", "/v1/workers", {}).status == 405

@@ -1,0 +1,125 @@
+"""The tables of artifacts and uploaded content: which project owns which.
+
+A project owns the sources and results of its exports, for as long as these are remembered, and the artifacts it made of content
+it uploaded. Uploaded content is remembered for a day, so that an artifact can be made of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+
+import sqlalchemy as sa
+
+from slipway_coordinator.storage.journal import Transactions
+from slipway_coordinator.storage.projects.stored_bytes import StoredBytes
+from slipway_coordinator.storage.schema import artifacts as _artifacts
+from slipway_coordinator.storage.schema import blobs as _blobs
+from slipway_coordinator.storage.schema import exports as _exports
+
+_UPLOAD_SECONDS = 86_400.0
+"""Longest time between the upload of content and the creation of its artifact."""
+_MOST_VARIABLES = 500  # variables of one query
+
+_ADD_ARTIFACT = sa.text("""
+    INSERT INTO slipway_artifacts (project, digest, export, create_time)
+    VALUES (:project, :digest, :export, :create_time) ON CONFLICT DO NOTHING
+""")
+_ADD_BLOB = sa.text("""
+    INSERT INTO slipway_blobs (project, digest, create_time) VALUES (:project, :digest, :create_time)
+    ON CONFLICT DO NOTHING
+""")
+
+
+class Ownership:
+    """The tables. All calls block for some milliseconds, and join an open transaction.
+
+    The journal makes all changes of artifacts: who has an artifact first, or as the last one, is known only if no other transaction
+    changes that meanwhile.
+
+    Args:
+        transactions: The transactions of the coordinator.
+        stored: Counts the bytes of artifacts.
+    """
+
+    def __init__(self, transactions: Transactions, stored: StoredBytes) -> None:
+        self._transactions = transactions
+        self._stored = stored
+
+    def find_owned(self, project: str, digests: Iterable[str]) -> set[str]:
+        """Return which of these artifacts belong to a project."""
+        return self._find(_artifacts, project, digests)
+
+    def page(self, projects: Collection[str] | None, *, limit: int, after: str = "") -> list[str]:
+        """Return digests of the artifacts of some projects (None: of all) that sort after ``after``."""
+        query = sa.select(_artifacts.c.digest).distinct().where(_artifacts.c.digest > after)
+        if projects is not None:
+            query = query.where(_artifacts.c.project.in_(sorted(projects)))
+        with self._transactions.begin() as connection:
+            return list(connection.execute(query.order_by(_artifacts.c.digest).limit(limit)).scalars())
+
+    def projects_with_exports(self) -> set[str]:
+        """Return the projects that have exports."""
+        with self._transactions.begin() as connection:
+            return set(connection.execute(sa.select(_exports.c.project).distinct()).scalars())
+
+    def find_uploaded(self, project: str, digests: Iterable[str]) -> set[str]:
+        """Return which of these contents a project has uploaded."""
+        return self._find(_blobs, project, digests)
+
+    def record_upload(self, project: str, digest: str) -> None:
+        """Record that a project has uploaded the content of a digest."""
+        with self._transactions.begin() as connection:
+            old = _blobs.c.create_time < time.time() - _UPLOAD_SECONDS
+            connection.execute(sa.delete(_blobs).where(old))
+            connection.execute(_ADD_BLOB, {"project": project, "digest": digest, "create_time": time.time()})
+
+    def record_artifact(self, project: str, digest: str) -> None:
+        """Record that a project has made an artifact of uploaded content; making it again renews its time."""
+        with self._transactions.begin() as connection:
+            self.note("", [digest], project=project)
+            made = (_artifacts.c.project == project, _artifacts.c.digest == digest, _artifacts.c.export == "")
+            connection.execute(sa.update(_artifacts).where(*made).values(create_time=time.time()))
+
+    def note(self, export: str, digests: Iterable[str], *, project: str) -> None:
+        """Give a project artifacts of one of its exports; an empty name stands for no export."""
+        ordered = sorted(set(digests))
+        if not ordered:
+            return
+        row = {"project": project, "export": export, "create_time": time.time()}
+        with self._transactions.begin() as connection:
+            owned = self.find_owned(project, ordered)
+            connection.execute(_ADD_ARTIFACT, [row | {"digest": digest} for digest in ordered])
+            self._stored.ask(ordered)
+            self._stored.give(project, [digest for digest in ordered if digest not in owned])
+
+    def forget(self, export: str) -> None:
+        """Remove a project's ownership through an export that is deleted."""
+        self._remove(_artifacts.c.export == export)
+
+    def forget_artifacts(self, *, before: float, limit: int = 500) -> int:
+        """Forget artifacts made before a time that belong to no export, ``limit`` of them at most; return how many."""
+        return self._remove(_artifacts.c.export == "", _artifacts.c.create_time < before, limit=limit)
+
+    def _remove(self, *conditions: sa.ColumnElement[bool], limit: int | None = None) -> int:
+        query = sa.select(_artifacts.c.project, _artifacts.c.digest, _artifacts.c.export).where(*conditions)
+        with self._transactions.begin() as connection:
+            removed: dict[str, set[str]] = {}
+            rows = connection.execute(query.limit(limit)).all()
+            for row in rows:
+                one = (_artifacts.c[name] == value for name, value in row._mapping.items())
+                connection.execute(sa.delete(_artifacts).where(*one))
+                removed.setdefault(row.project, set()).add(row.digest)
+            for project, digests in removed.items():
+                self._stored.take(project, sorted(digests - self.find_owned(project, digests)))
+        return len(rows)
+
+    def _find(self, table: sa.Table, project: str, digests: Iterable[str]) -> set[str]:
+        asked, matches = sorted(set(digests)), set[str]()
+        with self._transactions.begin() as connection:
+            for start in range(0, len(asked), _MOST_VARIABLES):
+                some = table.c.digest.in_(asked[start : start + _MOST_VARIABLES])
+                matches |= set(
+                    connection.execute(sa.select(table.c.digest).where(table.c.project == project, some)).scalars()
+                )
+        return matches

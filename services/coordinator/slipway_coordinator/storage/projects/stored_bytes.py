@@ -1,0 +1,176 @@
+"""The tables of stored bytes: which content the artifacts of each project have, and how large that is together.
+
+Content counts once in a project, however many of its artifacts have it, and in every project that has it. Sizes come from manifests,
+which are read once for each artifact and outside of transactions (:mod:`slipway_coordinator.workflow.metering`). Files under
+:data:`SMALL_BYTES` count together with their artifact: a row for each of them would make the tables several times as large.
+
+Sums are kept in the transactions that give an artifact to a project or take it away. There is one writer at a time: all these
+transactions are the journal's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+
+import sqlalchemy as sa
+
+from slipway.artifacts import Manifest
+from slipway_coordinator.storage.journal import Transactions
+from slipway_coordinator.storage.schema import artifacts as _artifacts
+from slipway_coordinator.storage.schema import contents as _contents
+from slipway_coordinator.storage.schema import measurements as _measurements
+from slipway_coordinator.storage.schema import usage as _usage
+
+SMALL_BYTES = 1 << 20
+MOST_BYTES = 1 << 50
+"""Largest artifact that is believed: sums must fit their columns."""
+
+_ASK = sa.text("""
+    INSERT INTO slipway_measurements (artifact, state) VALUES (:artifact, 'unknown')
+    ON CONFLICT (artifact) DO UPDATE SET state = 'unknown' WHERE slipway_measurements.state = 'missing'
+""")
+_ANSWER = sa.text("UPDATE slipway_measurements SET state = :state WHERE artifact = :artifact AND state <> 'known'")
+_NEW_BYTES = sa.text("""
+    SELECT COALESCE(SUM(c.size_bytes), 0) FROM slipway_contents c WHERE c.artifact = :artifact AND NOT EXISTS (
+        SELECT 1 FROM slipway_stored s WHERE s.project = :project AND s.digest = c.digest)
+""")
+_GIVE = sa.text("""
+    INSERT INTO slipway_stored (project, digest, size_bytes, artifacts)
+    SELECT :project, digest, size_bytes, 1 FROM slipway_contents WHERE artifact = :artifact
+    ON CONFLICT (project, digest) DO UPDATE SET artifacts = slipway_stored.artifacts + 1
+""")
+_TAKE = sa.text("""
+    UPDATE slipway_stored SET artifacts = artifacts - 1
+    WHERE project = :project AND digest IN (SELECT digest FROM slipway_contents WHERE artifact = :artifact)
+""")
+_DROP = sa.text("""
+    DELETE FROM slipway_stored
+    WHERE project = :project AND artifacts <= 0 AND digest IN (SELECT digest FROM slipway_contents WHERE artifact = :artifact)
+    RETURNING size_bytes
+""")
+_COUNT = sa.text("""
+    INSERT INTO slipway_usage (project, stored_bytes) VALUES (:project, :bytes)
+    ON CONFLICT (project) DO UPDATE SET stored_bytes = slipway_usage.stored_bytes + excluded.stored_bytes
+""")
+_NEXT = sa.text("""
+    SELECT artifact FROM slipway_measurements WHERE state = 'unknown' AND artifact > :after ORDER BY artifact LIMIT :limit
+""")
+_UNMEASURED = sa.text("""
+    SELECT a.project, COUNT(DISTINCT a.digest) AS artifacts FROM slipway_measurements m JOIN slipway_artifacts a ON a.digest = m.artifact
+    WHERE m.state = 'unknown' GROUP BY a.project
+""")
+
+
+class Measurement(StrEnum):
+    """Whether the content of an artifact is known. MISSING: the store did not have the artifact, or what it had is none."""
+
+    UNKNOWN = "unknown"
+    KNOWN = "known"
+    MISSING = "missing"
+
+
+class StoredBytes:
+    """The tables. All calls block for some milliseconds, and join an open transaction.
+
+    Args:
+        transactions: The transactions of the coordinator.
+    """
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._asked = False
+
+    def take_asked(self) -> bool:
+        """Return whether artifacts wait to be measured since the last call, whose transaction may have failed."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    # In the transactions that change what a project has
+
+    def ask(self, artifacts: Collection[str]) -> None:
+        """Ask for the measurement of artifacts that were made or named just now: one that was missing may be there again."""
+        self._asked = True
+        with self._transactions.begin() as connection:
+            connection.execute(_ASK, [{"artifact": artifact} for artifact in artifacts])
+
+    def give(self, project: str, artifacts: Collection[str]) -> None:
+        """Count artifacts that the project did not have; what is not measured counts later."""
+        with self._transactions.begin() as connection:
+            for artifact in artifacts:
+                self._give(connection, project, artifact)
+
+    def take(self, project: str, artifacts: Collection[str]) -> None:
+        """Stop counting artifacts that the project has no more; forget those that no project has any more."""
+        with self._transactions.begin() as connection:
+            for artifact in artifacts:
+                values = {"project": project, "artifact": artifact}
+                connection.execute(_TAKE, values)
+                freed = sum(connection.execute(_DROP, values).scalars())
+                if freed:
+                    connection.execute(_COUNT, {"project": project, "bytes": -freed})
+                others = sa.select(_artifacts.c.digest).where(_artifacts.c.digest == artifact).limit(1)
+                if connection.execute(others).first() is None:
+                    connection.execute(sa.delete(_contents).where(_contents.c.artifact == artifact))
+                    connection.execute(sa.delete(_measurements).where(_measurements.c.artifact == artifact))
+
+    # Measuring
+
+    def unmeasured(self, *, limit: int, after: str = "") -> list[str]:
+        """Return artifacts that are not measured yet and sort after ``after``."""
+        with self._transactions.begin() as connection:
+            return list(connection.execute(_NEXT, {"after": after, "limit": limit}).scalars())
+
+    def record(self, artifact: str, contents: Mapping[str, int] | None) -> None:
+        """Store the content of an artifact and count it in its projects; harmless to repeat.
+
+        Args:
+            artifact: Its digest.
+            contents: Sizes by digest, see :func:`contents_of`; None if the store lacks the artifact.
+        """
+        state = Measurement.MISSING if contents is None else Measurement.KNOWN
+        with self._transactions.begin() as connection:
+            if not connection.execute(_ANSWER, {"state": state.value, "artifact": artifact}).rowcount or not contents:
+                return  # it is measured already, or no project has it any more
+            rows = [{"artifact": artifact, "digest": each, "size_bytes": size} for each, size in contents.items()]
+            connection.execute(sa.insert(_contents), rows)
+            owners = sa.select(_artifacts.c.project).distinct().where(_artifacts.c.digest == artifact)
+            for project in connection.execute(owners).scalars().all():
+                self._give(connection, project, artifact)
+
+    def _give(self, connection: sa.Connection, project: str, artifact: str) -> None:
+        values = {"project": project, "artifact": artifact}
+        new = int(connection.execute(_NEW_BYTES, values).scalar_one())
+        connection.execute(_GIVE, values)
+        if new:
+            connection.execute(_COUNT, {"project": project, "bytes": new})
+
+    # Look-ups
+
+    def of(self, project: str) -> int:
+        """Return the stored bytes of a project."""
+        query = sa.select(_usage.c.stored_bytes).where(_usage.c.project == project)
+        with self._transactions.begin() as connection:
+            return connection.execute(query).scalar() or 0
+
+    def by_project(self) -> dict[str, int]:
+        """Return the stored bytes of every project that has any."""
+        query = sa.select(_usage).where(_usage.c.stored_bytes != 0)
+        with self._transactions.begin() as connection:
+            return {row.project: row.stored_bytes for row in connection.execute(query)}
+
+    def unmeasured_by_project(self) -> dict[str, int]:
+        """Return the number of artifacts of each project that are not measured yet."""
+        with self._transactions.begin() as connection:
+            return {row.project: row.artifacts for row in connection.execute(_UNMEASURED)}
+
+
+def contents_of(artifact: str, manifest: Manifest) -> dict[str, int] | None:
+    """Return the sizes of the contents of an artifact by digest; None for a size that cannot be.
+
+    The manifest and the small files are one of them, under the digest of the artifact.
+    """
+    files = {file.digest: file.size_bytes for file in manifest.files}
+    contents = {digest: size for digest, size in files.items() if size >= SMALL_BYTES and digest != artifact}
+    contents[artifact] = len(manifest.to_bytes()) + sum(size for size in files.values() if size < SMALL_BYTES)
+    return contents if sum(contents.values()) <= MOST_BYTES else None

@@ -1,0 +1,72 @@
+"""Admit exports that begin: within the limits of the coordinator and of their projects, also for calls at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from slipway.security.access.projects import CurrentProjects
+from slipway_coordinator.model.quotas import Unended, check_gpu_seconds, check_stored_bytes, need_gpu
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.workflow.feed import Call
+
+
+class Admission:
+    """Decides which exports may begin. Used on one event loop.
+
+    Args:
+        database: Knows what projects use.
+        unended: The exports that have not ended.
+        projects: Returns the limits of projects.
+        most: Limit of unended exports of all projects together.
+        call: Runs a blocking function in a thread.
+    """
+
+    def __init__(
+        self, database: Database, unended: Unended, projects: CurrentProjects, *, most: int, call: Call
+    ) -> None:
+        self._database = database
+        self._unended = unended
+        self._projects = projects
+        self._most = most
+        self._call = call
+
+    @asynccontextmanager
+    async def place(self, record: ExportRecord) -> AsyncIterator[None]:
+        """Hold a place for an export that begins, until the block ends.
+
+        Raises:
+            ServiceError: reason ``QUEUE_FULL`` or ``QUOTA_EXCEEDED`` if there is none.
+        """
+        await self.check_usage(record)
+        with self._unended.coming(record.project, self._projects().limits(record.project), most=self._most):
+            yield
+
+    def count_unended(self, project: str) -> int:
+        """Return how many exports of a project wait or run."""
+        return self._unended.count(project)
+
+    async def check_usage(self, record: ExportRecord) -> None:
+        """Refuse an export whose project has used up what it may.
+
+        Raises:
+            ServiceError: reason ``QUOTA_EXCEEDED``.
+        """
+        await self.check_stored_bytes(record.project)
+        limits = self._projects().limits(record.project)
+        planned = (task.requirements for task in record.tasks)
+        if limits.gpu_seconds is not None and (record.needs_gpu or need_gpu(planned)):
+            days = await self._call(lambda: self._database.gpu_seconds.by_day(record.project))
+            check_gpu_seconds(record.project, limits, days)
+
+    async def check_stored_bytes(self, project: str) -> None:
+        """Refuse more content of a project that has as many bytes in the store as it may.
+
+        Raises:
+            ServiceError: reason ``QUOTA_EXCEEDED``.
+        """
+        limits = self._projects().limits(project)
+        if limits.stored_bytes is not None:
+            stored = await self._call(lambda: self._database.stored_bytes.of(project))
+            check_stored_bytes(project, limits, stored)

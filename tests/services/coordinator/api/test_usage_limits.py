@@ -1,0 +1,277 @@
+"""Limits of stored bytes and GPU seconds: a real coordinator, store and workers; what is new is refused by name, what runs goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from slipway.artifacts import ManifestFile
+from slipway.artifacts.digests import digest_bytes
+from slipway.client import Client
+from slipway.configuration import parse
+from slipway.errors import ModelExportError
+from slipway.requirements import Needs, Requirements
+from slipway.rpc.messages import asked_configuration_message
+from slipway.sources.addresses import Allowed
+from slipway_coordinator.api.export_service import new_record
+from slipway_coordinator.api.worker_service import worker_report
+from slipway_coordinator.model.records import ExportRecord
+from slipway_protos.v1 import coordinator_pb2 as pb
+from slipway_protos.v1 import export_pb2, worker_pb2
+from support.coordinators.artifact_places import PEOPLE, Place, write
+from support.coordinators.harness import CONFIGURATION, DIGEST, state, states, tiny_export, tiny_task, wait_for
+from support.coordinators.joined_workers import MACHINE, joined
+
+MORE = {**PEOPLE, "robots": "role: worker"}
+ON_GPU = Requirements(any_of=(Needs(gpu=True),))
+TWO_GPUS = replace(MACHINE, gpu_architecture="sm89", gpu_memory_bytes=24 << 30, gpus=2)
+
+
+class LimitedPlace(Place):
+    """A coordinator whose access file has limits of projects."""
+
+    def limit(self, **projects: Mapping[str, Any]) -> None:
+        path = self.home / "access.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "projects": projects}))
+
+    def artifact(self, name: str, *, size: int = 2000) -> str:
+        """Put an artifact into the store, as who holds its credentials."""
+        path = self.home / f"{name}.bin"
+        path.write_bytes(name.encode().ljust(size, b"."))
+        return self.store.put_files({"data": path})
+
+    def usage(self, project: str = "red") -> pb.ProjectUsage:
+        with self.client_of("admin") as client:
+            return next(
+                (each.usage for each in client.list_projects() if each.name == f"projects/{project}"), pb.ProjectUsage()
+            )
+
+    def measured(self, project: str = "red") -> int:
+        """Return the stored bytes once all artifacts are measured."""
+        wait_for(lambda: not self.usage(project).unmeasured_artifacts)
+        return self.usage(project).stored_bytes
+
+    def begin(self, export_id: str, *tasks: Any) -> str:
+        record = tiny_export(export_id, *tasks, base=self.base())
+        renamed = {**record.model_dump(), "name": f"projects/red/exports/{export_id}"}
+        return self.submit(ExportRecord.model_validate(renamed))
+
+
+@contextmanager
+def limited(home: Path, *, lease_seconds: float = 30.0, **projects: Mapping[str, Any]) -> Iterator[LimitedPlace]:
+    place = LimitedPlace(home, people=MORE, workers_gone=False, lease_seconds=lease_seconds)
+    place.limit(**projects)
+    with place:
+        yield place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[LimitedPlace]:
+    with limited(tmp_path) as place:
+        yield place
+
+
+def create(client: Client, digest: str, *, formats: dict[str, Any] | None = None, **more: Any) -> str:
+    configuration = parse({"formats": formats}) if formats else CONFIGURATION
+    return client.create_export(configuration, sources={"base": digest, "adapter": digest}, **more).name
+
+
+def refusal(error: ModelExportError) -> tuple[str, str, int, int]:
+    assert error.reason == "QUOTA_EXCEEDED"
+    assert not error.failure().retryable, "a client that repeats it at once gets the same"
+    about = error.about
+    return str(about["project"]), str(about["quota"]), int(str(about["value"])), int(str(about["limit"]))
+
+
+def test_no_export_begins_and_nothing_is_uploaded_with_the_bytes_used_up(place: LimitedPlace) -> None:
+    base, other, third = (place.artifact(name) for name in ("base", "other", "third"))
+    place.limit(red={"stored_bytes": "3kB"})
+    pushed = place.home / "pushed"
+    pushed.mkdir()
+    (pushed / "text").write_text("pushed")
+    with place.client_of("admin", project="red") as client, place.client_of("submitter") as submitter:
+        first = create(client, base, export_id="first", request_id="r1")
+        assert 2000 < place.measured() < 3000
+        create(
+            client, other, export_id="second"
+        )  # less than the limit is used: it may be exceeded by what is under way
+        used = place.measured()
+        assert used > 4000
+        for more in ({}, {"validate_only": True}, {"export_id": "third"}):
+            with pytest.raises(ModelExportError, match=r"has 4\.\d kB in the store, 3\.0 kB is its limit") as caught:
+                create(client, third, **more)
+            assert refusal(caught.value) == ("red", "stored_bytes", used, 3000)
+        assert "delete exports" in str(caught.value)
+        assert create(client, base, export_id="first", request_id="r1") == first, "it was made before"
+        client.cancel_export(first)
+        wait_for(lambda: state(client.get_export(first)) == "cancelled")
+        with pytest.raises(ModelExportError) as caught:
+            client.retry_export(first)
+        assert refusal(caught.value)[1] == "stored_bytes"
+        with pytest.raises(ModelExportError) as caught:
+            submitter.push_artifact(pushed)
+        assert refusal(caught.value)[1] == "stored_bytes"
+        assert client.push_artifact({"data": place.home / "other.bin"}) == other, "it is the project's already"
+        with place.client_of("admin", project="blue") as blue:
+            create(blue, base)
+        client.delete_export(first)
+        assert 2000 < place.measured() < 3000
+        digest = submitter.push_artifact(pushed)
+        create(submitter, digest)
+        place.limit(red={"stored_bytes": 0})
+        with pytest.raises(ModelExportError):
+            create(client, third)
+        place.limit()
+        create(client, third)
+    assert place.measured("blue") > 2000
+
+
+def test_an_upload_is_refused_before_its_content_is_taken(place: LimitedPlace) -> None:
+    place.limit(red={"stored_bytes": 0})
+    (place.home / "text").write_text("text")
+    with place.client_of("submitter") as client, pytest.raises(ModelExportError) as caught:
+        client._artifacts("").put_files({"text": place.home / "text"})
+    assert refusal(caught.value) == ("red", "stored_bytes", 0, 0)
+    file = ManifestFile("text", 4, digest_bytes(b"text"), "")
+    with place.client_of("submitter") as client, place.client_of("neighbour") as neighbour:
+        assert write(client._calls, "red", file, b"text") is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert write(neighbour._calls, "blue", file, b"text") is grpc.StatusCode.OK
+    assert place.forgotten_uploads() == 0
+
+
+def test_what_runs_goes_on_with_the_bytes_used_up(place: LimitedPlace) -> None:
+    gate = place.home / "gate"
+    place.limit(red={"stored_bytes": 1})
+    with joined(place, "one", security=place.security_of("robots")), place.client_of("admin", project="red") as client:
+        waiting = tiny_task("a", sleep_seconds=60, unless=str(gate))
+        name = place.begin("x", waiting, tiny_task("b", needs=("a",)))
+        assert place.measured() > 1
+        with pytest.raises(ModelExportError) as caught:
+            place.begin("y", tiny_task("a"))
+        assert caught.value.reason == "QUOTA_EXCEEDED"
+        before = place.usage().stored_bytes
+        gate.touch()
+        wait_for(lambda: state(client.get_export(name)) == "succeeded")
+        assert place.measured() > before, "its results count"
+
+
+def test_gpu_seconds_limit_what_needs_a_gpu_and_survive_a_restart(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    first = tiny_task("a", sleep_seconds=60, unless=str(gate)).with_(requirements=ON_GPU)
+    then = tiny_task("b", needs=("a",)).with_(requirements=ON_GPU)
+    with limited(tmp_path, red={"gpu_seconds": 1}) as place, place.client_of("admin", project="red") as client:
+        with joined(place, "gpu", security=place.security_of("robots"), machine=TWO_GPUS):
+            name = place.begin("x", first, then)
+            wait_for(lambda: place.usage().gpu_seconds >= 1)
+            with pytest.raises(
+                ModelExportError, match=r"used GPUs for \d+ seconds in 30 days, 1 is its limit"
+            ) as caught:
+                place.begin("y", first)
+            project, quota, value, limit = refusal(caught.value)
+            assert (project, quota, limit, value >= 1) == ("red", "gpu_seconds", 1, True)
+            assert "(UTC) if nothing more of it runs until then, or leave out what needs a GPU" in str(caught.value)
+            free = place.begin("z", tiny_task("a"))
+            gate.touch()
+            for each in (name, free):
+                wait_for(lambda each=each: client.get_export(each).HasField("end_time"))  # type: ignore[misc]
+                assert state(client.get_export(each)) == "succeeded", "what runs goes on, and what needs no GPU begins"
+            assert states(client.get_export(name)) == {"a": "succeeded", "b": "succeeded"}
+        with pytest.raises(ModelExportError) as caught:
+            create(client, place.base(), formats={"tensorrt": {"enabled": True}}, validate_only=True)
+        assert refusal(caught.value)[1] == "gpu_seconds"
+        create(client, place.base(), validate_only=True)
+        used = place.usage().gpu_seconds
+        client.delete_export(name)
+        assert place.usage().gpu_seconds == used, "what was used stays used"
+    with limited(tmp_path, red={"gpu_seconds": 1}) as place:
+        assert place.usage().gpu_seconds == used
+        with pytest.raises(ModelExportError) as caught:
+            place.begin("y", first)
+        assert refusal(caught.value)[1] == "gpu_seconds"
+        place.limit(red={"gpu_seconds": 3600})
+        place.begin("y", first)
+
+
+def test_a_task_that_runs_while_the_coordinator_is_away_counts_all_its_time(tmp_path: Path) -> None:
+    task = tiny_task("a", sleep_seconds=60)
+    with limited(tmp_path) as place:
+        with joined(place, "gpu", security=place.security_of("robots"), machine=TWO_GPUS) as worker:
+            name = place.begin("x", task)
+            wait_for(lambda: place.usage().gpu_seconds > 0)
+            worker.vanish()
+        before = place.usage().gpu_seconds
+    with limited(tmp_path, lease_seconds=1.0) as place, place.client_of("admin", project="red") as client:
+        assert place.usage().gpu_seconds >= before, "no lease has ended, so none of its time is lost"
+        client.cancel_export(name)
+        wait_for(lambda: client.get_export(name).HasField("end_time"))
+        used = place.usage().gpu_seconds
+        assert used >= before
+        assert place.usage().gpu_seconds == used, "its lease has ended"
+
+
+@pytest.mark.parametrize("by_address", [False, True])
+def test_a_plan_that_follows_an_import_needs_its_gpu_already(by_address: bool) -> None:
+    source = {"checkpoint.path": "s3://runs/one", "base_model.name": "s3://models/base"} if by_address else {}
+    for settings, expected in (({"formats": {"tensorrt": {"enabled": True}}}, True), ({}, False)):
+        configuration = parse(settings | source)
+        request = export_pb2.CreateExportRequest(
+            parent="projects/red",
+            configuration=asked_configuration_message(configuration),
+            sources={} if by_address else {"base": DIGEST, "adapter": DIGEST},
+        )
+        record = new_record(request, import_from=Allowed.parse("s3://runs,s3://models"))
+        assert [task.id for task in record.tasks][:1] == (["import"] if by_address else ["merge"])
+        assert record.needs_gpu is expected
+
+
+def test_workers_say_how_many_gpus_they_have() -> None:
+    def gpus(**can: Any) -> int:
+        request = worker_pb2.SynchronizeRequest(stages=["merge"], capabilities=worker_pb2.Capabilities(**can))
+        return worker_report("w", request).gpus
+
+    assert gpus(gpu_architecture="sm89", gpus=8) == 8
+    assert gpus(gpu_architecture="sm89") == 1, "a worker of an earlier version"
+    assert gpus(gpus=8) == 0
+    assert gpus(gpu_architecture="sm89", gpus=2**31 - 1) == 1024
+    assert gpus(gpu_architecture="sm89", gpus=-5) == 1
+
+
+def test_each_caller_sees_its_own_projects(place: LimitedPlace) -> None:
+    limits: dict[str, Mapping[str, Any]] = {
+        "*": {"unended_exports": 7},
+        "red": {"weight": 3, "stored_bytes": "2TB"},
+        "green": {"gpu_seconds": 5},
+    }
+    place.limit(**limits)
+    with place.client_of("admin", project="lilac") as client:
+        create(client, place.artifact("base"))
+
+    def seen(who: str) -> dict[str, pb.Project]:
+        with place.client_of(who) as client:
+            return {each.name.removeprefix("projects/"): each for each in client.list_projects(page_size=1)}
+
+    place.measured("lilac")
+    assert list(seen("admin")) == ["green", "lilac", "red"]
+    assert list(seen("neighbour")) == ["blue"]
+    (red,) = seen("viewer").values()
+    assert red.limits == pb.ProjectLimits(weight=3, highest_priority=100, unended_exports=7, stored_bytes=2 * 10**12)
+    assert red.usage == pb.ProjectUsage()
+    lilac = seen("admin")["lilac"]
+    assert (lilac.usage.unended_exports, lilac.usage.stored_bytes > 2000) == (1, True)
+    assert not lilac.limits.HasField("stored_bytes")
+    assert seen("admin")["green"].limits.gpu_seconds == 5
+    with place.client_of("viewer") as client:
+        for request in (pb.ListProjectsRequest(page_size=-1), pb.ListProjectsRequest(page_token="x")):
+            with pytest.raises(ModelExportError) as caught:
+                client._calls.call(client._calls.coordinator.ListProjects, request)
+            assert caught.value.reason == "REQUEST_INVALID"
+    with place.client_of("robots") as client, pytest.raises(ModelExportError) as caught:
+        list(client.list_projects())
+    assert caught.value.reason == "PERMISSION_DENIED"

@@ -1,0 +1,221 @@
+"""Bytes of projects: content counts once in each project that has it, for as long as one of its artifacts does; SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from slipway.artifacts import Manifest, ManifestFile
+from slipway_coordinator.model.quotas import ProjectUsage
+from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.storage import migrations, schema
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_access import state_at
+from slipway_coordinator.storage.projects import stored_bytes
+from slipway_coordinator.storage.projects.stored_bytes import MOST_BYTES, SMALL_BYTES, contents_of
+from support.coordinators.harness import tiny_export, tiny_task
+from support.servers.postgres_server import PostgresServer, postgres_server
+
+LARGE = 3 * SMALL_BYTES
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer) -> Iterator[Database]:
+    shared = request.param == "postgres"
+    state = state_at(server.create(f"d{time.monotonic_ns()}") if shared else str(tmp_path / "state.db"))
+    database = Database(state.url)
+    database.migrate()
+    database.prepare()
+    yield database
+    database.close()
+
+
+def digest(text: str) -> str:
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def artifact(**sizes: int) -> Manifest:
+    """An artifact with a file for each name, whose content is that of the name and size."""
+    return Manifest.of(ManifestFile(name, size, digest(f"{name}{size}"), "") for name, size in sizes.items())
+
+
+def own_bytes(manifest: Manifest) -> int:
+    """What an artifact takes besides its large files."""
+    return len(manifest.to_bytes()) + sum(f.size_bytes for f in manifest.files if f.size_bytes < SMALL_BYTES)
+
+
+def export(name: str, *sources: Manifest, project: str = "red") -> ExportRecord:
+    record = tiny_export(name, tiny_task("m"))
+    named = {str(number): each.digest for number, each in enumerate(sources)}
+    return record.with_(name=f"projects/{project}/exports/{name}", sources=named)
+
+
+def measure(database: Database, *manifests: Manifest) -> None:
+    for manifest in manifests:
+        database.stored_bytes.record(manifest.digest, contents_of(manifest.digest, manifest))
+
+
+BASE, TUNED = artifact(weights=LARGE, tokenizer=10), artifact(weights=LARGE, adapter=2 * SMALL_BYTES)
+BASE_BYTES = LARGE + own_bytes(BASE)
+BOTH_BYTES = BASE_BYTES + 2 * SMALL_BYTES + own_bytes(TUNED)
+
+
+def test_content_counts_once_in_a_project_and_fully_in_each(database: Database) -> None:
+    stored = database.stored_bytes
+    assert database.insert(export("a", BASE))
+    assert database.insert(export("b", BASE, TUNED))
+    assert database.insert(export("c", BASE, project="blue"))
+    assert stored.of("red") == 0
+    assert stored.unmeasured(limit=9) == sorted([BASE.digest, TUNED.digest])
+    assert stored.unmeasured(limit=1, after=min(BASE.digest, TUNED.digest)) == [max(BASE.digest, TUNED.digest)]
+    assert database.usage() == {"red": ProjectUsage(0, 2, 0.0), "blue": ProjectUsage(0, 1, 0.0)}
+    for _ in range(2):  # as after a restart
+        measure(database, BASE, TUNED)
+    assert (stored.of("red"), stored.of("blue"), stored.unmeasured(limit=9)) == (BOTH_BYTES, BASE_BYTES, [])
+    database.delete("projects/red/exports/b")
+    assert (stored.of("red"), stored.of("blue")) == (BASE_BYTES, BASE_BYTES), "another export has the base"
+    for _ in range(2):
+        database.delete("projects/red/exports/a")
+    assert (stored.of("red"), stored.of("blue")) == (0, BASE_BYTES)
+    assert database.insert(export("d", BASE))
+    assert stored.of("red") == BASE_BYTES, "it is measured already"
+    for name in ("red/exports/d", "blue/exports/c"):
+        database.delete(f"projects/{name}")
+    assert (stored.of("red"), stored.of("blue")) == (0, 0)
+    with database.transactions.begin() as connection:
+        for table in (schema.measurements, schema.contents, schema.stored):
+            assert connection.execute(sa.select(table)).all() == [], f"{table.name} keeps what nobody has"
+
+
+def test_results_and_uploads_count_as_sources_do(database: Database) -> None:
+    first = export("a", BASE)
+    assert database.insert(first)
+    done = first.tasks[0].with_(outputs={"out": TUNED.digest})
+    later = first.with_task(done).with_(revision=2)
+    for _ in range(2):
+        assert database.save(later, before=first)
+    database.ownership.record_artifact("red", TUNED.digest)
+    measure(database, BASE, TUNED)
+    assert database.stored_bytes.of("red") == BOTH_BYTES
+    database.delete(first.name)
+    assert database.stored_bytes.of("red") == LARGE + 2 * SMALL_BYTES + own_bytes(TUNED)
+    assert database.ownership.forget_artifacts(before=time.time() + 1) == 1
+    assert database.stored_bytes.of("red") == 0
+
+
+def test_what_is_missing_counts_once_it_was_made_again(database: Database) -> None:
+    stored = database.stored_bytes
+    assert database.insert(export("a", BASE))
+    stored.record(BASE.digest, None)
+    assert (stored.of("red"), stored.unmeasured(limit=9)) == (0, [])
+    assert database.insert(export("b", BASE, project="blue"))
+    assert stored.unmeasured(limit=9) == [BASE.digest]
+    measure(database, BASE)
+    assert (stored.of("red"), stored.of("blue")) == (BASE_BYTES, BASE_BYTES)
+    stored.record(BASE.digest, None)
+    assert stored.of("red") == BASE_BYTES, "what is measured stays"
+    measure(database, TUNED)
+    assert stored.of("red") == BASE_BYTES, "of what no project has, nothing is kept"
+
+
+def test_a_transaction_that_is_rolled_back_counts_nothing(database: Database) -> None:
+    assert database.insert(export("a", BASE))
+    measure(database, BASE)
+    with contextlib.suppress(ZeroDivisionError), database.transactions.begin():
+        database.delete("projects/red/exports/a")
+        assert database.stored_bytes.of("red") == 0
+        _ = 1 / 0
+    assert database.stored_bytes.of("red") == BASE_BYTES
+
+
+def test_any_order_of_changes_leads_to_what_is_there(database: Database) -> None:
+    """The sums that are kept are those that a count of everything gives, after each of some hundred changes."""
+    choice = random.Random(7)
+    contents = {f"f{number}": choice.choice([5, SMALL_BYTES, LARGE]) for number in range(6)}
+    made = [artifact(**{name: contents[name] for name in choice.sample(sorted(contents), 3)}) for _ in range(8)]
+    manifests = {each.digest: each for each in made}
+    owned: dict[str, set[tuple[str, str]]] = {"red": set(), "blue": set()}  # artifacts with the exports that have them
+    measured: set[str] = set()
+    for number in range(120):
+        project = choice.choice(sorted(owned))
+        match choice.choice(["insert", "insert", "upload", "measure", "delete", "forget"]):
+            case "insert":
+                sources = choice.sample(made, 2)
+                assert database.insert(export(f"e{number}", *sources, project=project))
+                owned[project] |= {(each.digest, f"projects/{project}/exports/e{number}") for each in sources}
+            case "upload":
+                database.ownership.record_artifact(project, (one := choice.choice(made)).digest)
+                owned[project].add((one.digest, ""))
+            case "measure":
+                for each in database.stored_bytes.unmeasured(limit=choice.choice([1, 9])):
+                    measure(database, manifests[each])
+                    measured.add(each)
+            case "delete" if names := sorted({name for _, name in owned[project] if name}):
+                database.delete(name := choice.choice(names))
+                owned[project] = {one for one in owned[project] if one[1] != name}
+            case "forget":
+                database.ownership.forget_artifacts(before=time.time() + 1)
+                owned = {name: {one for one in has if one[1]} for name, has in owned.items()}
+        measured &= {each for has in owned.values() for each, _ in has}
+        for name, has in owned.items():
+            known = [contents_of(each, manifests[each]) or {} for each in {one for one, _ in has} & measured]
+            expected = sum({key: size for each in known for key, size in each.items()}.values())
+            assert database.stored_bytes.of(name) == expected, f"after change {number}"
+
+
+def test_small_files_count_with_their_artifact_and_impossible_sizes_not_at_all() -> None:
+    assert contents_of(BASE.digest, BASE) == {digest(f"weights{LARGE}"): LARGE, BASE.digest: own_bytes(BASE)}
+    twice = Manifest.of([ManifestFile(name, LARGE, digest("same"), "") for name in "ab"])
+    assert sum((contents_of(twice.digest, twice) or {}).values()) == LARGE + own_bytes(twice)
+    empty = Manifest(())
+    assert contents_of(empty.digest, empty) == {empty.digest: len(empty.to_bytes())}
+    assert contents_of("x", artifact(weights=MOST_BYTES)) is None
+    assert contents_of("x", artifact(weights=2**62)) is None
+
+
+def test_artifacts_of_an_earlier_version_are_measured_after_the_migration(database: Database) -> None:
+    ended = export("a", BASE, TUNED).with_(state=ExportState.SUCCEEDED)
+    assert database.insert(ended)
+    assert database.insert(export("b", BASE, project="blue"))
+    with database.transactions.begin() as connection:  # back to what the version before had
+        for table in ("measurements", "contents", "stored", "usage", "gpu_seconds"):
+            connection.execute(sa.text(f"DROP TABLE slipway_{table}"))
+        connection.execute(sa.text("DROP INDEX ix_slipway_leases_gpus"))
+        for column in ("gpus", "since"):
+            connection.execute(sa.text(f"ALTER TABLE slipway_leases DROP COLUMN {column}"))
+        connection.execute(sa.text("DELETE FROM slipway_schema WHERE version >= 9"))
+    assert database.migrate() == len(migrations.MIGRATIONS) - 8
+    database.prepare()
+    assert database.stored_bytes.unmeasured(limit=9) == sorted([BASE.digest, TUNED.digest])
+    measure(database, BASE, TUNED)
+    assert database.stored_bytes.by_project() == {"red": BOTH_BYTES, "blue": BASE_BYTES}
+
+
+def test_looking_reads_few_rows(database: Database) -> None:
+    """A check at the creation of an export reads one row of a key, and unmeasured artifacts are found by an index."""
+    with database.transactions.begin() as connection:
+        if connection.dialect.name != "sqlite":
+            pytest.skip("the plan for tables without rows says nothing in PostgreSQL")
+        plans = [
+            str(connection.execute(sa.text(f"EXPLAIN QUERY PLAN {query}")).all())
+            for query in (
+                "SELECT stored_bytes FROM slipway_usage WHERE project = 'red'",
+                str(stored_bytes._NEXT).replace(":after", "''").replace(":limit", "9"),
+                "SELECT export, gpus, since FROM slipway_leases WHERE gpus > 0 AND state = 'held'",
+            )
+        ]
+    assert ["SEARCH" in plans[0], "ix_slipway_measurements_unknown" in plans[1]] == [True, True]
+    assert "ix_slipway_leases_gpus" in plans[2]
