@@ -33,7 +33,11 @@ REFUSED: dict[str, tuple[Object, str]] = {
     ),
     "two-access-files": (
         {"access": {"existingSecret": "access", "principals": [{"name": "ci", "role": "submitter"}]}},
-        "access.principals and access.issuers would not be read beside access.existingSecret: put them",
+        "access.principals, access.issuers and access.projects would not be read beside access.existingSecret: put them",
+    ),
+    "limits-beside-an-access-file": (
+        {"access": {"existingSecret": "access", "projects": {"red": {"weight": 2}}}},
+        "access.projects would not be read beside access.existingSecret",
     ),
     "a-worker-that-is-none": (
         {"workers": {"mergee": {"replicas": 1}}},
@@ -191,6 +195,14 @@ WRONG: dict[str, tuple[Object, str]] = {
     "a-host-of-two-words-for-http": ({"http": {"ingress": {"host": "a.example.org b"}}}, "at '/http/ingress/host'"),
     "a-host-of-two-words": ({"ingress": {"host": "a.example.org b"}}, "at '/ingress/host'"),
     "a-namespace-that-is-none": ({"keda": {"namespace": "a: b"}}, "at '/keda/namespace'"),
+    "a-limit-that-is-none": (
+        {"access": {"projects": {"red": {"gpus": 1}}}},
+        "at '/access/projects/red'",
+    ),
+    "bytes-that-are-no-size": (
+        {"access": {"projects": {"red": {"stored_bytes": "much"}}}},
+        "at '/access/projects/red/stored_bytes'",
+    ),
     "several-hubs-in-one-text": ({"import": {"from": ["hf://a hf://b"]}}, "at '/import/from/0'"),
 }  # fmt: skip
 """Values that the schema refuses."""

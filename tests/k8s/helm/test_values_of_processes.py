@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.manifests.chart import VERSION, needs_helm
+from support.manifests.chart import PRODUCTION, VERSION, changed, needs_helm, render_chart
 from support.manifests.chart_values import (
     CLEANUP,
     COORDINATOR,
@@ -15,6 +16,7 @@ from support.manifests.chart_values import (
     MIGRATE,
     TOKEN,
     Case,
+    access_file,
     assert_changes,
     every,
     principals,
@@ -34,6 +36,13 @@ PLACED = {
     "affinity": {"nodeAffinity": {}},
     "podLabels": {"team": "models"},
     "podAnnotations": {"example.org/cost": "models"},
+}
+
+
+LIMITS: dict[str, Any] = {
+    "*": {},
+    "red": {"stored_bytes": 20_000_000_000_000, "gpu_seconds": 36_000_000},
+    "blue": {"weight": 3, "stored_bytes": "500GB"},
 }
 
 
@@ -272,6 +281,7 @@ CASES: list[Case] = [
         ),
     ),
     ("migration", {"migration": PLACED}, lambda c: placed(c) == {MIGRATE}),
+    ("access.projects", {"access": {"projects": LIMITS}}, lambda c: access_file(c)["projects"] == LIMITS),
     (
         "priorityClasses",
         {"priorityClasses": {"create": False, "coordinator": "high"}},
@@ -305,3 +315,15 @@ CASES: list[Case] = [
 @pytest.mark.parametrize(("values", "holds"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_a_value_changes_what_it_should(values: Object, holds: Callable[[Cluster], bool]) -> None:
     assert_changes(values, holds)
+
+
+def test_a_coordinator_reads_the_limits_of_projects(tmp_path: Path) -> None:
+    """Helm writes large numbers as 2e+13 where it is not told otherwise."""
+    from slipway.security.access.access_file import load_access
+
+    file = tmp_path / "access.yaml"
+    cluster = Cluster(render_chart(changed(PRODUCTION, {"access": {"projects": LIMITS}})))
+    file.write_text(cluster.named("ConfigMap", "slipway-access")["data"]["access.yaml"])
+    read = load_access(file).projects
+    assert {name: one.stored_bytes for name, one in read.items()} == {"*": None, "red": 2 * 10**13, "blue": 5 * 10**11}
+    assert (read["red"].gpu_seconds, read["blue"].weight, read["*"].model_fields_set) == (36_000_000, 3, set())

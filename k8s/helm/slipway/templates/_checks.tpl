@@ -28,7 +28,7 @@
 {{- if not (get $.Values.tls.secrets .) }}{{ $problems = append $problems (printf "tls.source is secrets, and there is none for %s: set tls.secrets.%s, or tls.source to cert-manager" . .) }}{{ end -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.access.existingSecret (or .Values.access.principals .Values.access.issuers) }}{{ $problems = append $problems "access.principals and access.issuers would not be read beside access.existingSecret: put them into that Secret" }}{{ end -}}
+{{- if and .Values.access.existingSecret (or .Values.access.principals .Values.access.issuers .Values.access.projects) }}{{ $problems = append $problems "access.principals, access.issuers and access.projects would not be read beside access.existingSecret: put them into that Secret" }}{{ end -}}
 {{- toYaml $problems -}}
 {{- end -}}
 
