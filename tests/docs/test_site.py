@@ -57,6 +57,15 @@ def test_every_page_of_the_menu_is_written(site: dict[str, Any], tmp_path: Path)
     assert "::: slipway.Client\n" in (tmp_path / "pages" / "reference/clients.md").read_text()
 
 
+def test_every_page_is_in_the_menu() -> None:
+    named = yaml.safe_dump(yaml.safe_load(CONFIGURATION.read_text())["nav"])
+    pages = [
+        path.relative_to(ROOT).as_posix() for part in ("docs", "docs/tutorials") for path in (ROOT / part).glob("*.md")
+    ]
+    assert len(pages) > 25
+    assert [page for page in pages if page not in named] == []
+
+
 def test_nothing_of_the_site_comes_from_another_host() -> None:
     theme = yaml.safe_load(CONFIGURATION.read_text())["theme"]
     assert theme["font"] is False

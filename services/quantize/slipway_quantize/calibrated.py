@@ -15,6 +15,7 @@ import numpy as np
 
 from slipway.errors import ModelExportError, QuantizationError
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.levels import WIDTHS
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
 from slipway.texts import counted
 from slipway_quantize.grid.rounding import GivenCodes, Rounded
@@ -25,7 +26,6 @@ WEIGHTS, DESCRIPTION = "weights.safetensors", "calibration.json"
 WITHOUT_DATA = "rtn"
 """Method of the weights that a calibration lacks."""
 SCHEMA = 1
-_WIDTHS = (3, 4, 8)
 _TYPES = {"codes": ("I8", np.int8), "scales": ("F32", np.float32), "zero_points": ("I8", np.int8)}
 _MOST_ERROR = 0.25
 """Largest error of a rounded weight, as a share of its energy: 3 bits add a thirtieth, the integers of another model twice the energy."""
@@ -256,7 +256,7 @@ def _method(entry: Any) -> str:
 def _bits(entry: Any, name: str, usual: int) -> int:
     """Return the bits of a weight's codes: its own, or else ``usual``."""
     bits = entry.get("bits", usual) if isinstance(entry, dict) else usual
-    if isinstance(bits, bool) or bits not in _WIDTHS:
+    if isinstance(bits, bool) or bits not in WIDTHS:
         raise mismatch_error(f"{name!r} has codes of {bits!r} bits", tensor=name)
     return int(bits)
 

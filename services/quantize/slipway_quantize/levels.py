@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from slipway.errors import QuantizationError
+from slipway.levels import WIDTHS
 from slipway.sizes import format_size
 
 CASTS = ("fp16", "bf16")
@@ -30,12 +31,22 @@ GroupSize = Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)]
 """Weights that share a scale, as a parameter of a stage."""
 
 
+def _width(value: int) -> int:
+    if value not in WIDTHS:
+        raise ValueError(f"{value} is no width of integers; use {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]}")
+    return value
+
+
+Bits = Annotated[int, AfterValidator(_width)]
+"""Bits of a weight, as a parameter of a stage."""
+
+
 @dataclass(frozen=True, slots=True)
 class IntLevel:
     """An integer level of the weights.
 
     Attributes:
-        bits: 3, 4 or 8.
+        bits: One of ``slipway.levels.WIDTHS``.
         group_size: Weights per scale.
         packed: Whether integers and scales are stored; if not, the same values as dense weights of the original type.
         keep: Names of linear layers that keep their type.

@@ -78,11 +78,11 @@ class _Graphs:
         source, target, params, ctx = request.source, request.target, request.params, request.ctx
         with LeftOutSource(source, request.inputs) as left_out:
             if LEVELS[params.level].activations:
-                from slipway_quantize.activations.levels import write_level
+                from slipway_quantize.activations.rounded_levels import write_level
 
                 return write_level(request, left_out, dequantized_first=self._dequantized_first)
             if params.integers is not None:
-                from slipway_quantize.graphs.integer import write_int
+                from slipway_quantize.graphs.integer_graph import write_int
 
                 return write_int(
                     source,

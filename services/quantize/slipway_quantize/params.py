@@ -17,7 +17,7 @@ from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import LARGEST_SEED
 from slipway.stage import StageParams
 from slipway_quantize.experts import experts_refusal, mixture_of
-from slipway_quantize.levels import CASTS, GroupSize, IntLevel, SizeBudget
+from slipway_quantize.levels import CASTS, Bits, GroupSize, IntLevel, SizeBudget
 
 WITHOUT_BUDGET = "leave the size budget out, or use the ONNX format"
 _CONV1D_MODELS = ("gpt2", "openai-gpt")
@@ -74,7 +74,7 @@ class QuantizeParams(StageParams):
         le=1,
         description="without a size budget and without a calibration: share of the layers' weights that get 8 bits instead of fewer, by the weights alone",
     )
-    head_bits: Literal[3, 4, 8] = Field(
+    head_bits: Bits = Field(
         default=8,
         description="fewest bits of the head and of the table of token embeddings; at 8, a checkpoint keeps a head that is tied to the table as it is",
     )

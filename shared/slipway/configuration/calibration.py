@@ -10,8 +10,8 @@ from slipway.levels import LEVELS, bits_of
 SAMPLE_OF_RUN = "calibration.jsonl"
 """Name of the sample of its training data that a run may bring."""
 AUTO, WITHOUT_DATA = "auto", "rtn"
-_MOST_BITS_OF_AUTO = 4
-"""At 8 bits, rounding to the nearest is as good as everything else, and takes seconds."""
+_ENOUGH_BITS = 8
+"""From here on, rounding to the nearest is as good as everything else, and takes seconds."""
 
 
 _T = TypeVar("_T", bound=Sections)
@@ -40,9 +40,9 @@ def reserve_levels(configuration: Sections) -> dict[str, int]:
 
 
 def _levels(configuration: Sections, method: str) -> dict[str, int]:
-    most = _MOST_BITS_OF_AUTO if method == AUTO else max(each.bits or 0 for each in LEVELS.values())
     asked = _requested_levels(configuration)
-    return {level: bits for level in LEVELS if level in asked and (bits := bits_of(level)) and bits <= most}
+    levels = {level: bits for level in LEVELS if level in asked and (bits := bits_of(level))}
+    return {level: bits for level, bits in levels.items() if method != AUTO or bits < _ENOUGH_BITS}
 
 
 def reads_text(configuration: Sections) -> bool:

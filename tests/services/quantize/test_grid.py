@@ -27,7 +27,7 @@ def random(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
 
 
-@pytest.mark.parametrize(("bits", "gain"), [(4, 0.72), (8, 1.0)])
+@pytest.mark.parametrize(("bits", "gain"), [(4, 0.72), (5, 0.95), (6, 1.0), (8, 1.0)])
 def test_error_is_below_plain_rounding(bits: int, gain: float) -> None:
     weight = random(256, 256)
     codes, scales = quantize_groups(weight, bits=bits, group_size=32, scale_dtype=FLOAT32)
@@ -36,7 +36,7 @@ def test_error_is_below_plain_rounding(bits: int, gain: float) -> None:
     assert ours < gain * plain
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 5, 8])
 def test_weights_on_a_grid_survive_exactly(bits: int) -> None:
     limit = 1 << (bits - 1)
     codes = np.random.default_rng(0).integers(-limit, limit, (64, 64))
@@ -61,7 +61,7 @@ def test_zero_and_tiny_groups_become_zero_and_stay_finite(scale_dtype: type) -> 
 @given(
     rows=st.integers(1, 5),
     groups=st.integers(1, 3),
-    bits=st.sampled_from([4, 8]),
+    bits=st.sampled_from([4, 5, 8]),
     group=st.sampled_from([16, 32]),
     seed=st.integers(0, 1000),
     magnitude=st.sampled_from([1e-6, 1.0, 1e4]),

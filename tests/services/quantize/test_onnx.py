@@ -291,7 +291,7 @@ def test_example_travels_and_description_names_the_level(quantize: Quantize, tin
 _MEASURE = """
 import os, sys, threading
 from pathlib import Path
-import slipway_quantize.quantize, slipway_quantize.graphs.integer, slipway_quantize.graphs.half, slipway_quantize.checkpoints.compressed
+import slipway_quantize.quantize, slipway_quantize.graphs.integer_graph, slipway_quantize.graphs.half, slipway_quantize.checkpoints.compressed
 from slipway.stage import Context
 from slipway_quantize.stage import STAGE, QuantizeParams
 def anonymous():

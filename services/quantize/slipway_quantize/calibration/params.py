@@ -7,13 +7,13 @@ from typing import Literal
 from pydantic import Field
 
 from slipway.stage import StageParams
-from slipway_quantize.levels import GroupSize
+from slipway_quantize.levels import Bits, GroupSize
 
 
 class CalibrateParams(StageParams):
     """Parameters of the calibrate stage."""
 
-    bits: Literal[3, 4, 8] = Field(default=4, description="bits of a weight")
+    bits: Bits = Field(default=4, description="bits of a weight")
     group_size: GroupSize = Field(default=32, description="weights per scale; a power of two")
     method: Literal["auto", "rtn", "awq", "gptq", "autoround"] = Field(
         default="auto",

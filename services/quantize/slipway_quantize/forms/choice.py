@@ -69,7 +69,7 @@ def least_width(request: QuantizeRequest) -> int:
     """Return the number that the input width of a layer must be a multiple of."""
     level = request.params.integers
     if level is not None:
-        return max(level.group_size, 32) if level.bits == 3 else level.group_size  # whole words in a row
+        return math.lcm(level.group_size, 32 // math.gcd(32, level.bits))  # whole groups, and whole words in a row
     return {"mxfp4": Mxfp4.group_size, "nvfp4": Nvfp4.group_size}.get(request.params.level, 1)
 
 

@@ -1,4 +1,4 @@
-"""Integers of 3, 4 or 8 bits with a scale per group, packed into words (``pack-quantized``), or of 8 with one per output feature.
+"""Integers with a scale per group, packed into words (``pack-quantized``), or of 8 with one per output feature.
 
 A scale per output feature is for kernels that multiply activations of 8 bits by the weights.
 

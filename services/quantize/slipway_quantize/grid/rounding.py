@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from slipway.errors import QuantizationError
 from slipway.machine.compiled.library import best_kernel
 from slipway.texts import counted
-from slipway_quantize.grid.search import STEPS, Array, dequantize_groups, pack_codes, quantize_groups, unpack_codes
+from slipway_quantize.grid.search import Array, dequantize_groups, pack_codes, quantize_groups, steps_of, unpack_codes
 
 _CHUNK = 1 << 17
 """Weights that numpy works on at once: they stay in the processor's cache."""
@@ -27,6 +27,8 @@ TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 """The kernel's ``enum type``, by numpy's names."""
 MOST = 256
 """Most weights of a group."""
+KERNEL_BITS = (3, 4, 8)
+"""The widths that the kernel is compiled for; numpy rounds to all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.d
 
     Args:
         weight: Any float type and strides; K divisible by ``group_size``. (N, K)
-        bits: 3, 4 or 8.
+        bits: From 2 to 8.
         group_size: Weights per scale.
         scale_dtype: Stored type of the scales: float32, float16 or bfloat16.
         name: The weight's name, for errors.
@@ -76,8 +78,8 @@ def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.d
 
 def _fill(weight: Array, *, bits: int, packed: Array, scales: Array, name: str) -> tuple[float, float]:
     """Fill codes and scales; return the squares of error and weights."""
-    if compiled := kernel():
-        sums = compiled.quantize(weight, STEPS[bits], bits=bits, packed=packed, scales=scales)
+    if bits in KERNEL_BITS and (compiled := kernel()):
+        sums = compiled.quantize(weight, steps_of(bits), bits=bits, packed=packed, scales=scales)
         if not sums.finite:
             require_finite(weight, name)
         if not sums.fits:
@@ -183,10 +185,11 @@ class Kernel:
         Args:
             weight: float32, float16 or bfloat16, with contiguous rows or contiguous columns. (N, K)
             steps: Tried steps.
-            bits: 3, 4 or 8.
+            bits: One of ``KERNEL_BITS``.
             packed: uint8. (N, K · bits / 8)
             scales: float32, float16 or bfloat16. (N, G)
         """
+        assert bits in KERNEL_BITS
         rows, columns = weight.shape
         groups = scales.shape[1]
         size = columns // groups

@@ -16,10 +16,16 @@ _SMALLEST_SCALE = np.float32(1e-37)  # its inverse is still a float32
 STEPS = {
     3: np.array((1.0, 0.7, 0.8, 0.9, 1.1, 1.2), np.float32),
     4: np.array((1.0, 0.8, 0.875, 0.94, 1.06, 1.125), np.float32),
-    8: np.array((1.0,), np.float32),
 }
 """The steps tried for each group, by bits, relative to the one that just reaches its largest weight. A smaller step clips that weight
-a little and may fit all others better; at 8 bits this gains nothing."""
+a little and may fit all others better."""
+_ONE_STEP = np.array((1.0,), np.float32)
+"""With more bits than those, others gain nothing."""
+
+
+def steps_of(bits: int) -> NDArray[np.float32]:
+    """Return the steps that are tried for each group."""
+    return STEPS.get(bits, _ONE_STEP)
 
 
 def quantize_groups(weight: Array, *, bits: int, group_size: int, scale_dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -33,7 +39,7 @@ def quantize_groups(weight: Array, *, bits: int, group_size: int, scale_dtype: n
 
     Args:
         weight: (N, K) floating point, finite; K divisible by ``group_size``.
-        bits: 3, 4 or 8.
+        bits: From 2 to 8.
         group_size: Weights per scale.
         scale_dtype: Stored type of the scales. One that is too large for it is infinite, and the codes of its group are 0.
 
@@ -54,7 +60,7 @@ def _fit_scale(groups: Array, *, bits: int) -> Array:
     largest = np.take_along_axis(groups, np.abs(groups).argmax(0)[None], 0)[0]  # signed
     scale = step = largest / np.float32(-(1 << (bits - 1)))
     best = np.full_like(step, -1.0)
-    for factor in STEPS[bits]:
+    for factor in steps_of(bits):
         codes = _nearest_codes(groups, step * factor, bits=bits)
         product = _sum(codes * groups)
         fitted = product / np.maximum(_sum(codes * codes), np.float32(1))
@@ -95,15 +101,15 @@ def pack_codes(codes: Array, *, bits: int) -> Array:
     """Pack codes (N, K) into unsigned bytes (N, K · bits / 8), offset by ``2**(bits-1)``, the first of two codes in the low nibble.
 
     As little-endian int32 words this is the ``pack-quantized`` layout of compressed-tensors (K a multiple of 8), and as bytes
-    it is ``B`` of ONNX Runtime's MatMulNBits. Codes of 3 bits follow each other from the lowest bit up.
+    it is ``B`` of ONNX Runtime's MatMulNBits. Codes of any other width follow each other from the lowest bit up.
     """
     unsigned = (codes.astype(np.int16) + (1 << (bits - 1))).astype(np.uint8)
     if bits == 8:
         return unsigned
-    if bits == 3:
-        digits = unsigned[:, :, None] >> np.arange(bits, dtype=np.uint8) & 1
-        return np.packbits(digits.reshape(len(codes), -1), axis=1, bitorder="little")
-    return unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
+    if bits == 4:
+        return unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
+    digits = unsigned[:, :, None] >> np.arange(bits, dtype=np.uint8) & 1
+    return np.packbits(digits.reshape(len(codes), -1), axis=1, bitorder="little")
 
 
 def pack_words(codes: Array, *, bits: int) -> Array:
@@ -121,10 +127,11 @@ def unpack_codes(packed: Array, *, bits: int) -> Array:
     """Return codes (N, K) int8 from packed ones (N, K · bits / 8)."""
     if bits == 8:
         return (packed ^ 0x80).view(np.int8)
-    if bits == 3:
-        digits = np.unpackbits(packed, axis=1, bitorder="little").reshape(len(packed), -1, bits)
-        return (digits << np.arange(bits, dtype=np.uint8)).sum(axis=2, dtype=np.uint8).view(np.int8) - np.int8(4)
-    codes = np.empty((len(packed), 2 * packed.shape[1]), np.int8)
-    codes[:, 0::2] = packed & 15
-    codes[:, 1::2] = packed >> 4
-    return codes - np.int8(8)
+    if bits == 4:
+        codes = np.empty((len(packed), 2 * packed.shape[1]), np.int8)
+        codes[:, 0::2] = packed & 15
+        codes[:, 1::2] = packed >> 4
+        return codes - np.int8(8)
+    digits = np.unpackbits(packed, axis=1, bitorder="little").reshape(len(packed), -1, bits)
+    unsigned = (digits << np.arange(bits, dtype=np.uint8)).sum(axis=2, dtype=np.uint8)
+    return unsigned.view(np.int8) - np.int8(1 << (bits - 1))

@@ -17,7 +17,8 @@ from slipway.model.weights import reading
 from slipway.proof.stored_weights import Coded, Dense, NotUnderstoodError, StoredWeight, Turned, count_non_finite
 
 _STORED = re.compile(r"(?P<weight>.+\.weight)(?P<part>_packed|)")
-_BITS = (3, 4, 8)
+_BITS = range(2, 9)
+"""Widths of integers that words hold one after the other."""
 _SCALED = ("I8", "F8_E4M3", "F8_E5M2")
 """Types of weights that are whole numbers or small floats with a scale beside them."""
 _FLOAT8 = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
@@ -142,7 +143,7 @@ def _fits(scales: Tensor, shape: Sequence[int]) -> bool:
 def _unpack(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
     """Unpack codes from little-endian words that are offset by half of their range: int32 (R, K)."""
     bytes_ = packed[rows].contiguous().view(torch.uint8)
-    if bits == 3:
+    if bits not in (4, 8):
         digits = torch.from_numpy(np.unpackbits(bytes_.numpy(), axis=1, bitorder="little"))
         digits = digits[:, : digits.shape[1] // bits * bits].reshape(len(bytes_), -1, bits).int()
         return (digits << torch.arange(bits)).sum(dim=2, dtype=torch.int32) - (1 << (bits - 1))
