@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from slipway.observability import metrics
 from slipway.reasons import REASONS
-from support.manifests.prometheus_rules import ALERTS, DEPLOY, alerts, dashboard, dashboard_queries, needs_promtool
+from support.manifests.prometheus_rules import (
+    ALERTS,
+    DEPLOY,
+    alerts,
+    dashboard,
+    dashboard_queries,
+    dashboard_variable,
+    needs_promtool,
+)
 
 ROOT = Path(__file__).parents[2]
 METRICS = {metric.name: metric for metric in metrics.METRICS}
@@ -55,11 +66,12 @@ def test_prometheus_itself_takes_every_query(tmp_path: Path) -> None:
 
 def test_the_dashboard_asks_the_data_source_and_the_installation_that_are_chosen() -> None:
     variables = {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
-    assert set(variables) == {"datasource", "cluster", "namespace"}
+    assert set(variables) == {"datasource", "tracing", "cluster", "namespace"}
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
     targets = [target for panel in dashboard()["panels"] for target in panel.get("targets", ())]
     asked = {(one["datasource"]["type"], one["datasource"]["uid"]) for one in targets}
-    asked |= {(one["datasource"]["type"], one["datasource"]["uid"]) for one in list(variables.values())[1:]}
+    labels = (variables["cluster"], variables["namespace"])
+    asked |= {(one["datasource"]["type"], one["datasource"]["uid"]) for one in labels}
     assert asked == {("prometheus", "${datasource}")}
     for target in targets:
         names = re.findall(r"\b(?:slipway|process)_[a-z_]+", target["expr"])
@@ -72,6 +84,74 @@ def test_the_dashboard_asks_the_data_source_and_the_installation_that_are_chosen
 def test_grafana_is_given_a_data_source_of_that_kind() -> None:
     given = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "datasources.yaml").read_text())
     assert [source["type"] for source in given["datasources"] if source.get("isDefault")] == ["prometheus"]
+
+
+def test_an_exemplar_leads_to_its_trace() -> None:
+    """Grafana takes this link from the data source, not from the dashboard."""
+    given = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "datasources.yaml").read_text())
+    sources = {source["uid"]: source for source in given["datasources"]}
+    (metrics_source,) = (source for source in sources.values() if source["type"] == "prometheus")
+    (destination,) = metrics_source["jsonData"]["exemplarTraceIdDestinations"]
+    assert destination["name"] == "trace_id"
+    assert sources[destination["datasourceUid"]]["type"] == dashboard_variable("tracing")["query"] == "jaeger"
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert "--enable-feature=exemplar-storage" in compose["services"]["prometheus"]["command"]
+
+
+def test_histograms_with_exemplars_are_shown_with_them() -> None:
+    shown = {
+        family(name).name
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+        if target.get("exemplar")
+        for name in re.findall(r"\bslipway_[a-z_]+", target["expr"])
+    }
+    assert shown == {
+        metrics.CALL_SECONDS.name,
+        metrics.QUEUE_SECONDS.name,
+        metrics.EXPORT_SECONDS.name,
+        metrics.ATTEMPT_SECONDS.name,
+        metrics.STAGE_SECONDS.name,
+        metrics.STAGE_PEAK.name,
+    }
+
+
+LINKED = [panel for panel in dashboard()["panels"] if panel.get("fieldConfig", {}).get("defaults", {}).get("links")]
+LABELS = {"stage": "onnx_export", "state": "failed", "reason": "OUT_OF_MEMORY", "outcome": "failed"}
+SPANS = {"slipway-coordinator": {"export run", "onnx_export attempt"}, "slipway-worker": {"stage onnx_export"}}
+
+
+def filled_in(text: str, *, labels: str) -> str:
+    """Fill in a link's variables as Grafana does for a line with some labels; no other variable is known."""
+    known = {f"__field.labels.{label}": LABELS[label] for label in labels.split(", ")}
+    known |= {"tracing": "uid-of-jaeger", "__from": "1000", "__to": "2000"}
+    return re.sub(r"\$\{([^}]+)\}", lambda found: known[found[1]], text)
+
+
+@pytest.mark.parametrize("panel", LINKED, ids=lambda panel: panel["title"])
+def test_a_line_leads_to_a_search_for_its_traces(panel: Any) -> None:
+    (link,), (target,) = panel["fieldConfig"]["defaults"]["links"], panel["targets"]
+    (labels,) = re.findall(r"\bby \((?:le, )?([a-z, ]+)\)", target["expr"])
+    assert "$" not in filled_in(link["title"], labels=labels)
+    address = urlsplit(filled_in(link["url"], labels=labels))
+    assert address.path == "/explore"
+    (pane,) = json.loads(parse_qs(address.query)["panes"][0]).values()
+    assert (pane["datasource"], pane["range"]) == ("uid-of-jaeger", {"from": "1000", "to": "2000"})
+    (query,) = pane["queries"]
+    assert query["datasource"] == {"type": dashboard_variable("tracing")["query"], "uid": "uid-of-jaeger"}
+    assert query["queryType"] == "search"
+    assert query["operation"] in SPANS[query["service"]]
+    tags = dict(tag.split("=") for tag in query.get("tags", "").split())
+    assert tags.items() <= {f"slipway.{name}": value for name, value in LABELS.items()}.items()
+
+
+def test_exports_attempts_and_tasks_lead_to_their_traces() -> None:
+    assert [panel["title"] for panel in LINKED] == [
+        "Duration of exports, 95 %",
+        "Duration of attempts, 95 %",
+        "Failed attempts per hour, by reason",
+        "Tasks, 95 % of their duration",
+    ]
 
 
 def test_every_metric_is_on_the_dashboard() -> None:

@@ -22,6 +22,7 @@ from dbos import DBOS
 
 from slipway.artifacts import ArtifactStore
 from slipway.artifacts.opening import blobs_of, open_store
+from slipway.observability.audit_records import sending_audit
 from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.rpc.serving import add_health_and_reflection
@@ -327,7 +328,12 @@ def _run(arguments: argparse.Namespace) -> None:
         allow_anonymous=arguments.allow_anonymous,
     )
     webhooks = None if arguments.webhooks is None else WebhooksFile(arguments.webhooks)
-    with tracing(settings, service="slipway-coordinator"), serving(arguments.metrics) as port:
+    service = "slipway-coordinator"
+    with (
+        tracing(settings, service=service),
+        serving(arguments.metrics) as port,
+        sending_audit(settings, service=service),
+    ):
         if port:
             log.info(f"metrics on port {port}")
         # Queued exports hold many long-lived objects; frequent garbage collection over them would pause every call.

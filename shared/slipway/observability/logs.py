@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
+AUDIT_LOGGER = "slipway.audit"
+"""Logger of the audit log; see :mod:`slipway.security.access.audit`."""
+
 _STEPS = ("slipway.coordinator", "slipway.worker")
 """Loggers whose info lines a progress display shows already."""
 
@@ -83,7 +86,7 @@ def configure_service_logs(level: str, *, form: str = "") -> None:
     else:
         handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("slipway.audit").setLevel(logging.INFO)  # written at every log level
+    logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)  # written at every log level
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.distribution import own_version
 from slipway.errors import ServiceError
+from slipway.observability.telemetry import recorded_trace_id
 from slipway.texts import number_of
 
 if TYPE_CHECKING:
@@ -53,10 +54,19 @@ class Histogram(Metric):
 
     buckets: tuple[float, ...] = _SECONDS
 
-    def observe(self, value: float, **labels: str) -> None:
-        """Record one value."""
+    def observe(self, value: float, *, traceparent: str = "", **labels: str) -> None:
+        """Record one value.
+
+        Args:
+            value: The value.
+            traceparent: Span that took this long or this much. If it is recorded, its trace is the exemplar of the value's range, which
+                a page in the OpenMetrics format shows.
+            labels: Values of the labels.
+        """
         if _served is not None:
-            _with_labels(_served.families[self.name], labels).observe(value)
+            trace_id = recorded_trace_id(traceparent)
+            exemplar = {"trace_id": trace_id} if trace_id else None
+            _with_labels(_served.families[self.name], labels).observe(value, exemplar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +189,12 @@ CALLS_REFUSED = Counter(
     "slipway_calls_refused_total",
     "Calls refused before they reached a service, or ended because they took too long, by reason.",
     ("reason",),
+)
+
+AUDIT_RECORDS = Counter(
+    "slipway_audit_records_total",
+    "Records of the audit log for the collector, by outcome: sent, or dropped (queue_full, not_taken or ended).",
+    ("outcome",),
 )
 
 # Metrics of every process that uses a bucket

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: off unless ``SLIPWAY_TRACING`` is set. Only this module uses OpenTelemetry.
+"""OpenTelemetry spans: off unless ``SLIPWAY_TRACING`` is set. Only this package uses OpenTelemetry.
 
 A span's parent is a W3C ``traceparent`` text, so it passes through plans, leases and processes as plain data. While tracing is off,
 calls cost nothing.
@@ -13,18 +13,16 @@ import contextlib
 import hashlib
 import os
 import re
-import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
 
 from slipway.distribution import require
-from slipway.texts import escaped_json, redact
+from slipway.observability.otlp import SEND_SECONDS, own_resource, span_exporter
+from slipway.texts import redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -34,9 +32,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
-_FLUSH_MILLISECONDS = 3000
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _NO_SPAN = "0" * 16
+_SAMPLED = 1
+"""Bit of a traceparent's flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def tracing(settings: Settings, *, service: str = "slipway") -> Iterator[None]:
         yield
         return
     require("telemetry", what=f"SLIPWAY_TRACING={settings.tracing}", otherwise="unset it")
-    with _using_recorder(lambda: _exporter(settings), service):
+    with _using_recorder(lambda: span_exporter(settings), service):
         yield
 
 
@@ -93,27 +92,15 @@ def _using_recorder(make_exporter: Callable[[], SpanExporter], service: str) -> 
             if not _users:
                 ended, _recorder = _recorder, None
         if ended is not None:
-            ended.provider.force_flush(_FLUSH_MILLISECONDS)
+            ended.provider.force_flush(round(SEND_SECONDS * 1000))
             ended.provider.shutdown()
 
 
 def _start(exporter: SpanExporter, service: str) -> _Recorder:
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from slipway.distribution import own_version
-
-    # A resource of our own: the default one runs detectors. What the environment says of it comes before our names.
-    resource = Resource(
-        {
-            "service.name": service,
-            "service.version": own_version(),
-            "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
-            **_environment_attributes(os.environ),
-        }
-    )
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider = TracerProvider(resource=own_resource(service), shutdown_on_exit=False)
     processor = BatchSpanProcessor(exporter, schedule_delay_millis=500)
     provider.add_span_processor(processor)
     return _Recorder(provider, processor)
@@ -148,7 +135,7 @@ def span(
     linked = [trace.Link(context) for link in links if (context := _span_context(link)) is not None]
     with tracer.start_as_current_span(
         name,
-        context=_context(parent),
+        context=context_within(parent),
         kind=trace.SpanKind[kind.upper()],
         attributes=_redact_attributes(attributes or {}),
         links=linked,
@@ -299,30 +286,16 @@ def current_trace_id() -> str:
     return current_traceparent()[3:35]
 
 
-def _environment_attributes(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes in ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME``; the second wins."""
-    pairs = (pair.partition("=") for pair in environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
-    given = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
-    name = environment.get("OTEL_SERVICE_NAME", "").strip()
-    return given | ({"service.name": name} if name else {})
+def recorded_trace_id(traceparent: str) -> str:
+    """Return the trace of a span as 32 hexadecimal digits; empty if it is not sampled, or this process records no spans."""
+    is_recorded = _recorder is not None and is_traceparent(traceparent) and int(traceparent[-2:], 16) & _SAMPLED
+    return traceparent[3:35] if is_recorded else ""
 
 
-def _exporter(settings: Settings) -> SpanExporter:
-    if settings.tracing == "console":
-        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
-
-        return ConsoleSpanExporter(
-            out=sys.stderr, formatter=lambda finished: escaped_json(redact(finished.to_json(indent=None))) + "\n"
-        )
-    if settings.otlp_protocol == "http/protobuf":
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-        url = settings.otlp_endpoint.rstrip("/") + "/v1/traces"
-        return HttpExporter(endpoint=url, timeout=_FLUSH_MILLISECONDS / 1000)
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-    insecure = not settings.otlp_endpoint.startswith("https://")
-    return OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=insecure, timeout=_FLUSH_MILLISECONDS / 1000)
+def traceparent_of(trace_id: str) -> str:
+    """Return a trace of which only the id is known, not whether it is sampled; empty for a text that is no id."""
+    traceparent = f"00-{trace_id}-{_NO_SPAN}-00"
+    return traceparent if is_traceparent(traceparent) else ""
 
 
 def _redact_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,7 +327,8 @@ def _span_context(traceparent: str) -> Any:
     )
 
 
-def _context(parent: str) -> Any:
+def context_within(parent: str) -> Any:
+    """Return OpenTelemetry's context within a span; None for a text that is no ``traceparent``."""
     from opentelemetry import trace
 
     context = _span_context(parent)

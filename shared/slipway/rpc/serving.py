@@ -19,6 +19,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
 
 from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.observability.telemetry import is_traceparent
 from slipway.rpc.call_ends import STATUS_KEY, call_status
 from slipway.texts import number_of
 
@@ -90,6 +91,12 @@ def stream(method: Stream[S, Request, Response]) -> Stream[S, Request, Response]
             await abort(context, _unforeseen_failure(method.__name__, error))
 
     return call
+
+
+def call_traceparent(context: Context) -> str:
+    """Return the span that a call belongs to, as its caller says; empty if it names none."""
+    named = (value for key, value in context.invocation_metadata() or () if key == "traceparent")
+    return next((value for value in named if isinstance(value, str) and is_traceparent(value)), "")
 
 
 async def abort(context: Context, failure: Failure) -> NoReturn:

@@ -145,7 +145,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         is_written = self._audits and method in AUDITED
         attempt = Attempt(method, context, caller=current_principal.get, read=read, is_written=is_written)
         name = method.removeprefix("/") if method in self._rules else "other"
-        with measure_call(name, context, timed=not handler.response_streaming), audit_attempt(attempt):
+        timed = not handler.response_streaming
+        with measure_call(name, context, timed=timed, traceparent=attempt.traceparent), audit_attempt(attempt):
             yield attempt
 
     async def _read_requests(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from slipway.observability import metrics
@@ -15,27 +15,28 @@ _OK = "OK"
 
 
 @contextmanager
-def measure_call(method: str, context: Context, *, timed: bool) -> Iterator[None]:
+def measure_call(method: str, context: Context, *, timed: bool, traceparent: Callable[[], str]) -> Iterator[None]:
     """Count the call that the block answers, under the gRPC status code of its end.
 
     Args:
         method: Its name; one of few, as each is a time series of its own.
         context: Its context.
         timed: Whether its duration says how fast the server is: that of a stream says how long its reader stays.
+        traceparent: Returns the span that it belongs to, once it has ended.
     """
     began = time.monotonic()
+
+    def count(code: str) -> None:
+        metrics.CALLS.add(method=method, code=code)
+        if timed:
+            metrics.CALL_SECONDS.observe(time.monotonic() - began, traceparent=traceparent(), method=method)
+
     try:
         yield
     except BaseException as error:
-        _count(method, _status_code(reason_of(error, context)), began if timed else None)
+        count(_status_code(reason_of(error, context)))
         raise
-    _count(method, _OK, began if timed else None)
-
-
-def _count(method: str, code: str, began: float | None) -> None:
-    metrics.CALLS.add(method=method, code=code)
-    if began is not None:
-        metrics.CALL_SECONDS.observe(time.monotonic() - began, method=method)
+    count(_OK)
 
 
 def _status_code(reason: str) -> str:

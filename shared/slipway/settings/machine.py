@@ -22,6 +22,7 @@ _MOST = 1_000_000
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Tracing = Literal["", "otlp", "console"]
+Audit = Literal["", "otlp"]
 OtlpProtocol = Literal["grpc", "http/protobuf"]
 
 
@@ -54,6 +55,8 @@ class Settings(BaseModel):
         log_level: Level of Slipway's own log (``SLIPWAY_LOG_LEVEL``).
         tracing: ``otlp`` sends OpenTelemetry spans to ``OTEL_EXPORTER_OTLP_ENDPOINT`` (by default
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
+        audit: ``otlp`` sends the [audit log](../../docs/security.md#the-audit-log) of a coordinator or worker to the same collector, as
+            log records, besides standard error; empty is off (``SLIPWAY_AUDIT``).
         project: Project of exports at a coordinator (``SLIPWAY_PROJECT``).
         security: Certificates and tokens; see :class:`~slipway.settings.security.Security`.
         signing_key: Private key in PEM that signs what is published, unless another is named (``SLIPWAY_SIGNING_KEY``); its passphrase
@@ -79,6 +82,7 @@ class Settings(BaseModel):
     stage_environment: tuple[str, ...] = ()
     log_level: LogLevel = "info"
     tracing: Tracing = ""
+    audit: Audit = ""
     project: str = "default"
     security: Security = Security()
     signing_key: Path | None = None
@@ -124,6 +128,7 @@ class Settings(BaseModel):
             "stage_environment": added_names(environment),
             "log_level": _read_choice(environment, "SLIPWAY_LOG_LEVEL", get_args(LogLevel)),
             "tracing": _read_choice(environment, "SLIPWAY_TRACING", get_args(Tracing)),
+            "audit": _read_choice(environment, "SLIPWAY_AUDIT", get_args(Audit)),
             "signing_key": _read_key(environment.get("SLIPWAY_SIGNING_KEY", "")),
             "project": environment.get("SLIPWAY_PROJECT"),
             "otlp_protocol": _read_choice(environment, "OTEL_EXPORTER_OTLP_PROTOCOL", get_args(OtlpProtocol)),

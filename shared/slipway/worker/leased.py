@@ -130,9 +130,13 @@ class LeasedTask:
                 recorded.fail(result.failure.reason, result.failure.message)
         if not result.reused:
             outcome = "succeeded" if result.failure is None else "failed"
-            metrics.STAGE_SECONDS.observe(time.monotonic() - began, stage=lease.stage, outcome=outcome)
+            metrics.STAGE_SECONDS.observe(
+                time.monotonic() - began, traceparent=recorded.traceparent, stage=lease.stage, outcome=outcome
+            )
             if result.peak_memory_bytes:
-                metrics.STAGE_PEAK.observe(result.peak_memory_bytes, stage=lease.stage)
+                metrics.STAGE_PEAK.observe(
+                    result.peak_memory_bytes, traceparent=recorded.traceparent, stage=lease.stage
+                )
         return result
 
 

@@ -13,6 +13,7 @@ from slipway.artifacts.opening import cache_size, open_store
 from slipway.errors import ConfigurationError
 from slipway.execution.runner import TaskRunner
 from slipway.observability import metrics
+from slipway.observability.audit_records import sending_audit
 from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.registry import IMPORT, load_stage, stage_names
@@ -50,7 +51,12 @@ def _run(arguments: argparse.Namespace) -> None:
         load_stage(name)
     if not (arguments.coordinator or settings.coordinator):
         raise ConfigurationError("no coordinator is named", remedy="give --coordinator, or set SLIPWAY_COORDINATOR")
-    with tracing(settings, service="slipway-worker"), serving(arguments.metrics) as port:
+    service = "slipway-worker"
+    with (
+        tracing(settings, service=service),
+        serving(arguments.metrics) as port,
+        sending_audit(settings, service=service),
+    ):
         if port:
             log.info(f"metrics on port {port}")
         asyncio.run(serve(arguments, settings, stages))

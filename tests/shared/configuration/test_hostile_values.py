@@ -128,6 +128,7 @@ def test_any_variable_is_a_setting_or_an_error(name: str, text: str) -> None:
         "SLIPWAY_CACHE_SIZE",
         "SLIPWAY_OPEN_UPLOADS",
         "SLIPWAY_TRACING",
+        "SLIPWAY_AUDIT",
     ],
 )
 def test_any_setting_of_a_machine_is_taken_or_an_error(name: str) -> None:

@@ -17,6 +17,7 @@ from slipway.artifacts import LocalStore
 from slipway.client import Client
 from slipway.configuration import parse
 from slipway.errors import ModelExportError
+from slipway.observability import metrics
 from slipway.observability.telemetry import new_trace, span, tracing
 from slipway.settings import Settings
 from slipway_coordinator.model.rules import load_rules
@@ -24,7 +25,7 @@ from support import TINY_STAGES
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import Harness, process, state, tiny_export, tiny_task, wait_for
 from support.servers.free_ports import free_port
-from support.servers.metrics_page import page
+from support.servers.metrics_page import exemplars, page
 from support.servers.otlp_collector import Collector, collecting, facts
 
 
@@ -51,11 +52,20 @@ def test_a_retry_is_linked_to_the_attempt_before(collector: tuple[Collector, str
     )
     settings = Settings(home=tmp_path, scratch=tmp_path, tracing="otlp", otlp_endpoint=endpoint)
     rules = {"rules": load_rules(tmp_path / "rules.yaml")}
-    with tracing(settings), Harness(tmp_path, options=rules) as harness:
+    with (
+        tracing(settings),
+        metrics.serving("127.0.0.1:0") as port,
+        Harness(tmp_path, options=rules) as harness,
+    ):
         task = tiny_task("m", engine="first", fail="EXPORT_ENGINE_FAILED")
         record = tiny_export("linked", task, tiny_task("v", needs=("m",)), base=harness.base())
         name = harness.submit(record.with_(traceparent=new_trace()))
-        assert state(harness.finished(name)) == "succeeded"
+        ended = harness.finished(name)
+        assert state(ended) == "succeeded"
+        wait_for(lambda: exemplars(port, metrics.EXPORT_SECONDS.name))  # counted just after it can be seen
+        for metric in (metrics.QUEUE_SECONDS, metrics.ATTEMPT_SECONDS, metrics.STAGE_SECONDS, metrics.EXPORT_SECONDS):
+            shown = exemplars(port, metric.name)
+            assert {exemplar.labels["trace_id"] for _, exemplar in shown} == {ended.trace_id}, metric.name
     connected(kept)
     stage = "support.stages.watched:STAGE"
     first, second, after = kept.named(f"{stage} attempt")
@@ -81,6 +91,7 @@ class Parts:
             "SLIPWAY_HOME": str(home),
             "SLIPWAY_TEST_STAGES": str(home),
             "SLIPWAY_TRACING": "otlp",
+            "SLIPWAY_AUDIT": "otlp",
             "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
             "PYTHONPATH": os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]]),
         }
@@ -152,6 +163,7 @@ def test_processes_share_a_trace_and_show_their_metrics_over_a_crash(
     _check_trace(kept)
     assert export.trace_id == kept.spans[0].trace_id.hex()
     _check_metrics(held, coordinator, worker)
+    _check_audit(kept, export.trace_id)
     traced = {line["message"].split()[0] for line in logs if line.get("trace_id") == export.trace_id}
     assert traced >= {"leased", "runs"}
 
@@ -176,6 +188,13 @@ def _check_trace(kept: Collector) -> None:
     assert kept.one("merge process").parent_span_id == kept.one("stage merge").span_id
     assert kept.one("holding").parent_span_id == kept.one("merge process").span_id
     assert kept.one("export run").parent_span_id == kept.one("client").span_id
+
+
+def _check_audit(kept: Collector, trace_id: str) -> None:
+    (record,) = kept.logs
+    assert facts(record.attributes)["slipway.audit.action"] == "CreateExport"
+    assert record.trace_id.hex() == trace_id
+    assert kept.log_senders[0]["service.name"] == "slipway-coordinator"
 
 
 def _check_metrics(held: dict, coordinator: dict, worker: dict) -> None:

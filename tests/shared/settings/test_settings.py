@@ -26,6 +26,7 @@ def test_variables() -> None:
             "SLIPWAY_SCRATCH": "/fast",
             "SLIPWAY_COORDINATOR": "host:7070",
             "SLIPWAY_TRACING": "OTLP",
+            "SLIPWAY_AUDIT": " otlp",
             "SLIPWAY_UPLOAD_SIZE": "8GiB",
             "SLIPWAY_OPEN_UPLOADS": "5",
             "SLIPWAY_TRANSFER_RATE": "1MiB",
@@ -35,7 +36,7 @@ def test_variables() -> None:
     )
     assert (settings.home, settings.scratch) == (Path("/srv/slipway"), Path("/fast"))
     assert (settings.coordinator, settings.tracing, settings.log_level) == ("host:7070", "otlp", "debug")
-    assert settings.otlp_endpoint == "http://collector:4317"
+    assert (settings.audit, settings.otlp_endpoint) == ("otlp", "http://collector:4317")
     assert (settings.upload_bytes, settings.open_uploads, settings.transfer_rate) == (8 << 30, 5, 1 << 20)
 
 
@@ -50,6 +51,8 @@ def test_an_impossible_value_names_the_variable() -> None:
             Settings.from_environment({name: value})
     with pytest.raises(ConfigurationError, match=r"SLIPWAY_TRACING.*'jaeger'.*otlp, console"):
         Settings.from_environment({"SLIPWAY_TRACING": "jaeger"})
+    with pytest.raises(ConfigurationError, match=r"SLIPWAY_AUDIT.*'console'.*use one of otlp"):
+        Settings.from_environment({"SLIPWAY_AUDIT": "console"})
     for text in ("gs://bucket", "s3:/bucket/prefix", "s3:bucket"):
         with pytest.raises(ConfigurationError, match=rf"SLIPWAY_STORE.*'{text}'.*s3://bucket"):
             Settings.from_environment({"SLIPWAY_STORE": text})

@@ -34,6 +34,12 @@ def dashboard_queries(*, cluster: str = "", namespace: str = "") -> list[str]:
     return [query.replace("$cluster", cluster).replace("$namespace", namespace) for query in queries]
 
 
+def dashboard_variable(name: str) -> dict[str, Any]:
+    """Return a variable that the reader of the dashboard chooses."""
+    (variable,) = (each for each in dashboard()["templating"]["list"] if each["name"] == name)
+    return dict(variable)
+
+
 def alerts() -> list[dict[str, Any]]:
     groups = yaml.safe_load(ALERTS.read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]

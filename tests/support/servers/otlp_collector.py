@@ -1,27 +1,39 @@
-"""A real OTLP collector in this process: a server of gRPC, or of HTTP, that keeps the spans that it receives."""
+"""A real OTLP collector in this process: a server of gRPC, or of HTTP, that keeps the spans and log records that it receives."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps the received spans and their senders."""
+    """Keeps the received spans and log records, and their senders.
+
+    Attributes:
+        on_logs: Called with each request of log records before they are kept; may end the call.
+    """
 
     def __init__(self) -> None:
         self.spans: list[trace_pb2.Span] = []
         self.senders: list[str] = []
         self.resources: list[dict[str, object]] = []
+        self.logs: list[logs_pb2.LogRecord] = []
+        self.log_senders: list[dict[str, object]] = []
+        self.log_metadata: list[dict[str, Any]] = []
+        self.on_logs: Callable[[grpc.ServicerContext], object] = lambda context: None
 
     def Export(  # noqa: N802 - the service's own name
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
@@ -41,6 +53,16 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                 self.senders.extend(str(sender) for _ in scope.spans)
         return trace_service_pb2.ExportTraceServiceResponse()
 
+    def keep_logs(
+        self, request: logs_service_pb2.ExportLogsServiceRequest
+    ) -> logs_service_pb2.ExportLogsServiceResponse:
+        """Keep the log records of a request."""
+        for resource in request.resource_logs:
+            self.log_senders.append(facts(resource.resource.attributes))
+            for scope in resource.scope_logs:
+                self.logs.extend(scope.log_records)
+        return logs_service_pb2.ExportLogsServiceResponse()
+
     def named(self, name: str) -> list[trace_pb2.Span]:
         """Return the spans of this name, each once, in order of their start."""
         found = {span.span_id: span for span in list(self.spans) if span.name == name}
@@ -50,6 +72,21 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         """Return the only span of this name."""
         (span,) = self.named(name)
         return span
+
+
+class Logs(logs_service_pb2_grpc.LogsServiceServicer):
+    """The collector's service for log records."""
+
+    def __init__(self, kept: Collector) -> None:
+        self._kept = kept
+
+    def Export(  # noqa: N802 - the service's own name
+        self, request: logs_service_pb2.ExportLogsServiceRequest, context: grpc.ServicerContext
+    ) -> logs_service_pb2.ExportLogsServiceResponse:
+        """Receive log records."""
+        self._kept.log_metadata.append(dict(context.invocation_metadata()))
+        self._kept.on_logs(context)
+        return self._kept.keep_logs(request)
 
 
 def facts(attributes: object) -> dict[str, object]:
@@ -62,15 +99,19 @@ def facts(attributes: object) -> dict[str, object]:
 
 
 @contextmanager
-def collecting() -> Iterator[tuple[Collector, str]]:
-    """Run a collector until the block ends; yield it with its address."""
+def collecting(credentials: grpc.ServerCredentials | None = None) -> Iterator[tuple[Collector, str]]:
+    """Run a collector until the block ends, with TLS if it has credentials; yield it with its address."""
     kept = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    logs_service_pb2_grpc.add_LogsServiceServicer_to_server(Logs(kept), server)
+    if credentials is None:
+        scheme, port = "http", server.add_insecure_port("127.0.0.1:0")
+    else:
+        scheme, port = "https", server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
     try:
-        yield kept, f"http://127.0.0.1:{port}"
+        yield kept, f"{scheme}://127.0.0.1:{port}"
     finally:
         server.stop(0).wait()
 
@@ -85,9 +126,12 @@ def collecting_http() -> Iterator[tuple[Collector, str]]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            found = self.path == "/v1/traces"
-            answer = kept.keep(trace_service_pb2.ExportTraceServiceRequest.FromString(body)) if found else None
-            self.send_response(200 if found else 404)
+            answer: Message | None = None
+            if self.path == "/v1/traces":
+                answer = kept.keep(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
+            elif self.path == "/v1/logs":
+                answer = kept.keep_logs(logs_service_pb2.ExportLogsServiceRequest.FromString(body))
+            self.send_response(200 if answer is not None else 404)
             self.end_headers()
             self.wfile.write(answer.SerializeToString() if answer is not None else b"")
 

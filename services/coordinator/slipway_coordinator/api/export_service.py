@@ -15,11 +15,11 @@ from slipway.artifacts.digests import is_digest
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.export_sources.naming import sources_to_import
-from slipway.observability.telemetry import is_traceparent, new_trace
+from slipway.observability.telemetry import new_trace
 from slipway.planning.calibration import check_texts_apart
 from slipway.planning.plan import plan
 from slipway.rpc.messages import configuration_of
-from slipway.rpc.serving import Context, stream, unary
+from slipway.rpc.serving import Context, call_traceparent, stream, unary
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
 from slipway.security.limits import limit_error
@@ -68,7 +68,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         """Create and start an export, or return the one that the same request made before."""
         record = new_record(
             request,
-            traceparent=_traceparent(context),
+            traceparent=call_traceparent(context) or new_trace(),
             creator=_creator(),
             import_from=self._coordinator.options.import_from,
         )
@@ -344,13 +344,6 @@ def _creator() -> str:
     """Return the caller's name; empty where anonymous callers are allowed."""
     principal = current_principal.get()
     return "" if principal is OWNER else principal.name
-
-
-def _traceparent(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str) and is_traceparent(value):
-            return value
-    return new_trace()
 
 
 def _exists_error(existing: ExportRecord, what: str, field: str) -> ServiceError:

@@ -200,7 +200,7 @@ class Broker:
             elif self.board.held.get(offer.key) is lease:  # otherwise the export no longer wants it
                 lease.epoch, lease.expires = epoch, self.board.expiry()
                 metrics.LEASES_GRANTED.add(stage=offer.stage, project=self.projects().label(offer.project))
-                metrics.QUEUE_SECONDS.observe(waited, stage=offer.stage)
+                metrics.QUEUE_SECONDS.observe(waited, traceparent=offer.traceparent, stage=offer.stage)
                 with within(offer.traceparent):
                     log.info(f"leased {offer.key} (epoch {epoch}) to worker {report.worker}")
                 granted.append(Granted(offer, epoch, memory_limit(offer, report)))

@@ -168,7 +168,7 @@ def _observe_export(before: ExportRecord | None, after: ExportRecord, *, news: b
     )
     if news:
         metrics.EXPORTS_ENDED.add(state=after.state.value)
-        metrics.EXPORT_SECONDS.observe(end - began, state=after.state.value)
+        metrics.EXPORT_SECONDS.observe(end - began, traceparent=identity, state=after.state.value)
 
 
 def _observe_attempt(
@@ -212,7 +212,9 @@ def _observe_attempt(
     if news:
         reason = new.failure.reason if new.failure is not None and not left else ""
         metrics.ATTEMPTS.add(stage=task.stage, state=state.replace(" ", "_"), reason=reason)
-        metrics.ATTEMPT_SECONDS.observe(end - start, stage=task.stage, state=state.replace(" ", "_"))
+        metrics.ATTEMPT_SECONDS.observe(
+            end - start, traceparent=identity, stage=task.stage, state=state.replace(" ", "_")
+        )
 
 
 def _attempt_before(record: ExportRecord, task: TaskRecord, attempt: AttemptRecord) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The audit log: one line for each attempt to change something, allowed or not.
 
 Lines go to the logger ``slipway.audit``. As JSON, the facts are in the field ``audit``; as text, the message has all of them. Text
-from callers appears only quoted and printable, so no line can imitate another.
+from callers appears only quoted and printable, so no line can imitate another. A service may send the same records to an
+OpenTelemetry collector (:mod:`slipway.observability.audit_records`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from urllib.parse import unquote
 from google.protobuf.message import DecodeError
 
 from slipway.errors import ModelExportError
+from slipway.observability.logs import AUDIT_LOGGER
+from slipway.observability.telemetry import current_traceparent, traceparent_of, within
 from slipway.rpc.call_ends import STATUS_KEY
-from slipway.rpc.serving import Context
+from slipway.rpc.serving import Context, call_traceparent
 from slipway.rpc.values import failure_of_bytes, failure_of_status
 from slipway.security.access.callers import ANONYMOUS
 from slipway.security.access.principals import Principal
 from slipway.texts import one_line
 
-log = logging.getLogger("slipway.audit")
+log = logging.getLogger(AUDIT_LOGGER)
 
 DONE, STARTED, CHECKED, CONTENT_MISSING = "done", "started", "checked", "content_missing"
 """Outcomes other than refusals: done; a stage has started; only a plan was requested; content must be uploaded first."""
@@ -84,9 +87,14 @@ class Attempt:
         if self.is_written:
             self._write(reason_of(error, self.context) or self._outcome())
 
+    def traceparent(self) -> str:
+        """Return the span that the call belongs to; empty without one, and for an unknown caller, who could name anybody's."""
+        return "" if self.caller() is ANONYMOUS else call_traceparent(self.context)
+
     def _write(self, outcome: str) -> None:
         caller = self.caller()
         known = caller is not ANONYMOUS
+        export_trace = traceparent_of(getattr(self.response, "trace_id", ""))
         write(
             self.method.rpartition("/")[2],
             outcome=outcome,
@@ -95,6 +103,7 @@ class Attempt:
             peer=unquote(str(self.context.peer())),
             issuer=caller.issuer,
             subject=caller.subject,
+            traceparent=self.traceparent() or export_trace,
         )
 
     def _resource(self) -> str:
@@ -131,7 +140,15 @@ def audit_attempt(attempt: Attempt) -> Iterator[Attempt]:
 
 
 def write(
-    action: str, *, outcome: str, principal: str, resource: str, peer: str = "", issuer: str = "", subject: str = ""
+    action: str,
+    *,
+    outcome: str,
+    principal: str,
+    resource: str,
+    peer: str = "",
+    issuer: str = "",
+    subject: str = "",
+    traceparent: str = "",
 ) -> None:
     """Write one line.
 
@@ -143,6 +160,7 @@ def write(
         peer: Address of the caller; empty for an action of the server itself.
         issuer: Issuer of the caller's token; without one, the line has neither ``issuer`` nor ``subject``.
         subject: The caller's subject there.
+        traceparent: Trace of the line; by default the current one.
     """
     parts = resource.split("/")
     facts = {
@@ -156,7 +174,8 @@ def write(
     if issuer:
         facts |= {"issuer": _shorten(issuer), "subject": _shorten(subject)}
     message = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
-    log.info(message, extra={"audit": facts})
+    with within(traceparent or current_traceparent()):
+        log.info(message, extra={"audit": facts})
 
 
 def reason_of(error: BaseException | None, context: Context) -> str:

@@ -18,6 +18,7 @@ import pytest
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.observability.logs import JsonFormatter, PlainFormatter
+from slipway.observability.telemetry import new_trace
 from slipway.security.access import audit
 from slipway.security.access.principals import Role
 from slipway.security.access.rules import RULES
@@ -202,15 +203,19 @@ from slipway.observability.logs import configure_service_logs
 from slipway.security.access import audit
 for form in ("json", "text"):
     configure_service_logs("ERROR", form=form)
-    audit.write("CancelExport", outcome="done", principal="ci", resource="projects/red/exports/e", peer="ipv4:10.0.0.7:99")
+    audit.write("CancelExport", outcome="done", principal="ci", resource="projects/red/exports/e", peer="ipv4:10.0.0.7:99",
+        traceparent="TRACE")
 """
 
 
 def test_a_service_writes_it_at_every_level() -> None:
-    done = subprocess.run([sys.executable, "-c", SERVICE], capture_output=True, text=True, check=True)
+    trace = new_trace()
+    command = [sys.executable, "-c", SERVICE.replace("TRACE", trace)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     document, text = done.stderr.splitlines()
     facts = line("CancelExport", "done", "ci", "projects/red/exports/e") | {"peer": "ipv4:10.0.0.7:99"}
     assert (json.loads(document)["logger"], json.loads(document)["audit"]) == ("slipway.audit", facts)
+    assert json.loads(document)["trace_id"] == trace.split("-")[1]
     assert text.endswith(
         'INFO slipway.audit action="CancelExport" outcome="done" principal="ci" project="red"'
         ' resource="projects/red/exports/e" peer="ipv4:10.0.0.7:99"'
