@@ -253,8 +253,28 @@ REASONS: Mapping[str, Reason] = {
     "SIGNING_KEY_INVALID": Reason(
         _C.INVALID_INPUT, "a key to sign or to check with is not readable, of another kind, or its passphrase is wrong"
     ),
+    "SIGNING_CERTIFICATE_INVALID": Reason(
+        _C.INVALID_INPUT,
+        "a certificate to sign with is not readable, not of the key, not valid now, not for signing code, or leads to none of the others",
+    ),
+    "TRUST_ROOT_INVALID": Reason(
+        _C.INVALID_INPUT,
+        "roots of certificates, or a Sigstore trusted root, to check a signature with are not readable",
+    ),
     "SIGNATURE_MISSING": Reason(_C.PRECONDITION, "a signature shall be checked, and there is none"),
-    "SIGNATURE_INVALID": Reason(_C.VALIDATION, "the signature is not by the given key, or is damaged"),
+    "SIGNATURE_INVALID": Reason(
+        _C.VALIDATION, "the signature is not by the given key, certificate or identity, or is damaged"
+    ),
+    "CERTIFICATE_UNTRUSTED": Reason(
+        _C.VALIDATION, "the certificate of a signature leads to none of the roots that were given"
+    ),
+    "CERTIFICATE_EXPIRED": Reason(
+        _C.VALIDATION, "the certificate of a signature, or one that leads from it to a root, is not valid now"
+    ),
+    "CERTIFICATE_UNFIT": Reason(
+        _C.VALIDATION,
+        "the certificate of a signature is not for signing code, or one on its way to a root is weak or no authority",
+    ),
     "SIGNED_CONTENT_CHANGED": Reason(
         _C.VALIDATION, "the files are not those that were signed: one was changed, is missing, or was added"
     ),

@@ -28,6 +28,7 @@ from slipway.exporting.verification import Verification, verify_path
 from slipway.files.paths import user_path
 from slipway.observability.telemetry import tracing
 from slipway.progress.observer import Observer
+from slipway.publishing.signatures.trust import trusted_signer
 from slipway.results.result import ExportResult
 from slipway.settings import Settings
 from slipway.settings.problems import size_of
@@ -281,6 +282,10 @@ def verify(
     path: Place,
     *,
     key: Place | None = None,
+    certificate_chain: Place | None = None,
+    identity: str = "",
+    identity_provider: str = "",
+    trusted_root: Place | None = None,
     coordinator: str | None = None,
     project: str | None = None,
     security: Security | None = None,
@@ -290,7 +295,12 @@ def verify(
 
     Args:
         path: The folder, the artifact's digest (``sha256:…``), or the address of a published model (``oci://…``, ``hf://…``).
-        key: File of the public key that must have signed the folder or the published model; None checks no signature.
+        key: File of the public key that must have signed the folder or the published model; without it and without what follows, no
+            signature is checked.
+        certificate_chain: File of the roots, in PEM, to which the certificate that signed must lead.
+        identity: Identity of Sigstore that must have signed: an address of mail, or the URL of a workflow.
+        identity_provider: URL of the OpenID Connect provider that told the identity.
+        trusted_root: File of the Sigstore instance's trusted root, with ``identity``.
         coordinator: ``HOST:PORT`` of the coordinator that has the artifact; by default ``SLIPWAY_COORDINATOR``, and without one it is
             in the store of this machine.
         project: Project at the coordinator.
@@ -299,13 +309,18 @@ def verify(
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_INVALID``,
-            ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``.
-        ValidationError: ``STATEMENT_MISMATCH``; with a key also ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``, ``VALIDATION_FAILED``.
+            ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``, ``TRUST_ROOT_INVALID``.
+        ConfigurationError: More than one of key, certificates and identity is given, or an identity in part.
+        ValidationError: ``STATEMENT_MISMATCH``; if it must be signed, also ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``,
+            ``CERTIFICATE_UNTRUSTED``, ``CERTIFICATE_EXPIRED``, ``CERTIFICATE_UNFIT``, ``VALIDATION_FAILED``.
     """
     make_settings = partial(_machine, coordinator=coordinator, project=project, security=security, home=home)
     with quiet_log():
-        public = None if key is None else user_path(os.fspath(key))
-        return verify_path(str(user_path(os.fspath(path))), make_settings, key=public)
+        key, roots, root = (
+            None if each is None else user_path(os.fspath(each)) for each in (key, certificate_chain, trusted_root)
+        )
+        trusted = trusted_signer(key=key, roots=roots, identity=identity, provider=identity_provider, trusted_root=root)
+        return verify_path(str(user_path(os.fspath(path))), make_settings, trusted=trusted)
 
 
 def _load(run: Place | None, subject: Subject | None = None, **options: Unpack[PlanOptions]) -> LoadedConfiguration:

@@ -24,7 +24,8 @@ from slipway.progress.observer import Observer
 from slipway.publishing.destination import Access, Published
 from slipway.publishing.publisher import publish_each, reach_destination
 from slipway.publishing.release import OnBytes, prepare_release
-from slipway.publishing.signing import check_key, read_passphrase
+from slipway.publishing.signatures.keys import read_passphrase
+from slipway.publishing.signatures.signing import SigningCertificate, check_key, signing_certificate
 from slipway.results.result import ExportResult, PublishedResult
 from slipway.settings import Settings
 from slipway.sizes import format_size
@@ -117,6 +118,7 @@ class Publisher:
                 folder,
                 key=key,
                 passphrase=read_passphrase(None, os.environ) if key else None,
+                certificate=_certificate(self.settings),
                 licence=self.configuration.output.license,
                 on_bytes=lambda _: self.interruption.check(),
             )
@@ -153,13 +155,24 @@ class _Counter:
 
 
 def _check_signing_key(settings: Settings) -> list[Finding]:
-    if settings.signing_key is None:
-        return []
     try:
-        check_key(settings.signing_key, read_passphrase(None, os.environ))
+        certificate = _certificate(settings)
+        if settings.signing_key is None:
+            return []
+        check_key(settings.signing_key, read_passphrase(None, os.environ), certificate)
     except ModelExportError as error:
         return [Finding("publish: signing key", Verdict.ERROR, error.message, error.remedy, error.reason)]
     return [Finding("publish: signing key", Verdict.OK, f"{settings.signing_key} signs")]
+
+
+def _certificate(settings: Settings) -> SigningCertificate | None:
+    """Return the certificate that this machine signs with.
+
+    Raises:
+        ConfigurationError: It is named without its key.
+    """
+    file, chain = settings.signing_certificate, settings.signing_certificate_chain
+    return signing_certificate(file, chain, key=settings.signing_key)
 
 
 def _reach(address: str, settings: Settings) -> Finding:

@@ -15,8 +15,9 @@ from slipway.errors import ArtifactError
 from slipway.exporting.opening import artifacts_at
 from slipway.publishing.destination import OCI, Access
 from slipway.publishing.hub.address import SCHEME as HUB
-from slipway.publishing.signing import missing_error
-from slipway.publishing.verification import check_folder
+from slipway.publishing.signatures.checking import missing_error
+from slipway.publishing.signatures.trust import Trusted
+from slipway.publishing.verification import Checked, check_folder
 from slipway.representation import preformatted, three_lines
 from slipway.settings import Settings
 from slipway.texts import counted
@@ -31,20 +32,29 @@ class Verification:
         files: Number of files that were compared.
         verdict: ``passed``, or ``incomplete`` if an output was not judged; empty if there is no statement of what was made.
         signed_by: SHA-256 of the public key whose signature is right; empty if none was asked for.
+        signer: Name in the certificate of that key, or the identity; empty for a bare key.
     """
 
     path: str
     files: int
     verdict: str = ""
     signed_by: str = ""
+    signer: str = ""
+
+    @classmethod
+    def of(cls, path: str, checked: Checked) -> Verification:
+        """Return what was found right at a path."""
+        name = checked.signer.name if checked.signer else ""
+        return cls(path, checked.files, checked.verdict, checked.signed_by, name)
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``slipway verify --json`` prints."""
-        proof = {"verdict": self.verdict, "signed_by": self.signed_by}
+        proof = {"verdict": self.verdict, "signed_by": self.signed_by, "signer": self.signer}
         return {"path": self.path, "files": self.files, "success": True, **proof}
 
     def __str__(self) -> str:
-        signed = f"; signed by the key {self.signed_by[:12]}…" if self.signed_by else ""
+        named = f"{self.signer}, with " if self.signer else ""
+        signed = f"; signed by {named}the key {self.signed_by[:12]}…" if self.signed_by else ""
         verdict = f"; verdict: {self.verdict}" if self.verdict else ""
         return f"{counted(self.files, 'file')} compared: every checksum is right{verdict}{signed}"
 
@@ -58,34 +68,35 @@ class Verification:
 
 
 def verify_path(
-    path: str, make_settings: Callable[[], Settings], *, key: Path | None = None, insecure: bool = False
+    path: str, make_settings: Callable[[], Settings], *, trusted: Trusted | None = None, insecure: bool = False
 ) -> Verification:
     """Compare the files of a folder, of the artifact with a digest, or of a published model with their checksums.
 
     Args:
         path: The folder, the digest, ``oci://REGISTRY/NAME[:TAG]``, or ``hf://OWNER/NAME[@REVISION]``.
         make_settings: Function that returns the settings of this machine; not called for a folder.
-        key: Public key that must have signed the folder or the published model; None checks no signature.
+        trusted: What must have signed the folder or the published model; None checks no signature.
         insecure: Whether plain HTTP to a registry is allowed.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` with every file of a folder that differs, ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` if
-            a folder has no checksums; ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``.
-        ValidationError: ``STATEMENT_MISMATCH``, ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``, ``VALIDATION_FAILED``.
+            a folder has no checksums; ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``, ``TRUST_ROOT_INVALID``.
+        ValidationError: ``STATEMENT_MISMATCH``, ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``, ``VALIDATION_FAILED``,
+            ``CERTIFICATE_UNTRUSTED``, ``CERTIFICATE_EXPIRED``, ``CERTIFICATE_UNFIT``.
     """
     if path.startswith(OCI):
         from slipway.publishing.oci.reading import check_registry
 
-        address, checked = check_registry(path, Access(make_settings(), os.environ, insecure=insecure), key=key)
-        return Verification(address, checked.files, checked.verdict, checked.signed_by)
+        address, checked = check_registry(path, Access(make_settings(), os.environ, insecure=insecure), trusted=trusted)
+        return Verification.of(address, checked)
     if path.startswith(HUB):
         from slipway.publishing.hub.reading import check_hub
 
-        address, checked = check_hub(path, Access(make_settings(), os.environ, insecure=insecure), key=key)
-        return Verification(address, checked.files, checked.verdict, checked.signed_by)
+        address, checked = check_hub(path, Access(make_settings(), os.environ, insecure=insecure), trusted=trusted)
+        return Verification.of(address, checked)
     if not path.startswith("sha256:"):
-        return _verify_folder(path, key)
-    if key is not None:
+        return _verify_folder(path, trusted)
+    if trusted is not None:
         raise missing_error(path)
     settings = make_settings()
     with artifacts_at(settings.coordinator, settings) as store:
@@ -101,9 +112,8 @@ def _verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> Verific
     return Verification(digest, len(store.manifest(digest).files))
 
 
-def _verify_folder(path: str, key: Path | None) -> Verification:
-    checked = check_folder(Path(path), key=key)
-    return Verification(str(Path(path).resolve()), checked.files, checked.verdict, checked.signed_by)
+def _verify_folder(path: str, trusted: Trusted | None) -> Verification:
+    return Verification.of(str(Path(path).resolve()), check_folder(Path(path), trusted=trusted))
 
 
 def whole_digest(text: str, digests: Callable[[], list[str]]) -> str:

@@ -20,6 +20,7 @@ from slipway.publishing.oci.destination import OciDestination
 from slipway.publishing.release import OnBytes, Release, ReleasedFile, prepare_release
 from slipway.publishing.s3 import S3Destination
 from slipway.texts import counted
+from slipway.publishing.signatures.signing import SigningCertificate
 
 OPENERS: Mapping[str, Callable[[str, Access], Destination]] = {
     "hf": HubDestination,
@@ -82,6 +83,7 @@ def publish(
     passphrase: SecretStr | None = None,
     licence: str = "",
     show: Show = lambda _: lambda _: None,
+    certificate: SigningCertificate | None = None,
 ) -> Publishing:
     """Write the proof into a folder, and send the folder to destinations, one after the other.
 
@@ -93,6 +95,7 @@ def publish(
         passphrase: Passphrase of the key.
         licence: SPDX expression of the model's licence.
         show: Shows the progress.
+        certificate: Certificate of the key, which goes into the signature.
 
     Raises:
         ArtifactError: As :func:`~slipway.publishing.release.prepare_release`, and as the destinations.
@@ -103,7 +106,9 @@ def publish(
         for destination in destinations:
             destination.reach()
         on_bytes = show(_size(folder) * (1 + len(urls)))
-        release = prepare_release(folder, key=key, passphrase=passphrase, licence=licence, on_bytes=on_bytes)
+        release = prepare_release(
+            folder, key=key, passphrase=passphrase, certificate=certificate, licence=licence, on_bytes=on_bytes
+        )
         done = tuple(_send(release, destination, on_bytes) for destination in destinations)
     publication = release.publication
     return Publishing(

@@ -17,7 +17,8 @@ from slipway.files.checksums import hash_files
 from slipway.files.paths import all_files, check_local, open_real
 from slipway.publishing.bom import check_bom, make_bom
 from slipway.publishing.publication import BOM, SIGNATURE, STATEMENT, Publication, read_documents
-from slipway.publishing.signing import changed_error, sign_files, signed_files
+from slipway.publishing.signatures.checking import changed_error, signed_files
+from slipway.publishing.signatures.signing import SigningCertificate, sign_files
 from slipway.publishing.statement import make_statement
 from slipway.publishing.verification import check_checksums, check_outcome
 
@@ -120,6 +121,7 @@ def prepare_release(
     *,
     key: Path | None = None,
     passphrase: SecretStr | None = None,
+    certificate: SigningCertificate | None = None,
     licence: str = "",
     on_bytes: OnBytes = lambda _: None,
 ) -> Release:
@@ -129,12 +131,13 @@ def prepare_release(
         folder: The folder.
         key: Private key that signs; None keeps a signature that is there.
         passphrase: Passphrase of the key.
+        certificate: Certificate of the key, which goes into the signature.
         licence: SPDX expression of the model's licence; empty keeps the one that the folder's bill of materials names.
         on_bytes: Called with the size of each piece that was read.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs from its checksum, ``ARTIFACT_INVALID``,
-            ``SIGNING_KEY_INVALID``, ``FILE_ERROR``, ``LINK_OUTSIDE``.
+            ``SIGNING_KEY_INVALID``, ``SIGNING_CERTIFICATE_INVALID``, ``FILE_ERROR``, ``LINK_OUTSIDE``.
         ValidationError: ``VALIDATION_FAILED`` if an output failed; ``SIGNED_CONTENT_CHANGED`` for an old signature.
         ConfigurationError: The folder is an address, or is none.
     """
@@ -151,7 +154,7 @@ def prepare_release(
     licence = licence or _stated_licence(documents, publication)
     digests[STATEMENT] = _write(folder / STATEMENT, make_statement(publication))
     digests[BOM] = _write(folder / BOM, make_bom(publication, licence=licence))
-    _sign(folder, digests, documents, publication, key=key, passphrase=passphrase)
+    _sign(folder, digests, documents, publication, key=key, passphrase=passphrase, certificate=certificate)
     return Release(folder, publication, tuple(_files(folder, digests)), licence)
 
 
@@ -163,11 +166,19 @@ def _sign(
     *,
     key: Path | None,
     passphrase: SecretStr | None,
+    certificate: SigningCertificate | None,
 ) -> None:
     files = {name: digest for name, digest in digests.items() if name != SIGNATURE}
     target = folder / SIGNATURE
     if key is not None:
-        sign_files(files, name=publication.name, key=key, passphrase=passphrase, target=target)
+        sign_files(
+            files,
+            name=publication.name,
+            key=key,
+            passphrase=passphrase,
+            certificate=certificate,
+            target=target,
+        )
         digests[SIGNATURE] = hashlib.sha256(target.read_bytes()).hexdigest()
     elif SIGNATURE in documents:
         signed = signed_files(documents[SIGNATURE])

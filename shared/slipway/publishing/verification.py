@@ -1,4 +1,4 @@
-"""Check a published folder: checksums, statement, bill of materials, verdict, and with a key the signature.
+"""Check a published folder: checksums, statement, bill of materials, verdict, and the signature if one is asked for.
 
 A folder and a registry are checked by the same rules. A registry gives the digests of its layers; no layer is needed for that.
 """
@@ -24,7 +24,8 @@ from slipway.publishing.publication import (
     check_delivered,
     read_documents,
 )
-from slipway.publishing.signing import changed_error, check_signature, missing_error
+from slipway.publishing.signatures.checking import changed_error, check_signature, missing_error
+from slipway.publishing.signatures.trust import Signer, Trusted
 from slipway.publishing.statement import check_statement
 from slipway.results.delivery import LINEAGE, REPORT
 from slipway.texts import counted
@@ -37,43 +38,48 @@ class Checked:
     Attributes:
         files: Number of files that were compared.
         verdict: The verdict on all outputs; empty for a folder without a report.
-        signed_by: SHA-256 of the public key whose signature is right; empty if none was asked for.
+        signer: Who signed it; None if that was not asked.
     """
 
     files: int
     verdict: str = ""
-    signed_by: str = ""
+    signer: Signer | None = None
+
+    @property
+    def signed_by(self) -> str:
+        """Return the SHA-256 of the public key whose signature is right; empty if none was asked for."""
+        return self.signer.key if self.signer else ""
 
 
-def check_folder(folder: Path, *, key: Path | None = None) -> Checked:
+def check_folder(folder: Path, *, trusted: Trusted | None = None) -> Checked:
     """Check a delivered folder or a pulled artifact.
 
     Args:
         folder: The folder.
-        key: Public key that must have signed it; None checks no signature.
+        trusted: What must have signed it; None checks no signature.
 
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT`` with every file that differs, ``ARTIFACT_INVALID`` if it has no checksums,
-            ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``, ``FILE_ERROR``.
-        ValidationError: ``STATEMENT_MISMATCH``, ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``; with a key also
-            ``VALIDATION_FAILED``.
+            ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``, ``TRUST_ROOT_INVALID``, ``FILE_ERROR``.
+        ValidationError: ``STATEMENT_MISMATCH``, ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``, ``CERTIFICATE_UNTRUSTED``,
+            ``CERTIFICATE_EXPIRED``, ``CERTIFICATE_UNFIT``; if it must be signed, also ``VALIDATION_FAILED``.
     """
     where = str(folder)
     expected = read_checksums(folder)
     digests = hash_files(folder)
     delivered = REPORT in digests and LINEAGE in digests
-    published = key is not None or (delivered and any(name in digests for name in PROOF))
+    published = trusted is not None or (delivered and any(name in digests for name in PROOF))
     documents = read_documents(folder) if published and delivered else {}
     check_checksums(where, expected, digests, documents)
     if not published:
         return Checked(len(expected))
-    if key is not None and SIGNATURE not in digests:
+    if trusted is not None and SIGNATURE not in digests:
         raise missing_error(where)
     check_delivered(documents, where=where)
     publication = Publication.of(documents, where=where)
     check_documents(documents, publication, where=where)
-    signed_by = check_signed(folder / SIGNATURE, digests, publication, key=key, where=where) if key else ""
-    return Checked(len(expected), publication.outcome.value, signed_by)
+    signer = check_signed(folder / SIGNATURE, digests, publication, trusted=trusted, where=where) if trusted else None
+    return Checked(len(expected), publication.outcome.value, signer)
 
 
 def check_checksums(
@@ -121,22 +127,22 @@ def check_documents(documents: Mapping[str, bytes], publication: Publication, *,
 
 
 def check_signed(
-    signature: Path, digests: Mapping[str, str], publication: Publication, *, key: Path, where: str
-) -> str:
-    """Check that a key has signed every file, statement included, and that no output failed; return the key's SHA-256.
+    signature: Path, digests: Mapping[str, str], publication: Publication, *, trusted: Trusted, where: str
+) -> Signer:
+    """Check that every file is signed, statement included, and that no output failed; return who signed.
 
     Raises:
-        ArtifactError: ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``.
-        ValidationError: ``SIGNATURE_INVALID``, ``SIGNED_CONTENT_CHANGED``, ``VALIDATION_FAILED``.
+        ArtifactError: ``SIGNATURE_MISSING``, ``SIGNING_KEY_INVALID``, ``TRUST_ROOT_INVALID``.
+        ValidationError: As :func:`check_folder`.
     """
     files = {name: digest for name, digest in digests.items() if name != SIGNATURE}
-    signed = check_signature(signature, files, key=key, where=where)
+    signed = check_signature(signature, files, trusted=trusted, where=where)
     if signed.ignored:
         raise changed_error(where, [f"{name}: was left out by the signer" for name in signed.ignored])
     if STATEMENT not in files:
         raise changed_error(where, [f"{STATEMENT}: missing"])
     check_outcome(publication, where=where)
-    return signed.key
+    return signed.signer
 
 
 def check_outcome(publication: Publication, *, where: str) -> None:

@@ -61,6 +61,8 @@ class Settings(BaseModel):
         security: Certificates and tokens; see :class:`~slipway.settings.security.Security`.
         signing_key: Private key in PEM that signs what is published, unless another is named (``SLIPWAY_SIGNING_KEY``); its passphrase
             comes from ``SLIPWAY_SIGNING_PASSPHRASE``.
+        signing_certificate: Certificate of that key in PEM, which goes into signatures (``SLIPWAY_SIGNING_CERTIFICATE``).
+        signing_certificate_chain: Certificates in PEM that lead from it to a root (``SLIPWAY_SIGNING_CERTIFICATE_CHAIN``).
         otlp_protocol: How ``otlp`` sends (``OTEL_EXPORTER_OTLP_PROTOCOL``): ``grpc`` or ``http/protobuf``.
         otlp_endpoint: Collector that ``otlp`` sends to (``OTEL_EXPORTER_OTLP_ENDPOINT``).
     """
@@ -86,6 +88,8 @@ class Settings(BaseModel):
     project: str = "default"
     security: Security = Security()
     signing_key: Path | None = None
+    signing_certificate: Path | None = None
+    signing_certificate_chain: Path | None = None
     otlp_protocol: OtlpProtocol = "grpc"
     otlp_endpoint: str = "http://localhost:4317"
 
@@ -129,7 +133,9 @@ class Settings(BaseModel):
             "log_level": _read_choice(environment, "SLIPWAY_LOG_LEVEL", get_args(LogLevel)),
             "tracing": _read_choice(environment, "SLIPWAY_TRACING", get_args(Tracing)),
             "audit": _read_choice(environment, "SLIPWAY_AUDIT", get_args(Audit)),
-            "signing_key": _read_key(environment.get("SLIPWAY_SIGNING_KEY", "")),
+            "signing_key": _read_file(environment, "SLIPWAY_SIGNING_KEY"),
+            "signing_certificate": _read_file(environment, "SLIPWAY_SIGNING_CERTIFICATE"),
+            "signing_certificate_chain": _read_file(environment, "SLIPWAY_SIGNING_CERTIFICATE_CHAIN"),
             "project": environment.get("SLIPWAY_PROJECT"),
             "otlp_protocol": _read_choice(environment, "OTEL_EXPORTER_OTLP_PROTOCOL", get_args(OtlpProtocol)),
             "otlp_endpoint": environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or _usual_collector(environment),
@@ -173,9 +179,10 @@ def _read_folder(name: str, text: str) -> Path:
     return user_path(text).absolute()
 
 
-def _read_key(text: str) -> Path | None:
-    check_local(text, named_by="SLIPWAY_SIGNING_KEY")
-    return _read_folder("SLIPWAY_SIGNING_KEY", text) if text else None
+def _read_file(environment: Mapping[str, str], name: str) -> Path | None:
+    text = environment.get(name, "")
+    check_local(text, named_by=name)
+    return _read_folder(name, text) if text else None
 
 
 def _read_size(environment: Mapping[str, str], name: str, *, least: int = 0) -> int | None:

@@ -115,7 +115,7 @@ def test_a_pulled_artifact_can_be_verified_and_pushed_again(
     digest = call("push", folder).json["digest"]
     assert call("pull", digest, copy).json["files"] == 2
     told = call("verify", copy).json
-    assert told == {"path": str(copy), "files": 2, "success": True, "verdict": "", "signed_by": ""}
+    assert told == {"path": str(copy), "files": 2, "success": True, "verdict": "", "signed_by": "", "signer": ""}
     assert subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "MANIFEST.sha256"], cwd=copy).returncode == 0
     assert call("push", copy).json["digest"] == digest
 

@@ -110,6 +110,7 @@ def test_digests_are_looked_up_at_the_coordinator_that_is_named(
         "path": base,
         "files": len(list((run.parent / "base").iterdir())),
         "signed_by": "",
+        "signer": "",
         "verdict": "",
         "success": True,
     }

@@ -19,6 +19,7 @@ from slipway.exporting.planned import make_plan
 from slipway.planning.preflight import Verdict
 from slipway.progress.observer import Silent
 from slipway.publishing.publication import SIGNATURE
+from slipway.publishing.signatures.trust import TrustedKey
 from slipway.publishing.verification import check_folder
 from slipway.results.result import ExportResult
 from slipway.settings import Settings
@@ -181,7 +182,7 @@ def test_the_machine_names_the_key(tmp_path: Path, machine: Settings, kept: Kept
     publisher = Publisher(configuration(f"s3://{BUCKET}/after/signed"), signing, kept, Interruption())
     assert publisher.publish(result, VALUES).success
     assert (folder / SIGNATURE).exists()
-    assert check_folder(folder, key=public).signed_by
+    assert check_folder(folder, trusted=TrustedKey(public)).signed_by
     first = (folder / SIGNATURE).read_bytes()
     assert publisher.publish(result, VALUES).published[0].sent_bytes == 0
     assert (folder / SIGNATURE).read_bytes() == first

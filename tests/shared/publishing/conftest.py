@@ -11,6 +11,7 @@ from slipway.publishing.destination import Access
 from slipway.publishing.publisher import Publishing, publish
 from slipway.settings import Settings
 from support.commands.delivered_folders import make_delivered, make_keys
+from support.commands.signing_certificates import Publishers
 from support.servers.registry_server import RegistryServer, registry_server
 
 
@@ -22,6 +23,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[Path, Path]:
     return make_keys(tmp_path)
+
+
+@pytest.fixture
+def publishers(tmp_path: Path) -> Publishers:
+    return Publishers(tmp_path)
 
 
 @pytest.fixture(scope="module")

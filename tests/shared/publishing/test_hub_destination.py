@@ -15,6 +15,7 @@ from slipway.publishing.hub.address import parse_address
 from slipway.publishing.hub.reading import check_hub
 from slipway.publishing.publisher import Publishing, publish, publish_each, reach_destination
 from slipway.publishing.release import prepare_release
+from slipway.publishing.signatures.trust import TrustedKey
 from support.commands import report_parts
 from support.commands.cli import in_process
 from support.commands.delivered_folders import make_delivered
@@ -254,9 +255,9 @@ def test_it_is_verified_without_reading_large_files(
     private, public = keys
     done = publish(folder, ["hf://me/proof"], access=on_hub, key=private).destinations[0]
     before = len(hub.seen)
-    address, checked = check_hub("hf://me/proof", on_hub, key=public)
+    address, checked = check_hub("hf://me/proof", on_hub, trusted=TrustedKey(public))
     assert (address, checked.verdict, len(checked.signed_by)) == (done.address, "passed", 64)
-    assert check_hub(done.address, on_hub)[1].signed_by == ""
+    assert check_hub(done.address, on_hub)[1].signer is None
     read = {path.rpartition("/main/")[2].partition("/")[2] for _, path in hub.seen[before:] if "/resolve/" in path}
     assert not any(path.endswith(("model.onnx", "gguf")) for path in read)
     made = hub.repositories["me/proof"]
@@ -265,7 +266,7 @@ def test_it_is_verified_without_reading_large_files(
     with pytest.raises(ModelExportError, match=r"onnx-int4/model\.onnx") as caught:
         check_hub("hf://me/proof", on_hub)
     assert caught.value.reason == "ARTIFACT_CORRUPT"
-    assert check_hub(done.address, on_hub, key=public)[1].signed_by, "the commit is as it was"
+    assert check_hub(done.address, on_hub, trusted=TrustedKey(public))[1].signer, "the commit is as it was"
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,7 @@ def test_what_was_changed_on_the_hub_is_found(
     files = {**made.files(), **change}
     made.commit("main", {path: data for path, data in files.items() if data is not None}, "a change")
     with pytest.raises(ModelExportError) as caught:
-        check_hub("hf://me/changed", on_hub, key=keys[1])
+        check_hub("hf://me/changed", on_hub, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == reason
 
 

@@ -11,6 +11,7 @@ import pytest
 from slipway.errors import ModelExportError
 from slipway.publishing.destination import Access
 from slipway.publishing.publisher import publish
+from slipway.publishing.signatures.trust import TrustedKey
 from slipway.publishing.verification import check_folder
 from support.commands.delivered_folders import make_delivered
 from support.servers.mlflow_server import mlflow_server, needs_mlflow
@@ -50,7 +51,7 @@ def test_a_version_holds_the_folder_and_is_made_once(
     run = client.get_run(version.run_id)
     assert (run.info.status, run.data.metrics["onnx-int4/mean_kl"]) == ("FINISHED", 0.002)
     copy = Path(download_artifacts(version.source, dst_path=str(tmp_path / "copy"), tracking_uri=server))
-    assert check_folder(copy, key=keys[1]).verdict == "passed"
+    assert check_folder(copy, trusted=TrustedKey(keys[1])).verdict == "passed"
     other = make_delivered(tmp_path / "other", size=3100)
     assert publish(other, ["mlflow:run-of tests"], access=served).destinations[0].address == "models:/run-of tests/2"
 

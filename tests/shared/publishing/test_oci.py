@@ -19,6 +19,7 @@ from slipway.publishing.oci import registry as registry_module
 from slipway.publishing.oci.reading import check_registry
 from slipway.publishing.publication import BOM, SIGNATURE, STATEMENT
 from slipway.publishing.publisher import Publishing, publish
+from slipway.publishing.signatures.trust import TrustedKey
 from support.commands.delivered_folders import make_delivered, make_keys
 from support.servers.registry_server import (
     PASSWORD,
@@ -87,14 +88,14 @@ def test_a_published_model_is_checked_by_its_manifests_alone(
 ) -> None:
     send(folder, f"oci://{registry.host}/checked/run:v1")
     with registry_proxy(registry.host) as (host, seen):
-        address, checked = check_registry(f"oci://{host}/checked/run:v1", access, key=keys[1])
+        address, checked = check_registry(f"oci://{host}/checked/run:v1", access, trusted=TrustedKey(keys[1]))
         weights = hashlib.sha256((folder / "onnx-int4" / "model.onnx").read_bytes()).hexdigest()
         assert seen.count("HEAD", weights) == 1
         assert seen.count("GET", weights) == 0
     assert "@sha256:" in address
     assert (checked.verdict, checked.files) == ("passed", len(folder_checksums(folder)))
     assert checked.signed_by == hashlib.sha256(keys[1].read_bytes()).hexdigest()
-    again, _ = check_registry(address.replace(host, registry.host), access, key=keys[1])
+    again, _ = check_registry(address.replace(host, registry.host), access, trusted=TrustedKey(keys[1]))
     assert again == address.replace(host, registry.host)
 
 
@@ -133,7 +134,7 @@ def test_an_upload_that_breaks_goes_on(
     with registry_proxy(registry.host, break_every=7) as (host, seen):
         send(folder, f"oci://{host}/broken/run:v1")
         assert seen.broken > 1
-    check_registry(f"oci://{registry.host}/broken/run:v1", access, key=keys[1])
+    check_registry(f"oci://{registry.host}/broken/run:v1", access, trusted=TrustedKey(keys[1]))
     weights = folder / "onnx-int4" / "model.onnx"
     assert registry.blob(digest_bytes(weights.read_bytes())).read_bytes() == weights.read_bytes()
 
@@ -163,13 +164,9 @@ def test_an_interruption_leaves_nothing_visible(registry: RegistryServer, folder
     assert {path.name for path in tags.iterdir()} >= {"v1", "v1-onnx-int4", "v1-gguf-q4_k_m"}
 
 
-def test_a_registry_that_is_away_is_named(access: Access, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "slipway.publishing.oci.transport.Transport.__init__.__kwdefaults__",
-        {"insecure": False, "patience_seconds": 0.5},
-    )
+def test_a_registry_that_is_away_is_named(access: Access, folder: Path) -> None:
     with pytest.raises(ModelExportError) as caught:
-        publish(folder, ["oci://127.0.0.1:1/away/run"], access=access)
+        publish(folder, ["oci://127.0.0.1:1/away/run"], access=replace(access, patience_seconds=0.5))
     assert caught.value.reason == "STORE_UNAVAILABLE"
 
 
@@ -215,13 +212,15 @@ def test_an_index_that_was_changed_has_no_signature(
         index["annotations"]["slipway.verdict"] = "perfect"
 
     with pytest.raises(ModelExportError) as caught:
-        check_registry(put(registry, "forged/run", lose), access, key=keys[1])
+        check_registry(put(registry, "forged/run", lose), access, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == "ARTIFACT_CORRUPT"
     with pytest.raises(ModelExportError) as caught:
-        check_registry(put(registry, "forged/run", relabel), access, key=keys[1])
+        check_registry(put(registry, "forged/run", relabel), access, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == "SIGNATURE_MISSING"
     with pytest.raises(ModelExportError) as caught:
-        check_registry(f"oci://{registry.host}/forged/run:v1", access, key=make_keys(folder.parent, "other")[1])
+        check_registry(
+            f"oci://{registry.host}/forged/run:v1", access, trusted=TrustedKey(make_keys(folder.parent, "other")[1])
+        )
     assert caught.value.reason == "SIGNATURE_INVALID"
     with pytest.raises(ModelExportError) as caught:
         check_registry(f"oci://{registry.host}/forged/run:absent", access)
@@ -240,16 +239,16 @@ def test_blobs_that_were_lost_or_changed_are_found(
     content = report.read_bytes()
     report.write_bytes(content.replace(b"passed", b"PASSED"))
     with pytest.raises(ModelExportError) as caught:
-        check_registry(url, access, key=keys[1])
+        check_registry(url, access, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == "ARTIFACT_CORRUPT"
     report.write_bytes(content)
     weights = registry.blob(digest_bytes((folder / "onnx-int4" / "model.onnx").read_bytes()))
     weights.rename(weights.with_name("away"))
     with pytest.raises(ModelExportError, match=r"onnx-int4/model\.onnx") as caught:
-        check_registry(url, access, key=keys[1])
+        check_registry(url, access, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == "ARTIFACT_NOT_FOUND"
     weights.with_name("away").rename(weights)
-    check_registry(url, access, key=keys[1])
+    check_registry(url, access, trusted=TrustedKey(keys[1]))
 
 
 INDEX = {"Content-Type": "application/vnd.oci.image.index.v1+json"}

@@ -18,7 +18,8 @@ from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.files.checksums import MANIFEST, write_checksums
 from slipway.publishing.publication import BOM, PROOF, SIGNATURE, STATEMENT, Publication, read_documents
 from slipway.publishing.release import prepare_release
-from slipway.publishing.signing import read_passphrase
+from slipway.publishing.signatures.keys import read_passphrase
+from slipway.publishing.signatures.trust import TrustedKey
 from slipway.publishing.statement import make_statement
 from slipway.publishing.verification import check_folder
 from support.commands import report_parts
@@ -73,7 +74,7 @@ def test_a_proof_is_made_once(folder: Path, keys: tuple[Path, Path]) -> None:
     first = {name: (folder / name).read_bytes() for name in PROOF}
     prepare_release(folder, key=keys[0])
     assert {name: (folder / name).read_bytes() for name in PROOF} == first
-    checked = check_folder(folder, key=keys[1])
+    checked = check_folder(folder, trusted=TrustedKey(keys[1]))
     assert checked.verdict == "passed"
     assert checked.signed_by == hashlib.sha256(keys[1].read_bytes()).hexdigest()
     assert not [path for path in folder.iterdir() if path.name.endswith(".partial")]
@@ -93,7 +94,7 @@ def test_a_signature_by_the_library_s_own_command_is_right(folder: Path, keys: t
     prepare_release(folder)
     words = ["sign", "key", "--signature", folder / SIGNATURE, "--private_key", keys[0], folder]
     subprocess.run([sys.executable, "-m", "model_signing", *words], check=True, capture_output=True)
-    assert check_folder(folder, key=keys[1]).signed_by
+    assert check_folder(folder, trusted=TrustedKey(keys[1])).signed_by
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
@@ -101,12 +102,12 @@ def test_an_encrypted_key_takes_its_passphrase(folder: Path, tmp_path: Path, cur
     private, public = make_keys(tmp_path, "own", curve=curve, passphrase="a long phrase")
     (tmp_path / "phrase").write_text("a long phrase\n")
     prepare_release(folder, key=private, passphrase=read_passphrase(tmp_path / "phrase", {}))
-    check_folder(folder, key=public)
+    check_folder(folder, trusted=TrustedKey(public))
     again = make_delivered(tmp_path / "again")
     prepare_release(
         again, key=private, passphrase=read_passphrase(None, {"SLIPWAY_SIGNING_PASSPHRASE": "a long phrase"})
     )
-    check_folder(again, key=public)
+    check_folder(again, trusted=TrustedKey(public))
 
 
 @pytest.mark.parametrize("phrase", [None, "wrong"])
@@ -143,7 +144,7 @@ def test_what_is_no_key_is_refused(folder: Path, tmp_path: Path, make: Callable[
     assert caught.value.reason == "SIGNING_KEY_INVALID"
     prepare_release(folder, key=make_keys(tmp_path, "right")[0])
     with pytest.raises(ArtifactError) as caught:
-        check_folder(folder, key=key)
+        check_folder(folder, trusted=TrustedKey(key))
     assert caught.value.reason == "SIGNING_KEY_INVALID"
 
 
@@ -233,9 +234,9 @@ def test_what_was_changed_is_found_without_a_key(
 ) -> None:
     prepare_release(folder, key=keys[0])
     change(folder)
-    for key in (None, keys[1]):
+    for trusted in (None, TrustedKey(keys[1])):
         with pytest.raises(ModelExportError) as caught:
-            check_folder(folder, key=key)
+            check_folder(folder, trusted=trusted)
         assert caught.value.reason == reason
         assert name in str(caught.value)
 
@@ -258,7 +259,7 @@ def test_what_was_changed_with_all_that_follows_from_it_is_found_with_the_key(
     change(folder)
     check_folder(folder)
     with pytest.raises(ModelExportError) as caught:
-        check_folder(folder, key=keys[1])
+        check_folder(folder, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == "SIGNED_CONTENT_CHANGED"
     assert name in str(caught.value)
 
@@ -266,11 +267,11 @@ def test_what_was_changed_with_all_that_follows_from_it_is_found_with_the_key(
 def test_another_key_did_not_sign(folder: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     prepare_release(folder, key=keys[0])
     with pytest.raises(ModelExportError) as caught:
-        check_folder(folder, key=make_keys(tmp_path, "other")[1])
+        check_folder(folder, trusted=TrustedKey(make_keys(tmp_path, "other")[1]))
     assert caught.value.reason == "SIGNATURE_INVALID"
     (folder / SIGNATURE).unlink()
     with pytest.raises(ModelExportError) as caught:
-        check_folder(folder, key=keys[1])
+        check_folder(folder, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == "SIGNATURE_MISSING"
 
 
@@ -301,7 +302,7 @@ def test_a_damaged_signature_is_refused(folder: Path, keys: tuple[Path, Path], c
     prepare_release(folder, key=keys[0])
     (folder / SIGNATURE).write_text(json.dumps(change(read(folder / SIGNATURE))))
     with pytest.raises(ModelExportError) as caught:
-        check_folder(folder, key=keys[1])
+        check_folder(folder, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == "SIGNATURE_INVALID"
 
 
@@ -310,7 +311,7 @@ def test_a_signature_that_is_no_document_is_refused(folder: Path, keys: tuple[Pa
     prepare_release(folder, key=keys[0])
     (folder / SIGNATURE).write_bytes(content)
     with pytest.raises(ModelExportError) as caught:
-        check_folder(folder, key=keys[1])
+        check_folder(folder, trusted=TrustedKey(keys[1]))
     assert caught.value.reason == "SIGNATURE_INVALID"
 
 
@@ -321,7 +322,7 @@ def test_an_old_signature_is_not_published_with_new_files(folder: Path, keys: tu
         prepare_release(folder)
     assert caught.value.reason == "SIGNED_CONTENT_CHANGED"
     prepare_release(folder, key=keys[0])
-    check_folder(folder, key=keys[1])
+    check_folder(folder, trusted=TrustedKey(keys[1]))
 
 
 def test_what_failed_is_not_published(tmp_path: Path, keys: tuple[Path, Path]) -> None:

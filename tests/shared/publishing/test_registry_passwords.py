@@ -14,6 +14,7 @@ from slipway.publishing.destination import Access
 from slipway.publishing.oci.address import find_credentials, parse_address
 from slipway.publishing.oci.reading import check_registry
 from slipway.publishing.publisher import publish
+from slipway.publishing.signatures.trust import TrustedKey
 from support.servers.registry_server import PASSWORD, USER, needs_registry, registry_server
 
 pytest.importorskip("model_signing", reason="the extra publish is not installed")
@@ -32,10 +33,10 @@ def test_docker_s_configuration_and_the_variables_have_the_password(
         entry = {"auth": base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()}
         (tmp_path / "docker" / "config.json").write_text(json.dumps({"auths": {server.host: entry}}))
         publish(folder, [url], access=access, key=keys[0])
-        check_registry(url, access, key=keys[1])
+        check_registry(url, access, trusted=TrustedKey(keys[1]))
         (tmp_path / "docker" / "config.json").unlink()
         named = {"SLIPWAY_REGISTRY_USER": USER, "SLIPWAY_REGISTRY_PASSWORD": PASSWORD}
-        check_registry(url, replace(access, environment={**access.environment, **named}), key=keys[1])
+        check_registry(url, replace(access, environment={**access.environment, **named}), trusted=TrustedKey(keys[1]))
         wrong = {"SLIPWAY_REGISTRY_USER": USER, "SLIPWAY_REGISTRY_PASSWORD": "wrong-secret"}
         with pytest.raises(ModelExportError) as caught:
             check_registry(url, replace(access, environment={**access.environment, **wrong}))

@@ -91,6 +91,31 @@ def verify(  # noqa: PLR0917 - typer calls it by name
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="Public key in PEM that must have signed the files.")
     ] = None,
+    certificate_chain: Annotated[
+        Path | None,
+        typer.Option(
+            "--certificate-chain",
+            metavar="FILE",
+            help="Roots in PEM: the files must be signed with a certificate that leads to one of them.",
+        ),
+    ] = None,
+    identity: Annotated[
+        str,
+        typer.Option(
+            "--identity",
+            metavar="NAME",
+            help="Identity of Sigstore that must have signed: an address, or a workflow's URL.",
+        ),
+    ] = "",
+    identity_provider: Annotated[
+        str, typer.Option("--identity-provider", metavar="URL", help="Provider that told the identity.")
+    ] = "",
+    trusted_root: Annotated[
+        Path | None,
+        typer.Option(
+            "--trusted-root", metavar="FILE", help="The Sigstore instance's trusted_root.json, for --identity."
+        ),
+    ] = None,
     insecure: Annotated[
         bool, flag("--insecure", "Allow plain HTTP to a registry, which needs no asking on this machine.")
     ] = False,
@@ -99,16 +124,20 @@ def verify(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum.
 
-    With --key, every file must be signed by this key, and no output may have failed validation.
+    With --key, --certificate-chain or --identity, every file must be signed by it, and no output may have failed validation.
 
     A published model in a registry is checked without downloading its weights.
 
     Exit codes: 4 the signature or the statement is not right, or an output failed · 7 a file is not as it was written.
     """
     from slipway.exporting.verification import verify_path
+    from slipway.publishing.signatures.trust import trusted_signer
     from slipway.terminal.console import print_answer
 
-    done = verify_path(path, connection_of(ctx).settings, key=key, insecure=insecure)
+    trusted = trusted_signer(
+        key=key, roots=certificate_chain, identity=identity, provider=identity_provider, trusted_root=trusted_root
+    )
+    done = verify_path(path, connection_of(ctx).settings, trusted=trusted, insecure=insecure)
     print_answer(done.to_json(), str(done), as_json=as_json)
 
 

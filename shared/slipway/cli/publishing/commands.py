@@ -18,6 +18,8 @@ PUBLISH_EXAMPLES = examples(
     "slipway publish exported/qwen3_20261121_020758 --key key.pem",
     "slipway publish exported/qwen3_20261121_020758 oci://registry.example.com/models/qwen3:v1 --key key.pem",
     "slipway publish exported/qwen3_20261121_020758 s3://models/qwen3/v1 --license Apache-2.0",
+    "slipway publish exported/qwen3_20261121_020758 --key key.pem --certificate signer.pem --certificate-chain intermediate.pem",
+    "slipway publish exported/qwen3_20261121_020758 'oci://registry.example.com/models/qwen3:v1?modelcar'",
     "slipway publish e-0123456789abcdef01 oci://registry.example.com/models/qwen3:v1 --coordinator localhost:7070",
 )
 
@@ -55,6 +57,22 @@ def publish(  # noqa: PLR0917 - typer calls it by name
             help="File with the key's passphrase; by default the variable SLIPWAY_SIGNING_PASSPHRASE.",
         ),
     ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--certificate",
+            metavar="FILE",
+            help="Certificate of the key in PEM, which goes into the signature; by default that of SLIPWAY_SIGNING_CERTIFICATE.",
+        ),
+    ] = None,
+    certificate_chain: Annotated[
+        Path | None,
+        typer.Option(
+            "--certificate-chain",
+            metavar="FILE",
+            help="Certificates in PEM that lead from it to a root; by default those of SLIPWAY_SIGNING_CERTIFICATE_CHAIN.",
+        ),
+    ] = None,
     licence: Annotated[
         str, typer.Option("--license", metavar="SPDX", help="The model's licence, such as Apache-2.0.")
     ] = "",
@@ -79,11 +97,15 @@ def publish(  # noqa: PLR0917 - typer calls it by name
     from slipway.publishing.destination import Access
     from slipway.publishing.publisher import publish as publish_folder
     from slipway.publishing.publisher import reach_destination
-    from slipway.publishing.signing import read_passphrase
+    from slipway.publishing.signatures.keys import read_passphrase
+    from slipway.publishing.signatures.signing import signing_certificate
     from slipway.terminal.console import print_answer
 
     settings = connection_of(ctx).settings()
     signing_key = key or settings.signing_key
+    if key is None and certificate is None:  # those of this machine are of the key of this machine
+        certificate = settings.signing_certificate
+        certificate_chain = certificate_chain or settings.signing_certificate_chain
     addresses, access = destinations or [], Access(settings, os.environ, insecure=insecure)
     send = partial(
         publish_folder,
@@ -91,6 +113,7 @@ def publish(  # noqa: PLR0917 - typer calls it by name
         access=access,
         key=signing_key,
         passphrase=read_passphrase(passphrase_file, os.environ) if signing_key else None,
+        certificate=signing_certificate(certificate, certificate_chain, key=signing_key),
         licence=check_licence(licence) if licence else "",
     )
     with show_transfer("publish", "publishing", form=progress, level=settings.log_level) as show:

@@ -13,20 +13,21 @@ from slipway.publishing.destination import Access
 from slipway.publishing.hub.address import COMMIT, SCHEME, parse_address
 from slipway.publishing.hub.repository import HubRepository
 from slipway.publishing.publication import LARGEST_DOCUMENT, PROOF, SIGNATURE, SOURCES, Publication, check_delivered
-from slipway.publishing.signing import missing_error
+from slipway.publishing.signatures.checking import missing_error
+from slipway.publishing.signatures.trust import Signer, Trusted
 from slipway.publishing.verification import Checked, check_checksums, check_documents, check_signed
 
 _OF_GIT = frozenset({".gitattributes", ".gitignore"})
 _LARGEST_SMALL = 64 << 20
 
 
-def check_hub(url: str, access: Access, *, key: Path | None = None) -> tuple[str, Checked]:
+def check_hub(url: str, access: Access, *, trusted: Trusted | None = None) -> tuple[str, Checked]:
     """Check what is published at an address.
 
     Args:
         url: ``hf://OWNER/NAME[@REVISION]``; the revision is a branch or a commit.
         access: The environment with ``HF_TOKEN``, and settings with the hub's address.
-        key: Public key that must have signed it; None checks no signature.
+        trusted: What must have signed it; None checks no signature.
 
     Returns:
         The address with the commit that was checked, and what was found right.
@@ -60,8 +61,8 @@ def check_hub(url: str, access: Access, *, key: Path | None = None) -> tuple[str
     publication = Publication.of(documents, where=where)
     check_checksums(where, publication.checksums, digests, documents)
     check_documents(documents, publication, where=where)
-    signed_by = _check_signature(documents, digests, publication, key, where) if key else ""
-    return where, Checked(len(publication.checksums), publication.outcome.value, signed_by)
+    signer = _check_signature(documents, digests, publication, trusted, where) if trusted else None
+    return where, Checked(len(publication.checksums), publication.outcome.value, signer)
 
 
 def _digest(repository: HubRepository, entry: Any, commit: str, small: dict[str, bytes]) -> str:
@@ -79,12 +80,12 @@ def _digest(repository: HubRepository, entry: Any, commit: str, small: dict[str,
 
 
 def _check_signature(
-    documents: dict[str, bytes], digests: dict[str, str], publication: Publication, key: Path, where: str
-) -> str:
+    documents: dict[str, bytes], digests: dict[str, str], publication: Publication, trusted: Trusted, where: str
+) -> Signer:
     if SIGNATURE not in documents:
         error: ArtifactError = missing_error(where)
         raise error
     with tempfile.TemporaryDirectory(prefix="slipway-signature-") as folder:
         file = Path(folder) / SIGNATURE
         file.write_bytes(documents[SIGNATURE])
-        return check_signed(file, digests, publication, key=key, where=where)
+        return check_signed(file, digests, publication, trusted=trusted, where=where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slipway.distribution import require
-from slipway.publishing import bom, signing, statement
+from slipway.publishing import bom, statement
 from slipway.publishing.destination import Access, OnWait, Published
 from slipway.publishing.oci.address import Address, find_credentials, parse_address
 from slipway.publishing.oci.modelpack import (
@@ -23,7 +23,9 @@ from slipway.publishing.release import OnBytes, Release, ReleasedFile
 if TYPE_CHECKING:
     from slipway.publishing.oci.transport import Transport
 
-REFERRERS = {STATEMENT: statement.MEDIA_TYPE, BOM: bom.MEDIA_TYPE, SIGNATURE: signing.MEDIA_TYPE}
+from slipway.publishing.signatures.keys import EXTRA
+from slipway.publishing.signatures.signing import MEDIA_TYPE
+REFERRERS = {STATEMENT: statement.MEDIA_TYPE, BOM: bom.MEDIA_TYPE, SIGNATURE: MEDIA_TYPE}
 """Documents that are attached to the index, with their media types."""
 _LONGEST_TAG = 128
 
@@ -125,7 +127,7 @@ def open_transport(address: Address, access: Access) -> Transport:
         ArtifactError: ``STORE_DENIED`` for credentials that cannot be used.
         ServiceError: ``UNSUPPORTED`` if the extra is not installed.
     """
-    require(signing.EXTRA, what="a registry")
+    require(EXTRA, what="a registry")
     from slipway.publishing.oci.transport import Transport
 
     credentials = find_credentials(address, access.environment)

@@ -27,20 +27,21 @@ from slipway.publishing.publication import (
     Publication,
     check_delivered,
 )
-from slipway.publishing.signing import missing_error
+from slipway.publishing.signatures.checking import missing_error
+from slipway.publishing.signatures.trust import Signer, Trusted
 from slipway.publishing.verification import Checked, check_checksums, check_documents, check_signed
 
 _MOST_OUTPUTS = 500
 _MOST_SIGNATURES = 16
 
 
-def check_registry(url: str, access: Access, *, key: Path | None = None) -> tuple[str, Checked]:
+def check_registry(url: str, access: Access, *, trusted: Trusted | None = None) -> tuple[str, Checked]:
     """Check what is published at an address.
 
     Args:
         url: ``oci://REGISTRY/NAME[:TAG][@DIGEST]`` of a published folder.
         access: Credentials, and whether plain HTTP is allowed.
-        key: Public key that must have signed it; None checks no signature.
+        trusted: What must have signed it; None checks no signature.
 
     Returns:
         The address with the digest that was checked, and what was found right.
@@ -61,7 +62,7 @@ def check_registry(url: str, access: Access, *, key: Path | None = None) -> tupl
             raise repository.invalid(
                 str(address), "it is a single artifact, and only the index of all outputs has the proof"
             )
-        return pinned, _Listing(repository, data, pinned).check(index, key)
+        return pinned, _Listing(repository, data, pinned).check(index, trusted)
 
 
 class _Listing:
@@ -74,7 +75,7 @@ class _Listing:
             raise repository.invalid(where, f"it lists more than {_MOST_OUTPUTS} artifacts")
         self._layers = dict(self._read_layers(entries))
 
-    def check(self, index: str, key: Path | None) -> Checked:
+    def check(self, index: str, trusted: Trusted | None) -> Checked:
         documents = {
             name: self._repository.get_blob(self._layers[name], most=LARGEST_DOCUMENT)
             for name in (*SOURCES, *PROOF)
@@ -86,8 +87,8 @@ class _Listing:
         check_checksums(self._where, publication.checksums, digests, {})
         check_documents(documents, publication, where=self._where)
         self._check_layers()
-        signed_by = self._check_signatures(index, digests, publication, key) if key is not None else ""
-        return Checked(len(publication.checksums), publication.outcome.value, signed_by)
+        signer = self._check_signatures(index, digests, publication, trusted) if trusted is not None else None
+        return Checked(len(publication.checksums), publication.outcome.value, signer)
 
     def _read_layers(self, entries: list[Descriptor]) -> Iterator[tuple[str, Descriptor]]:
         """Yield the layers of every artifact by the path of the file in the delivered folder."""
@@ -124,19 +125,23 @@ class _Listing:
                 about={"files": ", ".join(lacking)},
             )
 
-    def _check_signatures(self, index: str, digests: dict[str, str], publication: Publication, key: Path) -> str:
-        """Return the SHA-256 of the key if one of the signatures that are attached to the index is right."""
+    def _check_signatures(
+        self, index: str, digests: dict[str, str], publication: Publication, trusted: Trusted
+    ) -> Signer:
+        """Return who made the first of the signatures attached to the index that is right."""
         found, _ = self._repository.referrers(index)
         signatures = [entry for entry in found if entry.artifact_type == REFERRERS[SIGNATURE]][:_MOST_SIGNATURES]
         error: ValidationError | ArtifactError = missing_error(self._where)
         for entry in signatures:
             try:
-                return self._check_signature(entry, digests, publication, key)
+                return self._check_signature(entry, digests, publication, trusted)
             except ValidationError as refused:
                 error = refused
         raise error
 
-    def _check_signature(self, entry: Descriptor, digests: dict[str, str], publication: Publication, key: Path) -> str:
+    def _check_signature(
+        self, entry: Descriptor, digests: dict[str, str], publication: Publication, trusted: Trusted
+    ) -> Signer:
         data, _ = self._repository.get_manifest(entry.digest, media_types=MANIFEST_TYPE)
         layers = self._repository.parse(data, "layers", f"reading the signature of {self._where}")
         if len(layers) != 1:
@@ -144,4 +149,4 @@ class _Listing:
         with tempfile.TemporaryDirectory(prefix="slipway-signature-") as folder:
             file = Path(folder) / SIGNATURE
             file.write_bytes(self._repository.get_blob(layers[0], most=LARGEST_DOCUMENT))
-            return check_signed(file, digests, publication, key=key, where=self._where)
+            return check_signed(file, digests, publication, trusted=trusted, where=self._where)
