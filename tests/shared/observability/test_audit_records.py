@@ -115,7 +115,7 @@ def test_records_travel_over_http() -> None:
     trace = new_trace()
     with (
         collecting_http() as (kept, endpoint),
-        sending_audit(settings(endpoint, protocol="http/protobuf"), service="slipway-worker"),
+        sending_audit(settings(endpoint, protocol="http/protobuf"), service="slipway-worker", patience=QUICK),
     ):
         write(traceparent=trace)
         wait_for(lambda: kept.logs)
@@ -130,7 +130,10 @@ def test_the_connection_has_the_tls_and_headers_of_traces(tmp_path: Path, monkey
     credentials = grpc.ssl_server_credentials([(files.key.read_bytes(), files.certificate.read_bytes())])
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.ca))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20of-the-collector")
-    with collecting(credentials) as (kept, endpoint), sending_audit(settings(endpoint), service="slipway-coordinator"):
+    with (
+        collecting(credentials) as (kept, endpoint),
+        sending_audit(settings(endpoint), service="slipway-coordinator", patience=QUICK),
+    ):
         write()
         wait_for(lambda: kept.logs)
     assert len(kept.logs) == 1

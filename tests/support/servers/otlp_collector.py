@@ -139,7 +139,7 @@ def collecting_http() -> Iterator[tuple[Collector, str]]:
             """Write nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield kept, f"http://127.0.0.1:{server.server_port}"

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.observability import metrics
-from slipway.observability.audit_records import sending_audit
+from slipway.observability.audit_records import Patience, sending_audit
 from slipway.observability.telemetry import recording, span
 from slipway.settings import Settings
 from slipway.settings.security import Security
@@ -33,7 +33,11 @@ def collector(caplog: pytest.LogCaptureFixture) -> Iterator[Collector]:
     caplog.set_level(logging.INFO, logger="slipway.audit")
     with collecting() as (kept, endpoint):
         settings = Settings(home=Path("/nowhere"), scratch=Path("/nowhere"), audit="otlp", otlp_endpoint=endpoint)
-        with sending_audit(settings, service="slipway-coordinator"), recording(InMemorySpanExporter()):
+        patience = Patience(gather_seconds=0.01)
+        with (
+            sending_audit(settings, service="slipway-coordinator", patience=patience),
+            recording(InMemorySpanExporter()),
+        ):
             yield kept
 
 
