@@ -26,6 +26,7 @@ _ADDRESS = re.compile(
     rf"oci://(?P<host>{_HOST})/(?P<name>{_COMPONENT}(?:/{_COMPONENT})*)"
     rf"(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?"
 )
+_MODELCAR = "?modelcar"
 _LONGEST_NAME = 255
 _USER, _PASSWORD = "SLIPWAY_REGISTRY_USER", "SLIPWAY_REGISTRY_PASSWORD"
 _HELPER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -85,6 +86,40 @@ def parse_address(url: str) -> Address:
             url, "names in registries have lower-case letters, digits, and single . _ - / between them"
         )
     return Address(parts["host"], parts["name"], parts["tag"] or "latest", parts["digest"] or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to publish in a registry, and in which forms.
+
+    Attributes:
+        address: The repository and the tag.
+        modelcar: Whether each output is also published as an image for KServe.
+        base: Image of the same registry with which these images begin; None for none.
+    """
+
+    address: Address
+    modelcar: bool = False
+    base: Address | None = None
+
+
+def parse_target(url: str) -> Target:
+    """Read ``oci://REGISTRY/NAME[:TAG][?modelcar[=BASE]]``; the base is ``NAME[:TAG][@DIGEST]``.
+
+    Raises:
+        ConfigurationError: ``DESTINATION_INVALID``.
+    """
+    place, option, base = url.partition(_MODELCAR)
+    if not option:
+        return Target(parse_address(url))
+    address = parse_address(place)
+    if not base:
+        return Target(address, modelcar=True)
+    named = _ADDRESS.fullmatch(f"{OCI}{address.host}/{base[1:]}") if base.startswith("=") else None
+    if named is None:
+        what = "its option is ?modelcar or ?modelcar=NAME:TAG, where NAME is an image of the same registry"
+        raise destination_error(url, what)
+    return Target(address, modelcar=True, base=parse_address(named[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from slipway.distribution import require
 from slipway.publishing import bom, statement
 from slipway.publishing.destination import Access, OnWait, Published
-from slipway.publishing.oci.address import Address, find_credentials, parse_address
+from slipway.publishing.oci.address import Address, find_credentials, parse_target
+from slipway.publishing.oci.base import NOTHING, Base, copy_base, read_base
+from slipway.publishing.oci.modelcar import Car, make_images, plan_cars
 from slipway.publishing.oci.modelpack import (
     Pack,
     Written,
@@ -17,14 +20,15 @@ from slipway.publishing.oci.modelpack import (
     make_referrers_index,
 )
 from slipway.publishing.oci.registry import INDEX_TYPE, Repository, fallback_tag
+from slipway.publishing.oci.tars import ReadAt, TarLayer
 from slipway.publishing.publication import BOM, SIGNATURE, STATEMENT
 from slipway.publishing.release import OnBytes, Release, ReleasedFile
+from slipway.publishing.signatures.keys import EXTRA
+from slipway.publishing.signatures.signing import MEDIA_TYPE
 
 if TYPE_CHECKING:
     from slipway.publishing.oci.transport import Transport
 
-from slipway.publishing.signatures.keys import EXTRA
-from slipway.publishing.signatures.signing import MEDIA_TYPE
 REFERRERS = {STATEMENT: statement.MEDIA_TYPE, BOM: bom.MEDIA_TYPE, SIGNATURE: MEDIA_TYPE}
 """Documents that are attached to the index, with their media types."""
 _LONGEST_TAG = 128
@@ -34,7 +38,7 @@ class OciDestination:
     """:class:`~slipway.publishing.destination.Destination` in a repository of a registry.
 
     Args:
-        url: ``oci://REGISTRY/NAME[:TAG]``.
+        url: ``oci://REGISTRY/NAME[:TAG][?modelcar[=BASE]]``.
         access: Credentials, and whether plain HTTP is allowed.
 
     Raises:
@@ -45,31 +49,57 @@ class OciDestination:
     by_content = True
 
     def __init__(self, url: str, access: Access) -> None:
-        self._address = parse_address(url)
+        self._target = parse_target(url)
+        self._address = self._target.address
         self._transport = open_transport(self._address, access)
         self._repository = Repository(self._transport)
+        self._bases: tuple[Base, ...] = NOTHING
+        self._cars: list[Car] = []
+        self._layers: dict[str, list[TarLayer]] = {}
 
     def reach(self) -> None:
         """As :meth:`~slipway.publishing.destination.Destination.reach`.
 
         Raises:
-            ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``.
+            ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``; ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_INVALID`` for the
+                base of modelcars.
         """
         self._transport.allow_push()
+        base = self._target.base
+        if base is not None:
+            self._transport.allow_pull(base.name)
         self._repository.reach()
+        if base is not None:
+            self._bases = read_base(Repository(self._transport, base.name), base.reference)
 
     def begin(self, release: Release) -> None:
-        """Do nothing: layers are named by their digests, so nothing is replaced before the tags are."""
+        """Plan the images; layers are named by their digests, so nothing is replaced before the tags are."""
+        if self._target.modelcar:
+            self._cars, self._layers = plan_cars(release)
 
     def has(self, file: ReleasedFile, *, on_wait: OnWait) -> bool:
-        """As :meth:`~slipway.publishing.destination.Destination.has`."""
+        """As :meth:`~slipway.publishing.destination.Destination.has`; layers of images count to the file that they begin with."""
         with self._transport.during(on_wait):
-            return self._repository.has_blob(file.digest, file.size_bytes)
+            layers = self._layers.get(file.sha256, [])
+            for layer in layers:
+                layer.measure(on_wait)
+            there = self._repository.has_blob(file.digest, file.size_bytes)
+            return there and all(self._repository.has_blob(layer.digest, layer.size_bytes) for layer in layers)
 
     def send(self, file: ReleasedFile, *, on_bytes: OnBytes) -> int:
         """As :meth:`~slipway.publishing.destination.Destination.send`."""
-        with file.opened() as opened, self._transport.during(lambda: on_bytes(0)):
-            self._repository.put_file(opened, file.digest, file.size_bytes, on_bytes=on_bytes)
+        repository, layers = self._repository, self._layers.get(file.sha256, [])
+        with self._transport.during(lambda: on_bytes(0)):
+            if layers and repository.has_blob(file.digest, file.size_bytes):
+                on_bytes(file.size_bytes)
+            else:
+                with file.opened() as opened:
+                    read_at: ReadAt = lambda size, offset: os.pread(opened.fileno(), size, offset)  # noqa: E731
+                    repository.put_blob(read_at, file.digest, file.size_bytes, on_bytes=on_bytes)
+            for layer in layers:
+                if not repository.has_blob(layer.digest, layer.size_bytes):
+                    with layer.opened() as read_at:
+                        repository.put_blob(read_at, layer.digest, layer.size_bytes, on_bytes=lambda _: on_bytes(0))
         return file.size_bytes
 
     def commit(self, release: Release) -> Published:
@@ -86,6 +116,7 @@ class OciDestination:
                 del tags[pack.name]  # the index has it still
                 continue
             self._repository.put_manifest(pack.manifest.data, pack.manifest.media_type, tags[pack.name])
+        cars = {car.output.name: self._put_car(release, car, index) for car in self._cars}
         self._repository.put_manifest(index.data, index.media_type, self._address.tag)
         pinned = Address(self._address.host, self._address.name, digest=index.digest)
         details: dict[str, Any] = {
@@ -93,6 +124,7 @@ class OciDestination:
             "variants": {
                 pack.name: {"digest": pack.manifest.digest, "tag": tags.get(pack.name, "")} for pack in packs[1:]
             },
+            **({"modelcars": cars} if cars else {}),
         }
         return Published(str(pinned), details=details)
 
@@ -105,6 +137,22 @@ class OciDestination:
         self._repository.put_bytes(pack.config.data)
         answer = self._repository.put_manifest(pack.manifest.data, pack.manifest.media_type)
         return answer.headers.get("oci-subject", "")
+
+    def _put_car(self, release: Release, car: Car, variants: Written) -> dict[str, str]:
+        """Send the images of an output and their tag; return what ``storageUri`` takes."""
+        if self._target.base is not None:
+            for base in self._bases:
+                copy_base(Repository(self._transport, self._target.base.name), self._repository, base)
+        *images, index = make_images(release, car, self._bases, variants=variants)
+        for image in images:
+            if image.config is not None:
+                self._repository.put_bytes(image.config.data)
+            self._repository.put_manifest(image.manifest.data, image.manifest.media_type)
+        tag = f"{self._address.tag}-{car.output.name}-modelcar"
+        reference = tag if len(tag) <= _LONGEST_TAG else ""
+        self._repository.put_manifest(index.manifest.data, index.manifest.media_type, reference)
+        pinned = Address(self._address.host, self._address.name, digest=index.manifest.digest)
+        return {"digest": index.manifest.digest, "tag": reference, "uri": str(pinned)}
 
     def _attach(self, release: Release, index: Written) -> None:
         """Attach the proof to the index; where the registry keeps no account of that, list it under the tag made of the digest."""

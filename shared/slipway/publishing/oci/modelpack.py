@@ -48,6 +48,10 @@ class Written:
         """Return its digest."""
         return digest_bytes(self.data)
 
+    def descriptor(self) -> Descriptor:
+        """Return what names it in another document."""
+        return Descriptor(self.media_type, self.digest, len(self.data), {})
+
 
 @dataclass(frozen=True, slots=True)
 class Pack:
@@ -86,7 +90,7 @@ def make_index(release: Release, packs: Iterable[Pack]) -> Written:
         "manifests": [pack.entry.to_json() for pack in packs],
         "annotations": annotations,
     }
-    return Written(_canonical(document), INDEX_TYPE)
+    return Written(canonical(document), INDEX_TYPE)
 
 
 def make_referrer(file: ReleasedFile, media_type: str, subject: Written) -> Pack:
@@ -96,11 +100,11 @@ def make_referrer(file: ReleasedFile, media_type: str, subject: Written) -> Pack
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "artifactType": media_type,
-        "config": _descriptor(config).to_json(),
+        "config": config.descriptor().to_json(),
         "layers": [Descriptor(media_type, file.digest, file.size_bytes, {TITLE: file.path}).to_json()],
-        "subject": Descriptor(subject.media_type, subject.digest, len(subject.data), {}).to_json(),
+        "subject": subject.descriptor().to_json(),
     }
-    manifest = Written(_canonical(document), MANIFEST_TYPE)
+    manifest = Written(canonical(document), MANIFEST_TYPE)
     entry = Descriptor(MANIFEST_TYPE, manifest.digest, len(manifest.data), {TITLE: file.path}, media_type)
     return Pack(file.path, manifest, config, entry)
 
@@ -108,7 +112,7 @@ def make_referrer(file: ReleasedFile, media_type: str, subject: Written) -> Pack
 def make_referrers_index(entries: Iterable[Descriptor]) -> Written:
     """Return the index for registries that keep no account of what refers to a manifest."""
     document = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry.to_json() for entry in entries]}
-    return Written(_canonical(document), INDEX_TYPE)
+    return Written(canonical(document), INDEX_TYPE)
 
 
 def _documents(release: Release) -> Pack:
@@ -119,8 +123,8 @@ def _documents(release: Release) -> Pack:
 def _output(release: Release, output: PublishedOutput) -> Pack:
     files = [file for file in release.files if file.path in output.files]
     layers = _layers(files, f"{output.name}/")
-    config = Written(_canonical(_config(release, output, layers)), CONFIG_TYPE)
-    return _pack(output.name, ARTIFACT_TYPE, config, layers, _annotations(output, files))
+    config = Written(canonical(_config(release, output, layers)), CONFIG_TYPE)
+    return _pack(output.name, ARTIFACT_TYPE, config, layers, annotations_of(release, output))
 
 
 def _config(release: Release, output: PublishedOutput, layers: list[Descriptor]) -> dict[str, Any]:
@@ -144,8 +148,9 @@ def _config(release: Release, output: PublishedOutput, layers: list[Descriptor])
     }
 
 
-def _annotations(output: PublishedOutput, files: list[ReleasedFile]) -> dict[str, str]:
+def annotations_of(release: Release, output: PublishedOutput) -> dict[str, str]:
     """Return the labels by which a variant is chosen."""
+    files = [file for file in release.files if file.path in output.files]
     found = output.validation
     kl = found.to_reference.mean_kl if found and found.to_reference else None
     kept = found.kept if found else None
@@ -175,18 +180,15 @@ def _pack(
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "artifactType": artifact_type,
-        "config": _descriptor(config).to_json(),
+        "config": config.descriptor().to_json(),
         "layers": [layer.to_json() for layer in layers],
         "annotations": {TITLE: name, **annotations},
     }
-    manifest = Written(_canonical(document), MANIFEST_TYPE)
+    manifest = Written(canonical(document), MANIFEST_TYPE)
     entry = Descriptor(MANIFEST_TYPE, manifest.digest, len(manifest.data), {TITLE: name, **annotations}, artifact_type)
     return Pack(name, manifest, config, entry)
 
 
-def _descriptor(written: Written) -> Descriptor:
-    return Descriptor(written.media_type, written.digest, len(written.data), {})
-
-
-def _canonical(document: Any) -> bytes:
+def canonical(document: Any) -> bytes:
+    """Return a document in the one form that gives the same digest every time."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from slipway.artifacts.digests import digest_bytes, is_digest
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import parse_json
+from slipway.publishing.oci.tars import ReadAt
 from slipway.publishing.release import OnBytes
 
 if TYPE_CHECKING:
@@ -70,11 +70,17 @@ class Descriptor:
 
 
 class Repository:
-    """A repository of a registry."""
+    """A repository of a registry.
 
-    def __init__(self, transport: Transport) -> None:
+    Args:
+        transport: Connections to the registry.
+        name: Its name; by default that of the transport's address.
+    """
+
+    def __init__(self, transport: Transport, name: str = "") -> None:
         self._transport = transport
-        self._path = f"{transport.address.name}/"
+        self.name = name or transport.address.name
+        self._path = f"{self.name}/"
 
     def reach(self) -> None:
         """Ask the registry whether it takes the credentials.
@@ -107,11 +113,11 @@ class Repository:
         if not self.has_blob(digest, len(data)):
             self._finish(digest, self._begin(digest), body=data)
 
-    def put_file(self, file: BinaryIO, digest: str, size: int, *, on_bytes: OnBytes) -> None:
-        """Send a file in chunks; go on where a broken chunk ended.
+    def put_blob(self, read_at: ReadAt, digest: str, size: int, *, on_bytes: OnBytes) -> None:
+        """Send a blob in chunks; go on where a broken chunk ended.
 
         Args:
-            file: Open file, read at given positions.
+            read_at: Reads it at given positions.
             digest: Its digest, which the registry compares.
             size: Its size in bytes.
             on_bytes: Called with the size of each piece.
@@ -124,7 +130,7 @@ class Repository:
         place, offset, farthest, fruitless = self._begin(digest), 0, 0, 0
         while offset < size:
             length = min(CHUNK_BYTES, size - offset)
-            span = _Span(file, offset, length, on_bytes)
+            span = _Span(read_at, offset, length, on_bytes)
             headers = {
                 "Content-Type": "application/octet-stream",
                 "Content-Length": str(length),
@@ -279,10 +285,10 @@ class Repository:
 
 
 class _Span:
-    """A part of a file as the body of a request."""
+    """A part of a blob as the body of a request."""
 
-    def __init__(self, file: BinaryIO, offset: int, length: int, on_bytes: OnBytes) -> None:
-        self._file, self._start, self._length, self._on_bytes = file, offset, length, on_bytes
+    def __init__(self, read_at: ReadAt, offset: int, length: int, on_bytes: OnBytes) -> None:
+        self._read_at, self._start, self._length, self._on_bytes = read_at, offset, length, on_bytes
         self._done = 0
 
     def rewind(self) -> None:
@@ -291,9 +297,9 @@ class _Span:
         self._done = 0
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes; less than the span has if the file became shorter, which the registry refuses."""
+        """Return the next bytes; less than the span has if a file became shorter, which the registry refuses."""
         left = self._length - self._done
-        data = os.pread(self._file.fileno(), left if size < 0 else min(size, left), self._start + self._done)
+        data = self._read_at(left if size < 0 else min(size, left), self._start + self._done)
         self._done += len(data)
         self._on_bytes(len(data))
         return data

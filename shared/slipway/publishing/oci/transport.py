@@ -81,7 +81,7 @@ class Transport:
         self._credentials, self._patience = credentials, patience_seconds
         self._insecure = insecure
         self._authorization, self._lock, self._waiting = "", threading.Lock(), threading.local()
-        self._scope = f"repository:{address.name}:pull"
+        self._scopes = [f"repository:{address.name}:pull"]
         self._http = urllib3.PoolManager(
             num_pools=4,
             maxsize=CONNECTIONS,
@@ -103,7 +103,11 @@ class Transport:
 
     def allow_push(self) -> None:
         """Ask for the right to write from now on."""
-        self._scope = f"repository:{self.address.name}:pull,push"
+        self._scopes[0] = f"repository:{self.address.name}:pull,push"
+
+    def allow_pull(self, name: str) -> None:
+        """Ask for the right to read another repository, too, from now on."""
+        self._scopes.append(f"repository:{name}:pull")
 
     @contextmanager
     def during(self, on_wait: Callable[[], None]) -> Iterator[None]:
@@ -275,16 +279,21 @@ class Transport:
     def _token(self, challenge: Mapping[str, str]) -> str:
         """Get a token from the service that the registry names."""
         doing, realm = "asking for a token", self._allowed(challenge.get("realm", ""))
-        fields = {"service": challenge.get("service", ""), "scope": self._scope}
-        known = self._credentials
+        service, known = challenge.get("service", ""), self._credentials
         if known is not None and not known.user:
-            form = {**fields, "grant_type": "refresh_token", "client_id": "slipway"}
+            form = {
+                "service": service,
+                "scope": " ".join(self._scopes),
+                "grant_type": "refresh_token",
+                "client_id": "slipway",
+            }
             form["refresh_token"] = known.secret.get_secret_value()
             options: dict[str, Any] = {"method": "POST", "url": realm, "body": urlencode(form)}
             headers = {"Content-Type": "application/x-www-form-urlencoded"}
         else:
+            query = urlencode([("service", service), *(("scope", scope) for scope in self._scopes)])
             between = "&" if urlsplit(realm).query else "?"
-            options = {"method": "GET", "url": f"{realm}{between}{urlencode(fields)}"}
+            options = {"method": "GET", "url": f"{realm}{between}{query}"}
             headers = {"Authorization": known.basic} if known else {}
 
         def call() -> Answer:
