@@ -198,7 +198,7 @@ def render_address(address: str, values: Mapping[str, str]) -> str:
         values: One value per placeholder of :data:`PLACEHOLDERS`.
     """
     safe = {name: _safe_part(values[name]) for name in PLACEHOLDERS}
-    if address.startswith("oci:"):  # registries refuse capital letters
+    if address.startswith("oci:") or "@oci:" in address:  # registries refuse capital letters
         safe = {name: value.lower() for name, value in safe.items()}
     return address.format(**safe)
 

@@ -15,15 +15,17 @@ from slipway.errors import ModelExportError
 from slipway.machine.known_faults import translate_fault
 from slipway.publishing.destination import Access, Destination, Published, destination_error
 from slipway.publishing.hub.destination import HubDestination
+from slipway.publishing.kubeflow.destination import KubeflowDestination
 from slipway.publishing.mlflow import MlflowDestination
 from slipway.publishing.oci.destination import OciDestination
 from slipway.publishing.release import OnBytes, Release, ReleasedFile, prepare_release
 from slipway.publishing.s3 import S3Destination
-from slipway.texts import counted
 from slipway.publishing.signatures.signing import SigningCertificate
+from slipway.texts import counted
 
 OPENERS: Mapping[str, Callable[[str, Access], Destination]] = {
     "hf": HubDestination,
+    "kubeflow": lambda url, access: KubeflowDestination(url, access, open_destination),
     "mlflow": MlflowDestination,
     "oci": OciDestination,
     "s3": S3Destination,
@@ -81,9 +83,9 @@ def publish(
     access: Access,
     key: Path | None = None,
     passphrase: SecretStr | None = None,
+    certificate: SigningCertificate | None = None,
     licence: str = "",
     show: Show = lambda _: lambda _: None,
-    certificate: SigningCertificate | None = None,
 ) -> Publishing:
     """Write the proof into a folder, and send the folder to destinations, one after the other.
 
@@ -93,9 +95,9 @@ def publish(
         access: How destinations are reached.
         key: Private key that signs.
         passphrase: Passphrase of the key.
+        certificate: Certificate of the key, which goes into the signature.
         licence: SPDX expression of the model's licence.
         show: Shows the progress.
-        certificate: Certificate of the key, which goes into the signature.
 
     Raises:
         ArtifactError: As :func:`~slipway.publishing.release.prepare_release`, and as the destinations.
@@ -170,7 +172,8 @@ def reach_destination(url: str, access: Access) -> None:
 
 def keeps_versions(url: str) -> bool:
     """Return whether what is published at an address is added to what is there."""
-    return url.partition(":")[0] in _VERSIONED
+    scheme, _, rest = url.partition(":")
+    return keeps_versions(rest.partition("@")[2]) if scheme == "kubeflow" else scheme in _VERSIONED
 
 
 def open_destination(url: str, access: Access) -> Destination:

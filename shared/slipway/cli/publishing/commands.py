@@ -37,8 +37,8 @@ def publish(  # noqa: PLR0917 - typer calls it by name
         list[str] | None,
         typer.Argument(
             metavar="DESTINATION",
-            help="oci://REGISTRY/NAME[:TAG], s3://BUCKET/PREFIX, hf://OWNER/NAME[@BRANCH][?public] or mlflow:NAME; without any, only the proof "
-            "is made.",
+            help="oci://REGISTRY/NAME[:TAG][?modelcar[=BASE]], s3://BUCKET/PREFIX, hf://OWNER/NAME[@BRANCH][?public], mlflow:NAME, "
+            "or kubeflow:NAME@ADDRESS with one of these; without any, only the proof is made.",
         ),
     ] = None,
     key: Annotated[
