@@ -24,7 +24,7 @@ from slipway.observability import metrics
 from slipway.observability.logs import AUDIT_LOGGER
 from slipway.observability.otlp import SEND_SECONDS, log_exporter, own_resource
 from slipway.observability.telemetry import context_within, current_traceparent
-from slipway.texts import redact
+from slipway.texts import counted, redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk._logs import ReadableLogRecord
@@ -186,7 +186,7 @@ class Sender:
             self._waiting.clear()
         if left:
             metrics.AUDIT_RECORDS.add(left, outcome="ended")
-            log.warning(f"{left} records of the audit log were not sent; they are in the log alone")
+            _warn(left)
 
     def _run(self) -> None:
         while batch := self._next_batch():
@@ -209,7 +209,7 @@ class Sender:
             pause = self._patience.pauses[min(attempt, len(self._patience.pauses) - 1)]
             if self._ends or time.monotonic() + pause > until:
                 metrics.AUDIT_RECORDS.add(len(batch), outcome="ended" if self._ends else "not_taken")
-                log.warning(f"{len(batch)} records of the audit log were not taken; they are in the log alone")
+                _warn(len(batch))
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._ends, pause)
@@ -222,6 +222,10 @@ class Sender:
         except Exception as error:  # noqa: BLE001 - an exporter may raise anything, and without its thread nothing is sent
             log.warning(f"records of the audit log could not be sent: {type(error).__name__}: {error}")
             return False
+
+
+def _warn(dropped: int) -> None:
+    log.warning(f"{counted(dropped, 'record')} of the audit log did not reach the collector")
 
 
 def _log_record(record: AuditRecord, resource: Resource) -> ReadableLogRecord:
