@@ -85,7 +85,7 @@ def destination_error(url: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{quoted(shown)} is not a place to publish to: {what}",
         reason="DESTINATION_INVALID",
-        remedy="write oci://REGISTRY/NAME[:TAG][?modelcar[=BASE]], s3://BUCKET/PREFIX, hf://OWNER/NAME[@BRANCH][?public] mlflow:NAME with the server in "
-        "MLFLOW_TRACKING_URI, or kubeflow:NAME@ADDRESS with that of another place and the server in KUBEFLOW_MODEL_REGISTRY",
+        remedy="write oci://REGISTRY/NAME[:TAG][?modelcar[=BASE]], s3://BUCKET/PREFIX, hf://OWNER/NAME[@BRANCH][?public], mlflow:NAME with the "
+        "server in MLFLOW_TRACKING_URI, or kubeflow:NAME@ADDRESS with the address of another place and the server in KUBEFLOW_MODEL_REGISTRY",
         about={"destination": shown},
     )

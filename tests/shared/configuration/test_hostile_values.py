@@ -124,6 +124,7 @@ def test_any_variable_is_a_setting_or_an_error(name: str, text: str) -> None:
         "SLIPWAY_HOME",
         "SLIPWAY_SCRATCH",
         "SLIPWAY_SIGNING_KEY",
+        "SLIPWAY_SIGNING_CERTIFICATE",
         "SLIPWAY_STORE",
         "SLIPWAY_CACHE_SIZE",
         "SLIPWAY_OPEN_UPLOADS",
