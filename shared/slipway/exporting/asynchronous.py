@@ -124,6 +124,10 @@ async def verify_async(
     path: Place,
     *,
     key: Place | None = None,
+    certificate_chain: Place | None = None,
+    identity: str = "",
+    identity_provider: str = "",
+    trusted_root: Place | None = None,
     coordinator: str | None = None,
     project: str | None = None,
     security: Security | None = None,
@@ -134,6 +138,10 @@ async def verify_async(
     Args:
         path: As for :func:`verify`, and so are the others.
         key: The public key.
+        certificate_chain: The roots.
+        identity: The identity.
+        identity_provider: The identity's provider.
+        trusted_root: The trusted root of the identity's instance.
         coordinator: ``HOST:PORT``.
         project: Project at the coordinator.
         security: Certificates and token for the coordinator.
@@ -142,7 +150,19 @@ async def verify_async(
     Raises:
         ArtifactError: As for :func:`verify`.
     """
-    work = partial(calls.verify, path, key=key, coordinator=coordinator, project=project, security=security, home=home)
+    work = partial(
+        calls.verify,
+        path,
+        key=key,
+        certificate_chain=certificate_chain,
+        identity=identity,
+        identity_provider=identity_provider,
+        trusted_root=trusted_root,
+        coordinator=coordinator,
+        project=project,
+        security=security,
+        home=home,
+    )
     return await _in_thread(work)
 
 

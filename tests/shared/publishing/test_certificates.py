@@ -141,6 +141,10 @@ def _expired_authority(at: Publishers) -> list[Issued]:
     return [issue("signer", middle, Shape(), at.signer.key), middle]
 
 
+def _older_than_its_authority(at: Publishers) -> list[Issued]:
+    return [issue("old", at.middle, Shape(), at.signer.key, begins=-20), at.middle]
+
+
 def _server(at: Publishers) -> list[Issued]:
     return [issue("a web server", at.middle, Shape(), at.signer.key, purposes=(SERVER,)), at.middle]
 
@@ -204,6 +208,7 @@ def _rsa_signer(at: Publishers) -> list[Issued]:
         (_expired, "CERTIFICATE_EXPIRED"),
         (_early, "CERTIFICATE_EXPIRED"),
         (_expired_authority, "CERTIFICATE_EXPIRED"),
+        (_older_than_its_authority, "CERTIFICATE_EXPIRED"),
         (_server, "CERTIFICATE_UNFIT"),
         (_encipherment, "CERTIFICATE_UNFIT"),
         (_purposeless, "CERTIFICATE_UNFIT"),

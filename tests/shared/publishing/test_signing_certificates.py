@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import slipway
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.publishing.publication import SIGNATURE
 from slipway.publishing.release import prepare_release
@@ -112,6 +115,19 @@ def test_the_commands_take_a_certificate_and_its_settings(
     bare = make_keys(tmp_path, "bare")
     assert in_process(capfd, "publish", folder, "--key", bare[0], home=home, **settings).code == 0, "of another key"
     assert in_process(capfd, "verify", folder, "--key", bare[1], home=home).code == 0
+
+
+def test_a_program_names_the_roots(folder: Path, publishers: Publishers, tmp_path: Path) -> None:
+    publishers.sign(folder)
+    for done in (
+        slipway.verify(folder, certificate_chain=publishers.roots, home=tmp_path),
+        asyncio.run(slipway.verify_async(folder, certificate_chain=publishers.roots, home=tmp_path)),
+    ):
+        assert done.signer == "CN=release of acme"
+    with pytest.raises(ArtifactError):
+        slipway.verify(folder, certificate_chain=tmp_path / "absent", home=tmp_path)
+    ours, theirs = (signature(each).parameters for each in (slipway.verify, slipway.verify_async))
+    assert list(ours) == list(theirs)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.regular_file import read_regular
 from slipway.publishing.publication import LARGEST_DOCUMENT
-from slipway.publishing.signatures.certificates import check_path, read_certificates, subject_of
+from slipway.publishing.signatures.certificates import (
+    check_path,
+    read_certificates,
+    signer_error,
+    subject_of,
+)
 from slipway.publishing.signatures.keys import key_identifier, load_public
 from slipway.texts import one_line, shortened
 
@@ -184,7 +189,11 @@ class _RootsVerifier(Verifier):
                 encoded = [each.raw_bytes for each in chain.certificates]
                 signing, key = check_path(encoded, roots, where=where)
                 outer.signer = Signer(key_identifier(key), subject_of(signing))
-                return super()._verify_certificates(verification_material, log_fingerprints)
+                try:
+                    return super()._verify_certificates(verification_material, log_fingerprints)
+                except crypto.X509StoreContextError as error:  # it asks for the time when the certificate began
+                    fault = f"one on its way to the root was not valid when it began: {error}"
+                    raise signer_error(where, signing, fault, reason="CERTIFICATE_EXPIRED") from error
 
         self.library = CheckedCertificates()
 
