@@ -29,6 +29,14 @@ _ADD_BLOB = sa.text("""
     INSERT INTO slipway_blobs (project, digest, create_time) VALUES (:project, :digest, :create_time)
     ON CONFLICT DO NOTHING
 """)
+_REMOVE = sa.text("DELETE FROM slipway_artifacts WHERE project = :project AND digest = :digest AND export = :export")
+_DIGESTS = sa.bindparam("digests", expanding=True)
+_OWNED_ARTIFACTS = sa.text(
+    "SELECT digest FROM slipway_artifacts WHERE project = :project AND digest IN :digests"
+).bindparams(_DIGESTS)
+_UPLOADED_BLOBS = sa.text(
+    "SELECT digest FROM slipway_blobs WHERE project = :project AND digest IN :digests"
+).bindparams(_DIGESTS)
 
 
 class Ownership:
@@ -48,7 +56,7 @@ class Ownership:
 
     def find_owned(self, project: str, digests: Iterable[str]) -> set[str]:
         """Return which of these artifacts belong to a project."""
-        return self._find(_artifacts, project, digests)
+        return self._find(_OWNED_ARTIFACTS, project, digests)
 
     def page(self, projects: Collection[str] | None, *, limit: int, after: str = "") -> list[str]:
         """Return digests of the artifacts of some projects (None: of all) that sort after ``after``."""
@@ -65,7 +73,7 @@ class Ownership:
 
     def find_uploaded(self, project: str, digests: Iterable[str]) -> set[str]:
         """Return which of these contents a project has uploaded."""
-        return self._find(_blobs, project, digests)
+        return self._find(_UPLOADED_BLOBS, project, digests)
 
     def record_upload(self, project: str, digest: str) -> None:
         """Record that a project has uploaded the content of a digest."""
@@ -106,20 +114,18 @@ class Ownership:
         with self._transactions.begin() as connection:
             removed: dict[str, set[str]] = {}
             rows = connection.execute(query.limit(limit)).all()
+            if rows:
+                connection.execute(_REMOVE, [dict(row._mapping) for row in rows])
             for row in rows:
-                one = (_artifacts.c[name] == value for name, value in row._mapping.items())
-                connection.execute(sa.delete(_artifacts).where(*one))
                 removed.setdefault(row.project, set()).add(row.digest)
             for project, digests in removed.items():
                 self._stored.take(project, sorted(digests - self.find_owned(project, digests)))
         return len(rows)
 
-    def _find(self, table: sa.Table, project: str, digests: Iterable[str]) -> set[str]:
+    def _find(self, query: sa.TextClause, project: str, digests: Iterable[str]) -> set[str]:
         asked, matches = sorted(set(digests)), set[str]()
         with self._transactions.begin() as connection:
             for start in range(0, len(asked), _MOST_VARIABLES):
-                some = table.c.digest.in_(asked[start : start + _MOST_VARIABLES])
-                matches |= set(
-                    connection.execute(sa.select(table.c.digest).where(table.c.project == project, some)).scalars()
-                )
+                values = {"project": project, "digests": asked[start : start + _MOST_VARIABLES]}
+                matches |= set(connection.execute(query, values).scalars())
         return matches

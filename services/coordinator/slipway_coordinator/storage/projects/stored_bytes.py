@@ -10,7 +10,7 @@ transactions are the journal's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 
 import sqlalchemy as sa
@@ -19,7 +19,6 @@ from slipway.artifacts import Manifest
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import artifacts as _artifacts
 from slipway_coordinator.storage.schema import contents as _contents
-from slipway_coordinator.storage.schema import measurements as _measurements
 from slipway_coordinator.storage.schema import usage as _usage
 
 SMALL_BYTES = 1 << 20
@@ -57,9 +56,23 @@ _NEXT = sa.text("""
     SELECT artifact FROM slipway_measurements WHERE state = 'unknown' AND artifact > :after ORDER BY artifact LIMIT :limit
 """)
 _UNMEASURED = sa.text("""
-    SELECT a.project, COUNT(DISTINCT a.digest) AS artifacts FROM slipway_measurements m JOIN slipway_artifacts a ON a.digest = m.artifact
-    WHERE m.state = 'unknown' GROUP BY a.project
+    SELECT a.project, COUNT(DISTINCT a.digest) AS artifacts FROM slipway_measurements m CROSS JOIN slipway_artifacts a
+    WHERE m.state = 'unknown' AND a.digest = m.artifact GROUP BY a.project
 """)
+"""A cross join, because SQLite keeps its order: it would read all artifacts first."""
+_SOME = sa.bindparam("artifacts", expanding=True)
+_KNOWN = sa.text(
+    "SELECT artifact FROM slipway_measurements WHERE state = 'known' AND artifact IN :artifacts"
+).bindparams(_SOME)
+_FORGET_CONTENTS = sa.text("""
+    DELETE FROM slipway_contents WHERE artifact IN :artifacts
+    AND NOT EXISTS (SELECT 1 FROM slipway_artifacts a WHERE a.digest = slipway_contents.artifact)
+""").bindparams(_SOME)
+_FORGET_MEASUREMENTS = sa.text("""
+    DELETE FROM slipway_measurements WHERE artifact IN :artifacts
+    AND NOT EXISTS (SELECT 1 FROM slipway_artifacts a WHERE a.digest = slipway_measurements.artifact)
+""").bindparams(_SOME)
+_MOST_VARIABLES = 500  # variables of one query
 
 
 class Measurement(StrEnum):
@@ -97,8 +110,9 @@ class StoredBytes:
     def give(self, project: str, artifacts: Collection[str]) -> None:
         """Count artifacts that the project did not have; what is not measured counts later."""
         with self._transactions.begin() as connection:
-            for artifact in artifacts:
-                self._give(connection, project, artifact)
+            for some in _parts(artifacts):
+                for artifact in connection.execute(_KNOWN, {"artifacts": some}).scalars().all():
+                    self._give(connection, project, artifact)
 
     def take(self, project: str, artifacts: Collection[str]) -> None:
         """Stop counting artifacts that the project has no more; forget those that no project has any more."""
@@ -109,10 +123,9 @@ class StoredBytes:
                 freed = sum(connection.execute(_DROP, values).scalars())
                 if freed:
                     connection.execute(_COUNT, {"project": project, "bytes": -freed})
-                others = sa.select(_artifacts.c.digest).where(_artifacts.c.digest == artifact).limit(1)
-                if connection.execute(others).first() is None:
-                    connection.execute(sa.delete(_contents).where(_contents.c.artifact == artifact))
-                    connection.execute(sa.delete(_measurements).where(_measurements.c.artifact == artifact))
+            for some in _parts(artifacts):
+                for forget in (_FORGET_CONTENTS, _FORGET_MEASUREMENTS):
+                    connection.execute(forget, {"artifacts": some})
 
     # Measuring
 
@@ -163,6 +176,13 @@ class StoredBytes:
         """Return the number of artifacts of each project that are not measured yet."""
         with self._transactions.begin() as connection:
             return {row.project: row.artifacts for row in connection.execute(_UNMEASURED)}
+
+
+def _parts(artifacts: Collection[str]) -> Iterator[list[str]]:
+    """Yield artifacts, as many at a time as a query takes."""
+    ordered = list(artifacts)
+    for start in range(0, len(ordered), _MOST_VARIABLES):
+        yield ordered[start : start + _MOST_VARIABLES]
 
 
 def contents_of(artifact: str, manifest: Manifest) -> dict[str, int] | None:
