@@ -1,0 +1,1 @@
+"""Signatures of others, and what they are checked with."""
