@@ -83,9 +83,9 @@ def compare(place: HttpPlace, route: Route, path: str, values: dict[str, str]) -
 
 
 def test_every_public_call_has_a_path() -> None:
-    assert len(ROUTES) == 16
+    assert len(ROUTES) == 17
     assert {route.method.split("/")[1] for route in ROUTES} == set(SERVICES)
-    assert len({(route.rule.verb, route.rule.template) for route in ROUTES}) == 16
+    assert len({(route.rule.verb, route.rule.template) for route in ROUTES}) == 17
 
 
 def test_what_is_changed_over_http_is_in_the_audit_log(place: HttpPlace, caplog: pytest.LogCaptureFixture) -> None:
