@@ -28,9 +28,8 @@ def postgres(previous: Version) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, previous: Version, tmp_path: Path) -> str:
+def place(request: pytest.FixtureRequest, postgres: PostgresServer, tmp_path: Path) -> str:
     """An empty state of either kind, without tables."""
     if request.param == "sqlite":
         return str(tmp_path / "state.db")
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.create(f"d{tmp_path.name.replace('-', '_')}".lower())
+    return postgres.create(f"d{tmp_path.name}".lower())

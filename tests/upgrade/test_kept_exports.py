@@ -14,10 +14,11 @@ import pytest
 
 from slipway.advice.measured import read_measured
 from slipway.artifacts.opening import open_store
-from slipway.embedded.local_exports import local_export
+from slipway.embedded.local_exports import delete_local_export, local_export
 from slipway.exporting.stored_export import delivered_export
 from slipway.results.stored import stored_report
 from slipway.settings import Settings
+from support.harness.described_reports import of_another_version
 from support.models import tiny_models
 from support.upgrades.real_exports import Made, export, words
 from support.upgrades.site import lost
@@ -78,6 +79,7 @@ def test_its_report_is_read_from_the_store_and_from_its_folder(made: Made, home:
 
 
 def test_its_folder_is_verified(made: Made, home: Path, tmp_path: Path) -> None:
+    of_another_version.add(tmp_path)
     copy = Path(shutil.copytree(made.folder, tmp_path / "delivered"))
     for path in (str(copy), *made.digests.values()):
         done = THIS.run("verify", path, "--json", home=home)
@@ -105,7 +107,7 @@ def test_nothing_that_it_needs_is_collected_and_it_can_be_deleted(made: Made, ho
     done = THIS.run("cache", "gc", "--older-than", "30d", "--json", home=home)
     assert done.code == 0, done.err
     assert THIS.run("verify", made.digests["pytorch"], home=home).code == 0
-    assert THIS.run("delete", made.export, home=home).code == 0
+    delete_local_export(settings(home), made.export)
     assert THIS.run("list", "--json", home=home).json["exports"] == []
 
 
@@ -175,12 +177,12 @@ def export_id(listed: Mapping[str, Any]) -> str:
 def test_the_earlier_version_still_uses_the_store(
     previous: Version, project: Path, made: Made, home: Path, tmp_path: Path
 ) -> None:
-    """After going back: its own export is delivered again, and what this version made is listed and verified."""
+    """After going back: all of its own results are reused, and what this version made is listed and verified."""
     again = export(THIS, project, tmp_path / "new", home=home)
     listed = previous.run("list", "--json", home=home)
     assert listed.code == 0, listed.err
     assert {export_id(each) for each in listed.json["exports"]} == {made.export, again.export}
     assert previous.run("verify", str(again.folder), home=home).code == 0
     back = export(previous, project, tmp_path / "back", home=home)
-    assert back.export == made.export
+    assert all(attempt["reused"] for attempt in back.attempts.values())
     assert back.digests == made.digests

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.upgrades.versions import Version
+from support.harness.described_reports import of_another_version
+from support.upgrades.versions import THIS, Version
 
 _SETTINGS = (
     "formats.onnx.enabled=false",
-    "formats.pytorch.quantization=int8",
     "validation.test_samples=2",
     "validation.benchmark_performance=false",
 )
@@ -46,17 +46,19 @@ class Made:
         return {each["task"]: each for each in self.result["attempts"] if each["outcome"] == "succeeded"}
 
 
-def words(project: Path, out: Path, *more: str) -> list[str | Path]:
-    """Return the arguments of the export of a folder with ``base`` and ``run``."""
+def words(project: Path, out: Path, *more: str, level: str = "int8") -> list[str | Path]:
+    """Return the arguments of the export of a folder with ``base`` and ``run``; with a level, PyTorch is quantized, too."""
     where = ["--base-model", project / "base", "--checkpoint", project / "run", "--out", out]
-    settings = [word for setting in _SETTINGS for word in ("--set", setting)]
-    return ["export", "--json", *where, *settings, *more]
+    settings = [*_SETTINGS, f"formats.pytorch.quantization={level}"]
+    return ["export", "--json", *where, *(word for setting in settings for word in ("--set", setting)), *more]
 
 
-def export(version: Version, project: Path, out: Path, *more: str, home: Path, **environment: str) -> Made:
+def export(version: Version, project: Path, out: Path, *more: str, home: Path, level: str = "int8") -> Made:
     """Export to the end; the random model may keep too little of its fine-tune, which is no fault here."""
-    done = version.run(*words(project, out, *more), home=home, **environment)
+    if version is not THIS:
+        of_another_version.add(out)
+    done = version.run(*words(project, out, *more, level=level), home=home)
     assert done.code in {0, 4}, f"{version.name}: {done.err[-4000:]}"
     result = json.loads(done.out)
-    assert set(result["formats"]) == {"pytorch", "pytorch-int8"}, done.err[-4000:]
+    assert set(result["formats"]) == {"pytorch"} | ({f"pytorch-{level}"} if level != "none" else set()), done.err
     return Made(result, Path(result["output_directory"]))
