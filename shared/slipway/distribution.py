@@ -31,7 +31,7 @@ DISTRIBUTION = "slipway-ml"
 
 WORKER_EXTRA = "worker"
 _SERVER = ("grpc_health", "grpc_reflection", "prometheus_client")
-_TELEMETRY = ("opentelemetry.exporter", "opentelemetry.sdk")
+_TELEMETRY = ("opentelemetry.exporter", "opentelemetry.proto", "opentelemetry.sdk")
 
 EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     WORKER_EXTRA: (*_SERVER, *_TELEMETRY, "psutil"),

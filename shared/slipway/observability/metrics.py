@@ -193,8 +193,11 @@ CALLS_REFUSED = Counter(
 
 AUDIT_RECORDS = Counter(
     "slipway_audit_records_total",
-    "Records of the audit log for the collector, by outcome: sent, or dropped (queue_full, not_taken or ended).",
+    "Records of the audit log for the collector, by outcome: sent, or dropped (queue_full or refused).",
     ("outcome",),
+)
+AUDIT_AGE = Gauge(
+    "slipway_audit_oldest_seconds", "Time that the oldest record of the audit log has waited for the collector."
 )
 
 # Metrics of every process that uses a bucket

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.distribution import require
-from slipway.observability.otlp import SEND_SECONDS, own_resource, span_exporter
+from slipway.observability.otlp import SEND_SECONDS, resource_attributes, span_exporter
 from slipway.texts import redact
 
 if TYPE_CHECKING:
@@ -97,10 +97,12 @@ def _using_recorder(make_exporter: Callable[[], SpanExporter], service: str) -> 
 
 
 def _start(exporter: SpanExporter, service: str) -> _Recorder:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=own_resource(service), shutdown_on_exit=False)
+    resource = Resource(resource_attributes(service))  # not the default one, which runs detectors
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     processor = BatchSpanProcessor(exporter, schedule_delay_millis=500)
     provider.add_span_processor(processor)
     return _Recorder(provider, processor)
@@ -135,7 +137,7 @@ def span(
     linked = [trace.Link(context) for link in links if (context := _span_context(link)) is not None]
     with tracer.start_as_current_span(
         name,
-        context=context_within(parent),
+        context=_context_within(parent),
         kind=trace.SpanKind[kind.upper()],
         attributes=_redact_attributes(attributes or {}),
         links=linked,
@@ -327,7 +329,7 @@ def _span_context(traceparent: str) -> Any:
     )
 
 
-def context_within(parent: str) -> Any:
+def _context_within(parent: str) -> Any:
     """Return OpenTelemetry's context within a span; None for a text that is no ``traceparent``."""
     from opentelemetry import trace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -14,10 +15,11 @@ import pytest
 from opentelemetry.proto.logs.v1 import logs_pb2
 
 from slipway import texts
-from slipway.errors import ConfigurationError
 from slipway.observability import metrics
+from slipway.observability.audit_facts import DONE, STARTED, AuditFacts
 from slipway.observability.audit_records import AuditRecord, Patience, Sender, sending_audit
-from slipway.observability.telemetry import derive_span, new_trace, tracing
+from slipway.observability.log_collector import Answer, Verdict
+from slipway.observability.telemetry import derive_span, new_trace
 from slipway.security.access import audit
 from slipway.settings import Settings
 from support.coordinators.harness import wait_for
@@ -26,7 +28,8 @@ from support.servers.certificates import Authority
 from support.servers.metrics_page import page
 from support.servers.otlp_collector import Collector, collecting, collecting_http, facts
 
-QUICK = Patience(gather_seconds=0.01, pauses=(0.01,), keep_seconds=0.1, end_seconds=2.0)
+QUICK = Patience(gather_seconds=0.01, pauses=(0.01,), end_seconds=60)
+FACTS = AuditFacts(action="Run", outcome=DONE, principal="ci", project="", resource="")
 HOSTILE = 'x" outcome="done\n\x1b[2J\u202e\u2028\x85 {"audit": "\ud800'
 
 
@@ -58,11 +61,16 @@ def settings(endpoint: str, *, protocol: str = "grpc", audit: str = "otlp") -> S
     )
 
 
-def write(number: int = 0, *, traceparent: str = "") -> None:
+def resources(kept: Collector) -> list[str]:
+    """Return the numbers of the records that were written by :func:`write`."""
+    return [str(facts(record.attributes)["slipway.resource"]).rpartition("-")[2] for record in kept.logs]
+
+
+def write(number: int = 0, *, principal: str = "ci", traceparent: str = "") -> None:
     audit.write(
         "CancelExport",
         outcome="PERMISSION_DENIED",
-        principal="ci",
+        principal=principal,
         resource=f"projects/red/exports/e-{number}",
         peer="ipv6:[::1]:99",
         issuer="https://issuer.example.org",
@@ -71,9 +79,9 @@ def write(number: int = 0, *, traceparent: str = "") -> None:
     )
 
 
-def dropped(port: int) -> dict[str, float]:
+def outcomes(port: int) -> dict[str, float]:
     counts = {labels[0][1]: value for (name, labels), value in page(port).items() if name == metrics.AUDIT_RECORDS.name}
-    assert set(counts) == {"sent", "queue_full", "not_taken", "ended"}
+    assert set(counts) == {"sent", "queue_full", "refused"}
     return {outcome: count for outcome, count in counts.items() if count}
 
 
@@ -83,7 +91,9 @@ def check(record: logs_pb2.LogRecord, trace: str) -> None:
     assert abs(record.time_unix_nano / 1e9 - time.time()) < 600
     assert record.trace_id.hex() == trace.split("-")[1]
     assert record.body.string_value.startswith('action="CancelExport" outcome="PERMISSION_DENIED" principal="ci"')
-    assert facts(record.attributes) == {
+    shown = facts(record.attributes)
+    assert uuid.UUID(str(shown.pop("log.record.uid"))).version == 4
+    assert shown == {
         "slipway.audit.action": "CancelExport",
         "slipway.audit.outcome": "PERMISSION_DENIED",
         "error.type": "PERMISSION_DENIED",
@@ -101,10 +111,10 @@ def test_records_travel_over_grpc(collector: tuple[Collector, str]) -> None:
     kept, endpoint = collector
     span = derive_span(new_trace(), "a call")
     with metrics.serving("127.0.0.1:0") as port:
-        with sending_audit(settings(endpoint), service="slipway-coordinator"):
+        with sending_audit(settings(endpoint), service="slipway-coordinator", patience=QUICK):
             write(traceparent=span)
         write()  # after the block
-        assert dropped(port) == {"sent": 1}
+        assert outcomes(port) == {"sent": 1}
     (record,) = kept.logs
     check(record, span)
     assert (record.span_id.hex(), record.flags) == (span.split("-")[2], 1)
@@ -148,11 +158,11 @@ def test_off_means_that_nothing_is_sent(collector: tuple[Collector, str]) -> Non
 
 
 def test_what_is_unknown_has_no_attribute_and_no_trace(collector: tuple[Collector, str]) -> None:
-    with sending_audit(settings(collector[1]), service="slipway-coordinator"):
-        audit.write("DeleteExport", outcome=audit.DONE, principal="", resource="")
-        audit.write("Run", outcome=audit.STARTED, principal="", resource="", peer="unix:")
+    with sending_audit(settings(collector[1]), service="slipway-coordinator", patience=QUICK):
+        audit.write("DeleteExport", outcome=DONE, principal="", resource="")
+        audit.write("Run", outcome=STARTED, principal="", resource="", peer="unix:")
     forgotten, run = collector[0].logs
-    assert facts(forgotten.attributes) == {"slipway.audit.action": "DeleteExport", "slipway.audit.outcome": "done"}
+    assert set(facts(forgotten.attributes)) == {"slipway.audit.action", "slipway.audit.outcome", "log.record.uid"}
     assert (forgotten.trace_id, forgotten.span_id, forgotten.flags) == (b"", b"", 0)
     assert facts(run.attributes)["network.peer.address"] == "unix:"
 
@@ -163,57 +173,125 @@ def test_hostile_text_and_secrets_are_cleaned(
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
     texts._secrets.cache_clear()
     try:
-        with sending_audit(settings(collector[1]), service="slipway-coordinator"):
+        with sending_audit(settings(collector[1]), service="slipway-coordinator", patience=QUICK):
             resource = f"projects/{HOSTILE}/{'x' * 10_000}"
-            audit.write("Run", outcome=audit.DONE, principal="hf_very_secret", resource=resource, peer=HOSTILE)
+            audit.write("Run", outcome=DONE, principal="hf_very_secret", resource=resource, peer=HOSTILE)
+            audit.write("Run", outcome=DONE, principal="", resource="", peer="hf_very_secret")
     finally:
         texts._secrets.cache_clear()
-    (record,) = collector[0].logs
-    shown = [record.body.string_value, *map(str, facts(record.attributes).values())]
-    assert all(text.isprintable() for text in shown)
-    assert "hf_very_secret" not in "".join(shown)
-    assert max(map(len, shown)) < 2500
-    assert "error.type" not in facts(record.attributes)
+    assert len(collector[0].logs) == 2
+    for record in collector[0].logs:
+        shown = [record.body.string_value, *map(str, facts(record.attributes).values())]
+        assert all(text.isprintable() for text in shown)
+        assert "hf_very_secret" not in "".join(shown)
+        assert max(map(len, shown)) < 2500
+        assert "error.type" not in facts(record.attributes)
 
 
-def refuse(context: grpc.ServicerContext) -> NoReturn:
-    context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not now")
+def refuse(context: grpc.ServicerContext, code: grpc.StatusCode) -> NoReturn:
+    context.abort(code, "not now")
     raise AssertionError
 
 
-def test_records_are_sent_again_until_they_are_taken(collector: tuple[Collector, str]) -> None:
+def test_records_are_sent_again_until_the_collector_works(
+    collector: tuple[Collector, str], caplog: pytest.LogCaptureFixture
+) -> None:
     kept, endpoint = collector
-    patience = Patience(gather_seconds=0.01, pauses=(0.01,), keep_seconds=60)
-    kept.on_logs = refuse
+    caplog.set_level(logging.INFO, "slipway.observability")
+    kept.on_logs = lambda context: refuse(context, grpc.StatusCode.UNAVAILABLE)
+    with (
+        metrics.serving("127.0.0.1:0") as port,
+        sending_audit(settings(endpoint), service="slipway-coordinator", patience=QUICK),
+    ):
+        write()
+        wait_for(lambda: len(kept.log_metadata) >= 3)
+        assert page(port)["slipway_audit_oldest_seconds", ()] > 0
+        assert outcomes(port) == {}
+        kept.on_logs = lambda context: None
+        write(1)
+        wait_for(lambda: outcomes(port) == {"sent": 2})
+        wait_for(lambda: page(port)["slipway_audit_oldest_seconds", ()] == 0)
+    assert resources(kept) == ["0", "1"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "slipway.observability"]
+    assert messages == [
+        "the audit log does not reach the collector, and is sent again: UNAVAILABLE: not now",
+        "the audit log reaches the collector again",
+    ]
+
+
+def test_a_record_that_is_sent_twice_has_the_same_id() -> None:
+    sent: list[AuditRecord] = []
+
+    def send(batch: Sequence[AuditRecord]) -> Answer:
+        sent.extend(batch)
+        return Answer(Verdict.LATER if len(sent) < 3 else Verdict.TAKEN)
+
+    sender = Sender(send, QUICK)
+    sender.put(AuditRecord(0.0, "one", FACTS, ""))
+    wait_for(lambda: len(sent) == 3)
+    sender.end(abort=lambda: None)
+    assert len({record.uid for record in sent}) == 1
+
+
+def test_what_is_refused_is_dropped_at_once_and_holds_up_nothing(
+    collector: tuple[Collector, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, endpoint = collector
+    kept.on_logs = lambda context: refuse(context, grpc.StatusCode.UNIMPLEMENTED)
     with metrics.serving("127.0.0.1:0") as port:
+        patience = Patience(batch=8, gather_seconds=60, end_seconds=60)
         with sending_audit(settings(endpoint), service="slipway-coordinator", patience=patience):
-            write()
-            wait_for(lambda: len(kept.log_metadata) >= 3)
+            for number in range(8):
+                write(number)
+            wait_for(lambda: outcomes(port) == {"refused": 8})
+            assert len(kept.log_metadata) == 1, "it is not repeated, and not divided"
             kept.on_logs = lambda context: None
-            write(1)
-            wait_for(lambda: len(kept.logs) == 2)
-        assert dropped(port) == {"sent": 2}
-    resources = [facts(record.attributes)["slipway.resource"] for record in kept.logs]
-    assert resources == ["projects/red/exports/e-0", "projects/red/exports/e-1"]
+            write(8)
+        assert outcomes(port) == {"refused": 8, "sent": 1}
+    assert "8 records of the audit log did not reach the collector: UNIMPLEMENTED: not now" in caplog.text
 
 
-def test_what_is_never_taken_does_not_hold_up_what_follows(collector: tuple[Collector, str]) -> None:
-    kept, endpoint = collector
-    kept.on_logs = refuse
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_record_that_is_at_fault_is_dropped_alone(raises: bool) -> None:
+    taken: list[str] = []
+
+    def send(batch: Sequence[AuditRecord]) -> Answer:
+        messages = [record.message for record in batch]
+        if "5" in messages and raises:
+            raise ValueError("it is no text")
+        if "5" in messages:
+            return Answer(Verdict.DIVIDE, problem="it is bad")
+        taken.extend(messages)
+        return Answer(Verdict.TAKEN)
+
     with metrics.serving("127.0.0.1:0") as port:
-        with sending_audit(settings(endpoint), service="slipway-coordinator", patience=QUICK):
-            write()
-            wait_for(lambda: dropped(port) == {"not_taken": 1})
-            kept.on_logs = lambda context: None
-            write(1)
-        assert dropped(port) == {"not_taken": 1, "sent": 1}
+        sender = Sender(send, Patience(batch=8, gather_seconds=60, end_seconds=60))
+        for number in range(8):
+            sender.put(AuditRecord(0.0, str(number), FACTS, ""))
+        sender.end(abort=lambda: None)
+        assert outcomes(port) == {"sent": 7, "refused": 1}
+    assert taken == list("0123467")
+
+
+def test_records_that_the_response_rejects_are_not_counted_as_sent(
+    collector: tuple[Collector, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, endpoint = collector
+    kept.rejected = 1
+    with metrics.serving("127.0.0.1:0") as port:
+        patience = Patience(batch=3, gather_seconds=60, end_seconds=60)
+        with sending_audit(settings(endpoint), service="slipway-coordinator", patience=patience):
+            for number in range(3):
+                write(number)
+        assert outcomes(port) == {"sent": 2, "refused": 1}
+    assert "1 record of the audit log did not reach the collector: too old" in caplog.text
 
 
 def test_a_full_queue_drops_the_newest_records_and_delays_nobody(collector: tuple[Collector, str]) -> None:
     kept, endpoint = collector
     may_answer = threading.Event()
     kept.on_logs = lambda context: may_answer.wait(60)
-    patience = Patience(most=4, batch=2, gather_seconds=0.01)
+    patience = Patience(most=5, batch=2, gather_seconds=0.01, end_seconds=60)
     with metrics.serving("127.0.0.1:0") as port:
         with sending_audit(settings(endpoint), service="slipway-coordinator", patience=patience):
             write(0)
@@ -221,10 +299,29 @@ def test_a_full_queue_drops_the_newest_records_and_delays_nobody(collector: tupl
             began = time.monotonic()
             for number in range(1, 101):
                 write(number)
-            assert time.monotonic() - began < unhurried(0.5)
+            taken = time.monotonic() - began
+            kept.on_logs = lambda context: None
             may_answer.set()
-        assert dropped(port) == {"sent": 5, "queue_full": 96}
-    assert [facts(record.attributes)["slipway.resource"].rpartition("-")[2] for record in kept.logs] == list("01234")
+        assert outcomes(port) == {"sent": 5, "queue_full": 96}
+    assert resources(kept) == list("01234")
+    assert taken < unhurried(0.5)
+
+
+def test_unknown_callers_leave_room_for_others(collector: tuple[Collector, str]) -> None:
+    kept, endpoint = collector
+    kept.on_logs = lambda context: refuse(context, grpc.StatusCode.UNAVAILABLE)
+    patience = Patience(most=4, most_unnamed=2, batch=1, gather_seconds=0.01, pauses=(0.01,), end_seconds=60)
+    with metrics.serving("127.0.0.1:0") as port:
+        with sending_audit(settings(endpoint), service="slipway-coordinator", patience=patience):
+            for number in range(5):
+                write(number, principal="")
+            for number in range(5, 9):
+                write(number)
+            assert outcomes(port) == {"queue_full": 3 + 2}
+            kept.on_logs = lambda context: None
+            wait_for(lambda: outcomes(port) == {"queue_full": 5, "sent": 4})
+            write(9, principal="")  # there is room again
+        assert resources(kept) == list("01569")
 
 
 def test_a_collector_that_is_not_there_fails_no_call_and_does_not_delay_the_end(
@@ -236,52 +333,21 @@ def test_a_collector_that_is_not_there_fails_no_call_and_does_not_delay_the_end(
         with sending_audit(settings("http://127.0.0.1:9"), service="slipway-coordinator", patience=patience):
             for number in range(5):
                 write(number)
-        assert time.monotonic() - began < unhurried(4)
-        assert dropped(port) == {"ended": 5}
-    assert "of the audit log did not reach the collector" in caplog.text
+        taken = time.monotonic() - began
+        assert outcomes(port) == {}
+    assert "5 records of the audit log did not reach the collector" in caplog.text
+    assert taken < unhurried(4)
 
 
-@pytest.mark.parametrize("endpoint", ["nonsense", "http://[::1", "https://", "http://a b:1"])
-def test_an_impossible_address_fails_no_call(endpoint: str) -> None:
-    patience = Patience(gather_seconds=0.01, pauses=(0.01,), keep_seconds=0.0, end_seconds=0.1)
-    over_http = settings(endpoint, protocol="http/protobuf")
-    with sending_audit(over_http, service="slipway-coordinator", patience=patience):
-        write()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
-    ],
-)
-def test_variables_that_cannot_be_used_are_an_error_at_the_start(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+def test_a_failing_handler_fails_no_call_and_loses_no_line(
+    collector: tuple[Collector, str], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(name, value)
-    given = settings(value if name.endswith("ENDPOINT") else "http://127.0.0.1:9")
-    for sending in (
-        sending_audit(given, service="slipway-coordinator"),
-        tracing(given.model_copy(update={"tracing": "otlp"})),
-    ):
-        with pytest.raises(ConfigurationError, match="nothing can be sent to the collector") as caught, sending:
-            pass
-        assert "OTEL_EXPORTER_OTLP_" in caught.value.remedy
-
-
-def test_an_exporter_that_raises_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    sent: list[AuditRecord] = []
-
-    def export(batch: Sequence[AuditRecord]) -> bool:
-        if not caplog.records:
-            raise RuntimeError("not yet")
-        sent.extend(batch)
-        return True
-
-    sender = Sender(export, QUICK)
-    sender.put(AuditRecord(0.0, "one", {}, ""))
-    wait_for(lambda: sent)
-    sender.end(abort=lambda: None)
-    assert [record.message for record in sent] == ["one"]
-    assert "records of the audit log could not be sent: RuntimeError: not yet" in caplog.text
+    with sending_audit(settings(collector[1]), service="slipway-coordinator", patience=QUICK):
+        logging.getLogger("slipway.audit").info("a line without facts")
+        write()
+    assert [record.getMessage()[:12] for record in caplog.records if record.name == "slipway.audit"] == [
+        "a line witho",
+        'action="Canc',
+    ]
+    assert "Logging error" in capsys.readouterr().err
+    assert resources(collector[0]) == ["0"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import ssl
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +25,9 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     """Keeps the received spans and log records, and their senders.
 
     Attributes:
-        on_logs: Called with each request of log records before they are kept; may end the call.
+        on_logs: Called with each request of log records over gRPC before they are kept; may end the call.
+        log_status: HTTP status of the response to log records; those of another status than 200 are not kept.
+        rejected: How many of each request's log records it says that it did not take.
     """
 
     def __init__(self) -> None:
@@ -34,6 +38,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self.log_senders: list[dict[str, object]] = []
         self.log_metadata: list[dict[str, Any]] = []
         self.on_logs: Callable[[grpc.ServicerContext], object] = lambda context: None
+        self.log_status = 200
+        self.rejected = 0
 
     def Export(  # noqa: N802 - the service's own name
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
@@ -61,12 +67,13 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self.log_senders.append(facts(resource.resource.attributes))
             for scope in resource.scope_logs:
                 self.logs.extend(scope.log_records)
-        return logs_service_pb2.ExportLogsServiceResponse()
+        partial = logs_service_pb2.ExportLogsPartialSuccess(rejected_log_records=self.rejected, error_message="too old")
+        return logs_service_pb2.ExportLogsServiceResponse(partial_success=partial if self.rejected else None)
 
     def named(self, name: str) -> list[trace_pb2.Span]:
         """Return the spans of this name, each once, in order of their start."""
-        found = {span.span_id: span for span in list(self.spans) if span.name == name}
-        return sorted(found.values(), key=lambda span: span.start_time_unix_nano)
+        named = {span.span_id: span for span in list(self.spans) if span.name == name}
+        return sorted(named.values(), key=lambda span: span.start_time_unix_nano)
 
     def one(self, name: str) -> trace_pb2.Span:
         """Return the only span of this name."""
@@ -117,16 +124,23 @@ def collecting(credentials: grpc.ServerCredentials | None = None) -> Iterator[tu
 
 
 @contextmanager
-def collecting_http() -> Iterator[tuple[Collector, str]]:
-    """Run a collector of OTLP over HTTP until the block ends; yield it with its address."""
+def collecting_http(tls: ssl.SSLContext | None = None) -> Iterator[tuple[Collector, str]]:
+    """Run a collector of OTLP over HTTP until the block ends, with TLS if it has a context; yield it with its address."""
     kept = Collector()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
+            decompress = {"gzip": gzip.decompress, "deflate": zlib.decompress}.get(self.headers["Content-Encoding"])
+            body = body if decompress is None else decompress(body)
             answer: Message | None = None
+            if self.path == "/v1/logs":
+                kept.log_metadata.append({name.lower(): value for name, value in self.headers.items()})
+            if self.path == "/v1/logs" and kept.log_status != 200:
+                self.send_response(kept.log_status)
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+                return
             if self.path == "/v1/traces":
                 answer = kept.keep(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
             elif self.path == "/v1/logs":
@@ -139,10 +153,12 @@ def collecting_http() -> Iterator[tuple[Collector, str]]:
             """Write nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield kept, f"http://127.0.0.1:{server.server_port}"
+        yield kept, f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

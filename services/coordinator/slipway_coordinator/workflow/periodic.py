@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from slipway.errors import ServiceError
+from slipway.observability.audit_facts import DONE
 from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
 from slipway.security.access import audit
@@ -64,7 +65,7 @@ async def forget_old(coordinator: Exports, *, days: float) -> int:
                 if error.reason != "EXPORT_STATE":  # it was retried, so it is not old any more
                     raise
             else:
-                audit.write("DeleteExport", outcome=audit.DONE, principal=_WHO, resource=record.name)
+                audit.write("DeleteExport", outcome=DONE, principal=_WHO, resource=record.name)
                 forgotten += 1
     while await coordinator.journal.commit(lambda: coordinator.database.ownership.forget_artifacts(before=before)):
         pass  # some at a time: others wait for the journal

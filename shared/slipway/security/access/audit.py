@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from google.protobuf.message import DecodeError
 
 from slipway.errors import ModelExportError
+from slipway.observability.audit_facts import CHECKED, CONTENT_MISSING, DONE, STARTED, AuditFacts
 from slipway.observability.logs import AUDIT_LOGGER
 from slipway.observability.telemetry import current_traceparent, traceparent_of, within
 from slipway.rpc.call_ends import STATUS_KEY
@@ -30,25 +31,43 @@ from slipway.texts import one_line
 
 log = logging.getLogger(AUDIT_LOGGER)
 
-DONE, STARTED, CHECKED, CONTENT_MISSING = "done", "started", "checked", "content_missing"
-"""Outcomes other than refusals: done; a stage has started; only a plan was requested; content must be uploaded first."""
-
 _MOST = 400
-_RESOURCES: Mapping[str, Callable[[Any, Any], str]] = {
-    "/slipway.v1.ExportService/CreateExport": lambda request, response: (
-        response.name if response is not None else f"{request.parent}/exports/{request.export_id}"
-    ),
-    "/slipway.v1.ExportService/CancelExport": lambda request, _: request.name,
-    "/slipway.v1.ExportService/RetryExport": lambda request, _: request.name,
-    "/slipway.v1.ExportService/DeleteExport": lambda request, _: request.name,
-    "/slipway.v1.ArtifactService/CreateArtifact": lambda request, response: (
-        f"{request.parent}/artifacts/{'' if response is None else response.digest}"
-    ),
-    "/slipway.v1.StageService/Run": lambda request, _: f"stages/{request.stage}",
-}
-"""The resource of a call, from its request and, if it was allowed, its response."""
 
-AUDITED = frozenset(_RESOURCES)
+
+@dataclass(frozen=True, slots=True)
+class _Audited:
+    """What a line says of the calls of one method.
+
+    Attributes:
+        resource: The resource of a call, from its request and, if it was allowed, its response.
+        trace_id: The trace of the export that a response names; empty for methods whose responses name none.
+    """
+
+    resource: Callable[[Any, Any], str]
+    trace_id: Callable[[Any], str] = lambda _: ""
+
+
+_METHODS: Mapping[str, _Audited] = {
+    "/slipway.v1.ExportService/CreateExport": _Audited(
+        lambda request, response: (
+            response.name if response is not None else f"{request.parent}/exports/{request.export_id}"
+        ),
+        trace_id=lambda export: export.trace_id,
+    ),
+    "/slipway.v1.ExportService/CancelExport": _Audited(
+        lambda request, _: request.name, trace_id=lambda export: export.trace_id
+    ),
+    "/slipway.v1.ExportService/RetryExport": _Audited(
+        lambda request, _: request.name, trace_id=lambda export: export.trace_id
+    ),
+    "/slipway.v1.ExportService/DeleteExport": _Audited(lambda request, _: request.name),
+    "/slipway.v1.ArtifactService/CreateArtifact": _Audited(
+        lambda request, response: f"{request.parent}/artifacts/{'' if response is None else response.digest}"
+    ),
+    "/slipway.v1.StageService/Run": _Audited(lambda request, _: f"stages/{request.stage}"),
+}
+
+AUDITED = frozenset(_METHODS)
 """Methods that change something."""
 
 
@@ -94,7 +113,7 @@ class Attempt:
     def _write(self, outcome: str) -> None:
         caller = self.caller()
         known = caller is not ANONYMOUS
-        export_trace = traceparent_of(getattr(self.response, "trace_id", ""))
+        export_trace = "" if self.response is None else _METHODS[self.method].trace_id(self.response)
         write(
             self.method.rpartition("/")[2],
             outcome=outcome,
@@ -103,7 +122,7 @@ class Attempt:
             peer=unquote(str(self.context.peer())),
             issuer=caller.issuer,
             subject=caller.subject,
-            traceparent=self.traceparent() or export_trace,
+            traceparent=self.traceparent() or traceparent_of(export_trace),
         )
 
     def _resource(self) -> str:
@@ -114,7 +133,7 @@ class Attempt:
                 self.request = self.read(self.data)
             except (ModelExportError, DecodeError):
                 return ""
-        return _RESOURCES[self.method](self.request, self.response)
+        return _METHODS[self.method].resource(self.request, self.response)
 
     def _outcome(self) -> str:
         request, response = self.request, self.response
@@ -154,7 +173,7 @@ def write(
 
     Args:
         action: Name of the method.
-        outcome: One of those above, or the reason of a refusal.
+        outcome: One of :mod:`slipway.observability.audit_facts`, or the reason of a refusal.
         principal: Name of the caller; empty if unknown.
         resource: Name of the affected resource; empty if unknown.
         peer: Address of the caller; empty for an action of the server itself.
@@ -163,16 +182,16 @@ def write(
         traceparent: Trace of the line; by default the current one.
     """
     parts = resource.split("/")
-    facts = {
-        "action": action,
-        "outcome": outcome,
-        "principal": _shorten(principal),
-        "project": _shorten(parts[1]) if parts[0] == "projects" and len(parts) > 1 else "",
-        "resource": _shorten(resource),
-        "peer": _shorten(peer),
-    }
-    if issuer:
-        facts |= {"issuer": _shorten(issuer), "subject": _shorten(subject)}
+    facts = AuditFacts(
+        action=action,
+        outcome=outcome,
+        principal=_shorten(principal),
+        project=_shorten(parts[1]) if parts[0] == "projects" and len(parts) > 1 else "",
+        resource=_shorten(resource),
+        peer=_shorten(peer),
+        issuer=_shorten(issuer),
+        subject=_shorten(subject),
+    ).by_name()
     message = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
     with within(traceparent or current_traceparent()):
         log.info(message, extra={"audit": facts})
