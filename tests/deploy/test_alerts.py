@@ -110,14 +110,21 @@ def test_a_receiver_whose_events_wait_is_named(tmp_path: Path) -> None:
 def test_dropped_records_of_the_audit_log_are_an_alert(tmp_path: Path) -> None:
     records, common = "slipway_audit_records_total", {"job": "kubernetes-pods", "instance": "10.0.0.1:9464"}
     given = [
-        series(records, {**RED, **common, "outcome": "not_taken"}, "0x20 3x20"),
+        series(records, {**RED, **common, "outcome": "refused"}, "0x20 3x20"),
         series(records, {**RED, **common, "outcome": "queue_full"}, "0x40"),
         series(records, {**BLUE, **common, "outcome": "sent"}, "0+5x40"),
-        series(records, {**BLUE, **common, "outcome": "ended"}, "0x40"),
     ]
     name = "SlipwayAuditRecordsDropped"
     prometheus_expects(tmp_path, given, at="10m", firing={name: []})
     prometheus_expects(tmp_path, given, at="25m", firing={name: [fired(name, RED)]})
+
+
+def test_records_of_the_audit_log_that_wait_are_an_alert(tmp_path: Path) -> None:
+    age, common = "slipway_audit_oldest_seconds", {"job": "kubernetes-pods", "instance": "10.0.0.1:9464"}
+    given = [series(age, {**RED, **common}, "0+60x40"), series(age, {**BLUE, **common}, "0 1 0 1 0x40")]
+    name = "SlipwayAuditRecordsWait"
+    prometheus_expects(tmp_path, given, at="9m", firing={name: []})
+    prometheus_expects(tmp_path, given, at="12m", firing={name: [fired(name, RED)]})
 
 
 def test_the_dashboard_shows_the_installation_that_is_chosen(tmp_path: Path) -> None:
