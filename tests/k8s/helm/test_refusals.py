@@ -152,6 +152,10 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"workers": {"merge": {"env": [{"name": "SLIPWAY_HOME", "value": "/tmp"}]}}},
         "workers.merge.env.SLIPWAY_HOME is the chart's own, and fixed: remove it",
     ),
+    "an-audit-log-without-a-collector": (
+        {"coordinator": {"settings": {"SLIPWAY_AUDIT": "otlp"}}},
+        "coordinator.settings.SLIPWAY_AUDIT is set, and there is no collector: set telemetry.endpoint, or OTEL_EXPORTER",
+    ),
     "a-secret-written-out": (
         {"coordinator": {"env": [{"name": "HF_TOKEN", "value": "hf_abc"}]}},
         "coordinator.env.HF_TOKEN would be written out for everybody to read: take it from a Secret",

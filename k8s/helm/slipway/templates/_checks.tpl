@@ -126,6 +126,8 @@
 {{- $problems := list -}}
 {{- $chart := dict "SLIPWAY_STORE" "store.bucket" "AWS_REGION" "store.region" "AWS_ENDPOINT_URL_S3" "store.endpoint" "SLIPWAY_TRACING" "telemetry.endpoint" "OTEL_EXPORTER_OTLP_ENDPOINT" "telemetry.endpoint" "SLIPWAY_IMPORT_FROM" "import.from" "AWS_SHARED_CREDENTIALS_FILE" "store.secretKey" "SLIPWAY_STATE" "database" "PGSERVICEFILE" "database" "SLIPWAY_CACHE_SIZE" "volume.size of the worker" "SLIPWAY_ACCESS_FILE" "access" "SLIPWAY_TLS_CA_FILE" "tls" "SLIPWAY_TLS_CERT_FILE" "tls" "SLIPWAY_TLS_KEY_FILE" "tls" -}}
 {{- $fixed := list "HOME" "SLIPWAY_HOME" "SLIPWAY_SCRATCH" "POD_IP" -}}
+{{- $collector := .Values.telemetry.endpoint -}}
+{{- $logs := "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT" -}}
 {{- $secret := "(SECRET|PASSWORD|TOKEN|ACCESS_KEY|CREDENTIAL)" -}}
 {{- $given := dict "settings" .Values.settings "coordinator.settings" .Values.coordinator.settings "worker.settings" .Values.worker.settings -}}
 {{- $lists := dict "coordinator.env" .Values.coordinator.env "cleanup.env" .Values.cleanup.env "worker.env" .Values.worker.env -}}
@@ -143,6 +145,7 @@
 {{- range $name, $value := $variables -}}
 {{- if hasKey $chart $name }}{{ $problems = append $problems (printf "%s.%s is the chart's own: set %s" $key $name (get $chart $name)) }}{{ end -}}
 {{- if has $name $fixed }}{{ $problems = append $problems (printf "%s.%s is the chart's own, and fixed: remove it" $key $name) }}{{ end -}}
+{{- if and (eq $name "SLIPWAY_AUDIT") $value (not $collector) (not (hasKey $variables $logs)) (not (hasKey $.Values.settings $logs)) }}{{ $problems = append $problems (printf "%s.SLIPWAY_AUDIT is set, and there is no collector: set telemetry.endpoint, or %s beside it" $key $logs) }}{{ end -}}
 {{- if and $value (regexMatch $secret $name) (not (hasSuffix "_FILE" $name)) (not (hasKey $chart $name)) }}{{ $problems = append $problems (printf "%s.%s would be written out for everybody to read: take it from a Secret, with valueFrom of env" $key $name) }}{{ end -}}
 {{- end -}}
 {{- end -}}
