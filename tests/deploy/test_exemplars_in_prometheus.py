@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from slipway.observability import metrics
 from slipway.observability.telemetry import new_trace, recording
-from support.coordinators.harness import wait_for
+from support.coordinators.harness import process, wait_for
 from support.manifests.prometheus_rules import DEPLOY, dashboard
 from support.servers.free_ports import free_port
 
@@ -50,14 +49,9 @@ def prometheus(folder: Path, scraped: int) -> Iterator[int]:
     (folder / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": [job]}))
     port = free_port()
     command = ["prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}"]
-    with (folder / "log").open("wb") as log:
-        command += [f"--web.listen-address=127.0.0.1:{port}", *features]
-        running = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            yield port
-        finally:
-            running.terminate()
-            running.wait(60)
+    command += [f"--web.listen-address=127.0.0.1:{port}", *features]
+    with process(command, folder / "log"):
+        yield port
 
 
 def test_queries_of_the_dashboard_find_the_traces_of_their_values(tmp_path: Path) -> None:
@@ -72,8 +66,8 @@ def test_queries_of_the_dashboard_find_the_traces_of_their_values(tmp_path: Path
         for query in queries:
             chosen = query.replace("$cluster", "").replace("$namespace", "red")
             period = {"start": time.time() - 600, "end": time.time() + 600}
-            (found,) = wait_for(
+            (shown,) = wait_for(
                 lambda chosen=chosen, period=period: answer(port, "query_exemplars", query=chosen, **period)
             )
-            (exemplar,) = found["exemplars"]
+            (exemplar,) = shown["exemplars"]
             assert (exemplar["labels"], float(exemplar["value"])) == ({"trace_id": trace.split("-")[1]}, 70)

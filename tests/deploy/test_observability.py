@@ -125,7 +125,7 @@ def filled_in(text: str, *, labels: str) -> str:
     """Fill in a link's variables as Grafana does for a line with some labels; no other variable is known."""
     known = {f"__field.labels.{label}": LABELS[label] for label in labels.split(", ")}
     known |= {"tracing": "uid-of-jaeger", "__from": "1000", "__to": "2000"}
-    return re.sub(r"\$\{([^}]+)\}", lambda found: known[found[1]], text)
+    return re.sub(r"\$\{([^}]+)\}", lambda variable: known[variable[1]], text)
 
 
 @pytest.mark.parametrize("panel", LINKED, ids=lambda panel: panel["title"])
