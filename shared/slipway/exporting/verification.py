@@ -20,7 +20,7 @@ from slipway.publishing.signatures.trust import Trusted
 from slipway.publishing.verification import Checked, check_folder
 from slipway.representation import preformatted, three_lines
 from slipway.settings import Settings
-from slipway.texts import counted
+from slipway.texts import counted, shortened
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -53,7 +53,7 @@ class Verification:
         return {"path": self.path, "files": self.files, "success": True, **proof}
 
     def __str__(self) -> str:
-        named = f"{self.signer}, with " if self.signer else ""
+        named = f"{shortened(self.signer)}, with " if self.signer else ""
         signed = f"; signed by {named}the key {self.signed_by[:12]}…" if self.signed_by else ""
         verdict = f"; verdict: {self.verdict}" if self.verdict else ""
         return f"{counted(self.files, 'file')} compared: every checksum is right{verdict}{signed}"

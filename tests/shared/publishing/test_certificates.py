@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from pydantic import SecretStr
 
 from slipway.errors import ModelExportError
+from slipway.exporting.verification import Verification
 from slipway.publishing.destination import Access
 from slipway.publishing.oci.reading import check_registry
 from slipway.publishing.publication import SIGNATURE
@@ -25,7 +27,7 @@ from slipway.publishing.release import prepare_release
 from slipway.publishing.signatures.signing import SigningCertificate
 from slipway.publishing.signatures.trust import TrustedKey, TrustedRoots
 from slipway.publishing.verification import check_folder
-from support.commands.signing_certificates import AUTHORITY, SERVER, Issued, Publishers, Shape, issue
+from support.commands.signing_certificates import AUTHORITY, CODE_SIGNING, SERVER, Issued, Publishers, Shape, issue
 from support.servers.registry_server import RegistryServer, needs_registry
 
 pytest.importorskip("model_signing", reason="the extra publish is not installed")
@@ -141,10 +143,6 @@ def _expired_authority(at: Publishers) -> list[Issued]:
     return [issue("signer", middle, Shape(), at.signer.key), middle]
 
 
-def _older_than_its_authority(at: Publishers) -> list[Issued]:
-    return [issue("old", at.middle, Shape(), at.signer.key, begins=-20), at.middle]
-
-
 def _server(at: Publishers) -> list[Issued]:
     return [issue("a web server", at.middle, Shape(), at.signer.key, purposes=(SERVER,)), at.middle]
 
@@ -198,6 +196,26 @@ def _weak_key(at: Publishers) -> list[Issued]:
     return [issue("signer", middle, Shape(), at.signer.key), middle]
 
 
+def _behind(at: Publishers, middle: Issued) -> list[Issued]:
+    return [issue("signer", middle, Shape(), at.signer.key), middle]
+
+
+def _authority_for_servers(at: Publishers) -> list[Issued]:
+    return _behind(at, issue("authority for servers", at.root, purposes=(SERVER,)))
+
+
+def _old_kind_of_key(at: Publishers) -> list[Issued]:
+    return _behind(at, issue("dsa", at.root, AUTHORITY, dsa.generate_private_key(1024)))
+
+
+def _small_curve(at: Publishers) -> list[Issued]:
+    return _behind(at, issue("224 bits", at.root, AUTHORITY, ec.generate_private_key(ec.SECP224R1())))
+
+
+def _other_curve(at: Publishers) -> list[Issued]:
+    return _behind(at, issue("another curve", at.root, AUTHORITY, ec.generate_private_key(ec.SECP256K1())))
+
+
 def _rsa_signer(at: Publishers) -> list[Issued]:
     return [issue("signer", at.middle, Shape(), rsa.generate_private_key(65537, 2048)), at.middle]
 
@@ -208,13 +226,16 @@ def _rsa_signer(at: Publishers) -> list[Issued]:
         (_expired, "CERTIFICATE_EXPIRED"),
         (_early, "CERTIFICATE_EXPIRED"),
         (_expired_authority, "CERTIFICATE_EXPIRED"),
-        (_older_than_its_authority, "CERTIFICATE_EXPIRED"),
         (_server, "CERTIFICATE_UNFIT"),
         (_encipherment, "CERTIFICATE_UNFIT"),
         (_purposeless, "CERTIFICATE_UNFIT"),
         (_no_authority, "CERTIFICATE_UNFIT"),
         (_weak_digest, "CERTIFICATE_UNFIT"),
         (_weak_key, "CERTIFICATE_UNFIT"),
+        (_authority_for_servers, "CERTIFICATE_UNFIT"),
+        (_old_kind_of_key, "CERTIFICATE_UNFIT"),
+        (_small_curve, "CERTIFICATE_UNFIT"),
+        (_other_curve, "CERTIFICATE_UNFIT"),
         (_rsa_signer, "CERTIFICATE_UNFIT"),
         (_of_no_issuer, "CERTIFICATE_UNTRUSTED"),
     ],
@@ -226,6 +247,30 @@ def test_a_certificate_that_must_not_be_taken_is_refused(
     swap(folder, *make(publishers))
     error = refused(folder, publishers.trusted)
     assert (error.reason, bool(error.remedy)) == (reason, True), error.message
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"purposes": (CODE_SIGNING,)},
+        {"purposes": (SERVER, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE)},
+        {"key": rsa.generate_private_key(65537, 2048)},
+        {"begins": -1},
+    ],
+    ids=["code-signing", "any", "rsa", "renewed"],
+)
+def test_an_authority_may_be_so(folder: Path, publishers: Publishers, shape: dict[str, Any]) -> None:
+    """A renewed one begins after the certificates that it issued before."""
+    publishers.sign(folder)
+    swap(folder, *_behind(publishers, issue("authority", publishers.root, **shape)))
+    assert check_folder(folder, trusted=publishers.trusted).signed_by
+
+
+def test_a_long_name_is_cut_only_where_it_is_shown(folder: Path, publishers: Publishers) -> None:
+    publishers.sign(folder)
+    swap(folder, issue("release", publishers.middle, Shape(), publishers.signer.key, units=30), publishers.middle)
+    done = Verification.of("run", check_folder(folder, trusted=publishers.trusted))
+    assert (done.to_json()["signer"].count("OU=unit "), " characters … " in str(done)) == (30, True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipway.errors import ModelExportError
+from slipway.errors import ConfigurationError, ModelExportError
 from slipway.publishing.publication import SIGNATURE
 from slipway.publishing.signatures.checking import check_signature
 from slipway.publishing.signatures.trust import TrustedIdentity, TrustedRoots
@@ -109,19 +109,58 @@ def test_a_bundle_that_was_changed_is_refused(change: Any, tmp_path: Path) -> No
     assert refused(tmp_path / SIGNATURE, example_identity()) == "SIGNATURE_INVALID"
 
 
+def _root(**changes: Any) -> Any:
+    return lambda document: document.update(changes)
+
+
+def _key(log: str, **changes: Any) -> Any:
+    """Change the first of several keys: the others still work."""
+    return lambda document: document[log][0]["publicKey"].update(changes)
+
+
+def _certificate(authority: str, change: Any) -> Any:
+    def at(document: dict[str, Any]) -> None:
+        first = document[authority][0]["certChain"]["certificates"][0]
+        first["rawBytes"] = base64.b64encode(change(base64.b64decode(first["rawBytes"]))).decode()
+
+    return at
+
+
+def _other_version(data: bytes) -> bytes:
+    return data.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05", 1)
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"mediaType": "text/plain"},
-        {"tlogs": []},
-        {"certificateAuthorities": []},
-        {"ctlogs": []},
-        {"tlogs": 5},
-        {"certificateAuthorities": [{}]},
+        _root(mediaType="text/plain"),
+        _root(tlogs=[]),
+        _root(certificateAuthorities=[]),
+        _root(ctlogs=[]),
+        _root(tlogs=5),
+        _root(certificateAuthorities=[{}]),
+        _root(timestampAuthorities=[{}]),
+        _key("tlogs", rawBytes="AAAA"),
+        _key("tlogs", rawBytes=""),
+        _key("ctlogs", rawBytes="AAAA"),
+        _key("ctlogs", keyDetails="PKIX_ED25519_PH"),
+        _certificate("certificateAuthorities", _other_version),
+        _certificate("timestampAuthorities", _other_version),
+        _certificate("certificateAuthorities", lambda data: data[:-9]),
     ],
 )
-def test_a_trusted_root_that_was_changed_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    root = tmp_path / "root.json"
-    root.write_text(json.dumps({**json.loads(trusted_root().read_text()), **change}))
-    reason = refused(BUNDLE, TrustedIdentity(IDENTITY, PROVIDER, root))
-    assert reason in ("TRUST_ROOT_INVALID", "SIGNATURE_INVALID")
+def test_a_trusted_root_that_was_changed_is_refused(
+    change: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, document = tmp_path / "root.json", json.loads(trusted_root().read_text())
+    change(document)
+    root.write_text(json.dumps(document))
+    assert refused(BUNDLE, TrustedIdentity(IDENTITY, PROVIDER, root)) == "TRUST_ROOT_INVALID"
+    assert caplog.records == [], "the library prints what it leaves out"
+
+
+@pytest.mark.parametrize(("identity", "provider"), [("", PROVIDER), (IDENTITY, "")])
+def test_an_empty_part_of_an_identity_is_refused(identity: str, provider: str) -> None:
+    """The library compares no empty provider."""
+    with pytest.raises(ConfigurationError):
+        TrustedIdentity(identity, provider, trusted_root())

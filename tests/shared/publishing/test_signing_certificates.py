@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_der_x509_certificate
 
 import slipway
 from slipway.errors import ArtifactError, ConfigurationError
@@ -19,7 +22,7 @@ from slipway.publishing.signatures.trust import TrustedIdentity, TrustedRoots, t
 from slipway.publishing.verification import check_folder
 from support.commands.cli import in_process
 from support.commands.delivered_folders import make_keys
-from support.commands.signing_certificates import SERVER, Publishers, Shape, issue
+from support.commands.signing_certificates import AUTHORITY, SERVER, Issued, Publishers, Shape, issue
 
 pytest.importorskip("model_signing", reason="the extra publish is not installed")
 
@@ -61,8 +64,51 @@ def _too_many(at: Publishers) -> SigningCertificate:
     return SigningCertificate(at.file, at.middle.write(at.folder / "many.pem", *[at.middle] * 10))
 
 
+def _behind(at: Publishers, middle: Issued) -> SigningCertificate:
+    signer = issue("signer", middle, Shape(), at.signer.key)
+    return SigningCertificate(signer.write(at.folder / "behind.pem"), middle.write(at.folder / "middle.pem"))
+
+
+def _short_key(at: Publishers) -> SigningCertificate:
+    return _behind(at, issue("short key", at.root, AUTHORITY, rsa.generate_private_key(65537, 1024)))
+
+
+def _no_authority(at: Publishers) -> SigningCertificate:
+    return _behind(at, issue("an end", at.root, Shape()))
+
+
+def _authority_for_servers(at: Publishers) -> SigningCertificate:
+    return _behind(at, issue("authority for servers", at.root, purposes=(SERVER,)))
+
+
+def _late_authority(at: Publishers) -> SigningCertificate:
+    return _behind(at, issue("late", at.root, ends=-1))
+
+
+def _unreadable(at: Publishers) -> SigningCertificate:
+    damaged = at.signer.certificate.public_bytes(Encoding.DER).replace(b"release", b"\xffelease")
+    file = at.folder / "unreadable.pem"
+    file.write_bytes(load_der_x509_certificate(damaged).public_bytes(Encoding.PEM))
+    return SigningCertificate(file, at.chain)
+
+
 @pytest.mark.parametrize(
-    "make", [_foreign_key, _late, _for_servers, _stray, _absent, _key_for_certificate, _endless, _too_many]
+    "make",
+    [
+        _foreign_key,
+        _late,
+        _for_servers,
+        _stray,
+        _absent,
+        _key_for_certificate,
+        _endless,
+        _too_many,
+        _short_key,
+        _no_authority,
+        _authority_for_servers,
+        _late_authority,
+        _unreadable,
+    ],
 )
 def test_what_cannot_sign_is_refused_before_anything_is_signed(
     folder: Path, publishers: Publishers, make: Callable[[Publishers], SigningCertificate]
@@ -87,6 +133,16 @@ def test_what_holds_no_root_is_refused(folder: Path, publishers: Publishers, con
         assert caught.value.reason == "TRUST_ROOT_INVALID"
 
 
+def test_a_root_that_only_openssl_refuses_is_named(folder: Path, publishers: Publishers) -> None:
+    publishers.sign(folder)
+    damaged = publishers.root.certificate.public_bytes(Encoding.DER).replace(b"root", b"\xffoot")
+    file = publishers.folder / "damaged.pem"
+    file.write_bytes(load_der_x509_certificate(damaged).public_bytes(Encoding.PEM))
+    with pytest.raises(ArtifactError) as caught:
+        check_folder(folder, trusted=TrustedRoots(file))
+    assert caught.value.reason == "TRUST_ROOT_INVALID"
+
+
 def test_the_commands_take_a_certificate_and_its_settings(
     folder: Path, publishers: Publishers, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +162,8 @@ def test_the_commands_take_a_certificate_and_its_settings(
     done = in_process(capfd, *roots, "--json", home=home)
     assert (done.code, done.json["signer"]) == (0, "CN=release of acme")
     assert "signed by CN=release of acme, with the key" in in_process(capfd, *roots, home=home).out
+    unset = in_process(capfd, "verify", folder, "--identity", "", "--json", home=home)
+    assert (unset.code, unset.json["reason"]) == (3, "CONFIGURATION_INVALID"), "a variable that is not set"
     other = in_process(capfd, "publish", folder, *named, "--json", home=home)
     assert (other.code, other.json["reason"]) == (3, "CONFIGURATION_INVALID"), (
         "a certificate without its key signs nothing"
@@ -137,10 +195,13 @@ def test_a_program_names_the_roots(folder: Path, publishers: Publishers, tmp_pat
         {"key": Path("a"), "identity": "me@example.com"},
         {"identity": "me@example.com"},
         {"provider": "https://example.com", "trusted_root": Path("c")},
+        {"identity": ""},
+        {"provider": ""},
+        {"identity": "me@example.com", "provider": "", "trusted_root": Path("c")},
     ],
 )
 def test_what_is_asked_for_in_part_or_twice_is_refused(named: dict[str, Any]) -> None:
-    nothing: dict[str, Any] = {"key": None, "roots": None, "identity": "", "provider": "", "trusted_root": None}
+    nothing: dict[str, Any] = dict.fromkeys(("key", "roots", "identity", "provider", "trusted_root"))
     with pytest.raises(ConfigurationError):
         trusted_signer(**nothing | named)
     assert trusted_signer(**nothing) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -63,7 +63,10 @@ def make_keys(
 
 
 def write_keys(
-    folder: Path, name: str, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, passphrase: str = ""
+    folder: Path,
+    name: str,
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | dsa.DSAPrivateKey,
+    passphrase: str = "",
 ) -> tuple[Path, Path]:
     encryption = BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
     private, public = folder / f"{name}.pem", folder / f"{name}.pub"

@@ -9,7 +9,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from slipway.publishing.release import prepare_release
@@ -20,7 +20,7 @@ from support.commands.delivered_folders import write_keys
 CODE_SIGNING = x509.oid.ExtendedKeyUsageOID.CODE_SIGNING
 SERVER = x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
 NOW = dt.datetime.now(dt.UTC).replace(microsecond=0)
-PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | dsa.DSAPrivateKey
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Shape:
         authority: Whether it may issue others.
         signs: Whether its key usage has digital signatures; None leaves key usage out.
         purposes: Its extended key usage; empty leaves it out.
+        units: Number of units in its name.
     """
 
     begins: float = -2
@@ -40,6 +41,7 @@ class Shape:
     authority: bool = False
     signs: bool | None = True
     purposes: tuple[x509.ObjectIdentifier, ...] = (CODE_SIGNING,)
+    units: int = 0
 
 
 AUTHORITY = Shape(begins=-10, ends=1000, authority=True, signs=False, purposes=())
@@ -68,7 +70,9 @@ def issue(
     """Issue a certificate; without an issuer, it is signed by itself."""
     shape = replace(shape, **more)
     own = key or ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    own_name = x509.NameAttribute(x509.NameOID.COMMON_NAME, name)
+    unit = x509.NameOID.ORGANIZATIONAL_UNIT_NAME
+    subject = x509.Name([own_name, *(x509.NameAttribute(unit, f"unit {count}") for count in range(shape.units))])
     issuer = by.certificate.subject if by else subject
     builder = (
         x509.CertificateBuilder(issuer, subject, own.public_key(), x509.random_serial_number())

@@ -100,16 +100,16 @@ def verify(  # noqa: PLR0917 - typer calls it by name
         ),
     ] = None,
     identity: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--identity",
             metavar="NAME",
             help="Identity of Sigstore that must have signed: an address, or a workflow's URL.",
         ),
-    ] = "",
+    ] = None,
     identity_provider: Annotated[
-        str, typer.Option("--identity-provider", metavar="URL", help="Provider that told the identity.")
-    ] = "",
+        str | None, typer.Option("--identity-provider", metavar="URL", help="Provider that told the identity.")
+    ] = None,
     trusted_root: Annotated[
         Path | None,
         typer.Option(

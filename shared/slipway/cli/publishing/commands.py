@@ -62,7 +62,7 @@ def publish(  # noqa: PLR0917 - typer calls it by name
         typer.Option(
             "--certificate",
             metavar="FILE",
-            help="Certificate of the key in PEM, which goes into the signature; by default that of SLIPWAY_SIGNING_CERTIFICATE.",
+            help="Certificate of the key in PEM, which goes into the signature; by default that of SLIPWAY_SIGNING_CERTIFICATE if --key is left out.",
         ),
     ] = None,
     certificate_chain: Annotated[
@@ -70,7 +70,7 @@ def publish(  # noqa: PLR0917 - typer calls it by name
         typer.Option(
             "--certificate-chain",
             metavar="FILE",
-            help="Certificates in PEM that lead from it to a root; by default those of SLIPWAY_SIGNING_CERTIFICATE_CHAIN.",
+            help="Certificates in PEM that lead from it to a root; by default those of SLIPWAY_SIGNING_CERTIFICATE_CHAIN if --key is left out.",
         ),
     ] = None,
     licence: Annotated[

@@ -1,15 +1,16 @@
 """Certificates that sign: read them, and follow those of a signature to a root that the reader trusts.
 
 The library checks a path of certificates at the moment when the signing one began to be valid, takes any use that a certificate names,
-and any digest. So the path is checked here first: now, as the specification asks, and for signing code alone.
+and any digest. So the path is checked here in its place: now, as the specification asks, and for signing code alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipway.errors import ArtifactError, ValidationError
 from slipway.files.regular_file import read_regular
@@ -51,7 +52,7 @@ def read_certificates(path: Path, *, reason: str, what: str) -> list[Certificate
         certificates = load_pem_x509_certificates(read_regular(path, largest=_LARGEST_FILE))
     except OSError as error:
         raise certificate_error(path, error.strerror or str(error), reason=reason, what=what) from error
-    except unreadable() as error:
+    except parse_errors() as error:
         raise certificate_error(path, "it holds no certificate in PEM", reason=reason, what=what) from error
     if len(certificates) > _MOST_IN_FILE:
         fault = f"it holds {len(certificates)} certificates, and {_MOST_IN_FILE} are the most"
@@ -70,10 +71,10 @@ def certificate_error(path: Path, fault: str, *, reason: str, what: str) -> Arti
 
 
 def subject_of(certificate: Certificate) -> str:
-    """Return the name of a certificate's owner, for messages."""
+    """Return the whole name of a certificate's owner, on one line."""
     try:
-        return shortened(one_line(certificate.subject.rfc4514_string())) or "without a name"
-    except unreadable():
+        return one_line(certificate.subject.rfc4514_string()) or "without a name"
+    except parse_errors():
         return "with a name that cannot be read"
 
 
@@ -94,7 +95,7 @@ def usage_fault(certificate: Certificate) -> str:
     try:
         extensions = {type(each.value): each.value for each in certificate.extensions}
         key = certificate.public_key()
-    except unreadable() as error:
+    except parse_errors() as error:
         return f"it cannot be read: {one_line(str(error))}"
     usage, purposes = extensions.get(x509.KeyUsage), extensions.get(x509.ExtendedKeyUsage)
     if usage is None and purposes is None:
@@ -106,7 +107,7 @@ def usage_fault(certificate: Certificate) -> str:
     return "" if is_usable(key) else "its key is not on the curve P-256, P-384 or P-521"
 
 
-def unreadable() -> tuple[type[Exception], ...]:
+def parse_errors() -> tuple[type[Exception], ...]:
     """Return what the library of certificates raises for one that is damaged."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -115,14 +116,74 @@ def unreadable() -> tuple[type[Exception], ...]:
     return (ValueError, TypeError, OverflowError, *known)
 
 
-def check_path(
-    encoded: Sequence[bytes], roots: Sequence[Certificate], *, where: str
-) -> tuple[Certificate, EllipticCurvePublicKey]:
+def make_store(anchors: Sequence[Certificate], *, partial: bool = False) -> Any:
+    """Return the certificates with which paths may end.
+
+    Args:
+        anchors: The certificates.
+        partial: Whether a path may end with one that another authority issued.
+
+    Raises:
+        OpenSSL.crypto.Error: One cannot be read by OpenSSL, which is stricter than the library that read it first.
+    """
+    from OpenSSL import crypto
+
+    store = crypto.X509Store()
+    if partial:
+        store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
+    for each in anchors:
+        store.add_cert(crypto.X509.from_cryptography(each))
+    return store
+
+
+@dataclass(frozen=True, slots=True)
+class PathFault:
+    """Why a path of certificates is refused.
+
+    Attributes:
+        certificate: The certificate at fault.
+        what: What is wrong.
+        reason: Reason of the error where a signature is checked.
+    """
+
+    certificate: Certificate
+    what: str
+    reason: str
+
+
+def find_path_fault(certificates: Sequence[Certificate], store: Any) -> PathFault | None:
+    """Follow certificates to one that is trusted; return why they are refused, None if they are not.
+
+    Args:
+        certificates: The signing certificate, and those that lead to a trusted one.
+        store: The trusted ones, of :func:`make_store`.
+
+    Raises:
+        OpenSSL.crypto.Error: One cannot be read by OpenSSL.
+    """
+    from OpenSSL import crypto
+
+    first, *others = [crypto.X509.from_cryptography(each) for each in certificates]
+    try:
+        path = [each.to_cryptography() for each in crypto.X509StoreContext(store, first, others).get_verified_chain()]
+    except crypto.X509StoreContextError as error:
+        return _openssl_fault(error)
+    faults = [(certificates[0], usage_fault(certificates[0]))]
+    for each in path:
+        root = each is path[-1] and _is_self_issued(each)
+        faults += [
+            (each, "" if root or each is path[0] else _authority_fault(each)),
+            (each, _weakness(each, root=root)),
+        ]
+    return next((PathFault(each, fault, "CERTIFICATE_UNFIT") for each, fault in faults if fault), None)
+
+
+def check_path(encoded: Sequence[bytes], store: Any, *, where: str) -> tuple[Certificate, EllipticCurvePublicKey]:
     """Check that the certificates of a signature lead to a root, are valid now, and that the first may sign code.
 
     Args:
         encoded: The signing certificate, and those that lead to a root, in DER.
-        roots: Certificates that are trusted.
+        store: The roots, of :func:`make_store`.
         where: Place of the signature, for messages.
 
     Returns:
@@ -131,22 +192,10 @@ def check_path(
     Raises:
         ValidationError: ``CERTIFICATE_UNTRUSTED``, ``CERTIFICATE_EXPIRED``, ``CERTIFICATE_UNFIT``, ``SIGNATURE_INVALID``.
     """
-    from OpenSSL import crypto
-
     certificates = _decode(encoded, where)
-    store = crypto.X509Store()
-    for root in roots:
-        store.add_cert(crypto.X509.from_cryptography(root))
-    first, *others = [crypto.X509.from_cryptography(each) for each in certificates]
-    try:
-        path = [each.to_cryptography() for each in crypto.X509StoreContext(store, first, others).get_verified_chain()]
-    except crypto.X509StoreContextError as error:
-        raise _path_error(error, where) from error
+    if fault := find_path_fault(certificates, store):
+        raise _signer_error(where, fault)
     signing = certificates[0]
-    faults = [(signing, usage_fault(signing)), *((each, _weakness(each, last=each is path[-1])) for each in path)]
-    for certificate, fault in faults:
-        if fault:
-            raise signer_error(where, certificate, fault, reason="CERTIFICATE_UNFIT")
     return signing, signing.public_key()  # type: ignore[return-value]  # usage_fault refuses any other key
 
 
@@ -157,33 +206,60 @@ def _decode(encoded: Sequence[bytes], where: str) -> list[Certificate]:
         raise _damaged_error(where, f"it holds no certificate, more than {MOST_CERTIFICATES}, or too large ones")
     try:
         return [load_der_x509_certificate(each) for each in encoded]
-    except unreadable() as error:
+    except parse_errors() as error:
         raise _damaged_error(where, "its certificate cannot be read") from error
 
 
-def _weakness(certificate: Certificate, *, last: bool) -> str:
-    """Say why a certificate of a path proves nothing; the digest of the last does not matter, because it is trusted itself."""
+def _is_self_issued(certificate: Certificate) -> bool:
+    try:
+        return certificate.issuer == certificate.subject
+    except parse_errors():
+        return False
+
+
+def _authority_fault(certificate: Certificate) -> str:
+    """Say why an authority between a certificate and its root may not issue certificates for signing code."""
+    from cryptography import x509
+
+    try:
+        purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return ""
+    except parse_errors() as error:
+        return f"it cannot be read: {one_line(str(error))}"
+    own = x509.oid.ExtendedKeyUsageOID
+    if own.CODE_SIGNING in purposes or own.ANY_EXTENDED_KEY_USAGE in purposes:
+        return ""
+    return "it is an authority for other purposes: its extended key usage has no code signing"
+
+
+def _weakness(certificate: Certificate, *, root: bool) -> str:
+    """Say why a certificate of a path proves nothing; the digest of a root does not matter, because it is trusted itself."""
+    from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
     try:
         key, digest = certificate.public_key(), certificate.signature_hash_algorithm
-    except unreadable():
+    except parse_errors():
         return "its key or signature is of an unknown kind"
     if isinstance(key, RSAPublicKey) and key.key_size < _LEAST_RSA_BITS:
         return f"its key has {key.key_size} bits, and {_LEAST_RSA_BITS} are the least"
-    if not last and digest is not None and digest.name not in _DIGESTS:
+    if not isinstance(key, RSAPublicKey | Ed25519PublicKey | Ed448PublicKey) and not is_usable(key):
+        return "its key is not one of RSA, Ed25519, Ed448, or on the curve P-256, P-384 or P-521"
+    if not root and digest is not None and digest.name not in _DIGESTS:
         return f"it is signed with {digest.name.upper()}, which can be forged"
     return ""
 
 
-def _path_error(error: Exception, where: str) -> ValidationError:
-    """Return the error for what OpenSSL said of a path."""
+def _openssl_fault(error: Exception) -> PathFault:
+    """Return what OpenSSL said of a path."""
     code, _, message = error.errors  # type: ignore[attr-defined]  # of X509StoreContextError
     certificate: Certificate = error.certificate.to_cryptography()  # type: ignore[attr-defined]  # as above
     if code in _OUT_OF_TIME:
-        return signer_error(where, certificate, time_fault(certificate) or message, reason="CERTIFICATE_EXPIRED")
+        return PathFault(certificate, time_fault(certificate) or message, "CERTIFICATE_EXPIRED")
     reason = "CERTIFICATE_UNFIT" if code in _UNFIT else "CERTIFICATE_UNTRUSTED"
-    return signer_error(where, certificate, str(message), reason=reason)
+    return PathFault(certificate, str(message), reason)
 
 
 _REMEDIES = {
@@ -194,13 +270,13 @@ _REMEDIES = {
 }
 
 
-def signer_error(where: str, certificate: Certificate, fault: str, *, reason: str) -> ValidationError:
+def _signer_error(where: str, fault: PathFault) -> ValidationError:
     """Return the error for a certificate of a signature."""
-    subject = subject_of(certificate)
+    subject = subject_of(fault.certificate)
     return ValidationError(
-        f"the signature of {where} is by a certificate that is not taken, {subject}: {one_line(fault)}",
-        reason=reason,
-        remedy=_REMEDIES[reason],
+        f"the signature of {where} is by a certificate that is not taken, {shortened(subject)}: {one_line(fault.what)}",
+        reason=fault.reason,
+        remedy=_REMEDIES[fault.reason],
         about={"folder": where, "file": SIGNATURE, "certificate": subject},
     )
 

@@ -17,7 +17,7 @@ from slipway.errors import ArtifactError, ValidationError
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import read_regular
 from slipway.publishing.publication import LARGEST_DOCUMENT, SIGNATURE
-from slipway.publishing.signatures.certificates import unreadable
+from slipway.publishing.signatures.certificates import parse_errors
 from slipway.publishing.signatures.keys import EXTRA
 from slipway.publishing.signatures.trust import CERTIFICATES, KEYLESS, Signer, Trusted, Verifier
 from slipway.texts import counted, one_line, shortened
@@ -122,7 +122,7 @@ def _is_refusal(error: Exception) -> bool:
         crypto.X509StoreContextError,
         SigstoreError,
     )
-    return isinstance(error, (*unreadable(), *of_python, *of_libraries))
+    return isinstance(error, (*parse_errors(), *of_python, *of_libraries))
 
 
 def known_files(digests: Mapping[str, str], name: str, *, ignoring: tuple[str, ...]) -> Any:

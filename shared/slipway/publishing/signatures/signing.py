@@ -18,15 +18,17 @@ from slipway.publishing.publication import SIGNATURE
 from slipway.publishing.signatures.certificates import (
     MOST_CERTIFICATES,
     certificate_error,
+    find_path_fault,
+    make_store,
+    parse_errors,
     read_certificates,
     subject_of,
-    time_fault,
-    unreadable,
     usage_fault,
 )
 from slipway.publishing.signatures.checking import check_with, known_files, read_signature
 from slipway.publishing.signatures.keys import EXTRA, load_private
 from slipway.publishing.signatures.trust import KeyVerifier, SameCertificatesVerifier
+from slipway.texts import one_line, shortened
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -165,29 +167,51 @@ def _load_certificates(certificate: SigningCertificate, private: EllipticCurvePr
         fault = "it is of another key"
     if fault:
         raise certificate_error(certificate.file, fault, reason=_UNUSABLE, what=_WHAT)
-    for file, each in named:
-        if fault := time_fault(each):
-            raise certificate_error(file, f"{subject_of(each)}: {fault}", reason=_UNUSABLE, what=_WHAT)
-    ordered, others = [first], named[1:]
+    ordered = _put_in_order(named)
+    _check_path(ordered, named)
+    return ordered
+
+
+def _put_in_order(named: list[tuple[Path, Certificate]]) -> list[Certificate]:
+    """Return certificates so that each is issued by the next; refuse one that issued none of them."""
+    ordered, others = [named[0][1]], named[1:]
     while others:
-        issuer = next((entry for entry in others if _issued(ordered[-1], entry[1])), None)
+        issuer = next((entry for entry in others if _is_issued_by(ordered[-1], entry[1])), None)
         if issuer is None:
             file, stray = others[0]
-            fault = f"{subject_of(stray)} does not lead from {subject_of(first)} to a root"
+            fault = f"{_shown(stray)} does not lead from {_shown(ordered[0])} to a root"
             raise certificate_error(file, fault, reason=_UNUSABLE, what=_WHAT)
         others.remove(issuer)
         ordered.append(issuer[1])
     return ordered
 
 
-def _issued(certificate: Certificate, issuer: Certificate) -> bool:
+def _check_path(ordered: list[Certificate], named: list[tuple[Path, Certificate]]) -> None:
+    """Refuse what every reader refuses. The root may be missing here, so the path may end before it."""
+    from OpenSSL import crypto
+
+    try:
+        fault = find_path_fault(ordered, make_store(ordered[-1:], partial=True))
+    except crypto.Error as error:
+        raise certificate_error(named[0][0], "OpenSSL cannot read it", reason=_UNUSABLE, what=_WHAT) from error
+    if fault is not None:
+        file = next(file for file, each in named if each == fault.certificate)
+        what = f"{_shown(fault.certificate)}: {one_line(fault.what)}"
+        raise certificate_error(file, what, reason=_UNUSABLE, what=_WHAT)
+
+
+def _shown(certificate: Certificate) -> str:
+    return shortened(subject_of(certificate))
+
+
+def _is_issued_by(certificate: Certificate, issuer: Certificate) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
         certificate.verify_directly_issued_by(issuer)
     except InvalidSignature:
         return False
-    except unreadable():
+    except parse_errors():
         return False
     return True
 

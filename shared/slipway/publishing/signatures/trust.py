@@ -14,9 +14,11 @@ from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.regular_file import read_regular
 from slipway.publishing.publication import LARGEST_DOCUMENT
 from slipway.publishing.signatures.certificates import (
+    certificate_error,
     check_path,
+    make_store,
+    parse_errors,
     read_certificates,
-    signer_error,
     subject_of,
 )
 from slipway.publishing.signatures.keys import key_identifier, load_public
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 CERTIFICATES, KEYLESS = "x509CertificateChain", "certificate"
 """What signatures by certificates and by identities bring to be checked with; those by a key name only the key."""
-_UNUSABLE = "TRUST_ROOT_INVALID"
+_UNUSABLE, _ROOTS = "TRUST_ROOT_INVALID", "roots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,14 @@ class TrustedRoots:
         Raises:
             ArtifactError: ``TRUST_ROOT_INVALID``.
         """
-        roots = read_certificates(self.file, reason=_UNUSABLE, what="roots")
-        return _RootsVerifier(roots, where)
+        from OpenSSL import crypto
+
+        roots = read_certificates(self.file, reason=_UNUSABLE, what=_ROOTS)
+        try:
+            return _RootsVerifier(make_store(roots), where)
+        except crypto.Error as error:
+            fault = "OpenSSL cannot read one of its certificates"
+            raise certificate_error(self.file, fault, reason=_UNUSABLE, what=_ROOTS) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,15 @@ class TrustedIdentity:
     provider: str
     root: Path
 
+    def __post_init__(self) -> None:
+        """Refuse an empty identity or provider: the library compares no empty provider.
+
+        Raises:
+            ConfigurationError: One is empty.
+        """
+        if not self.identity or not self.provider:
+            raise _partial_identity_error()
+
     def open(self, where: str) -> Verifier:  # noqa: ARG002 - as the others
         """Read the trusted root.
 
@@ -110,31 +127,35 @@ Trusted = TrustedKey | TrustedRoots | TrustedIdentity
 
 
 def trusted_signer(
-    *, key: Path | None, roots: Path | None, identity: str, provider: str, trusted_root: Path | None
+    *, key: Path | None, roots: Path | None, identity: str | None, provider: str | None, trusted_root: Path | None
 ) -> Trusted | None:
     """Return what must have signed, as a command is told; None if nothing must.
 
     Raises:
-        ConfigurationError: More than one is named, or an identity in part.
+        ConfigurationError: More than one is named, or an identity in part; an empty one, such as a variable that is not set, is no identity.
     """
-    keyless = bool(identity), bool(provider), trusted_root is not None
-    if sum((key is not None, roots is not None, any(keyless))) > 1:
+    keyless = any(each is not None for each in (identity, provider, trusted_root))
+    if sum((key is not None, roots is not None, keyless)) > 1:
         raise ConfigurationError(
             "a key, roots of certificates and an identity cannot be asked for at once",
             remedy="name one of --key, --certificate-chain and --identity",
             about={"key": "--key"},
         )
-    if any(keyless):
-        if not all(keyless) or trusted_root is None:
-            raise ConfigurationError(
-                "an identity is checked with its provider and the trusted root of a Sigstore instance",
-                remedy="name all of --identity, --identity-provider and --trusted-root",
-                about={"key": "--identity"},
-            )
+    if keyless:
+        if identity is None or provider is None or trusted_root is None:
+            raise _partial_identity_error()
         return TrustedIdentity(identity, provider, trusted_root)
     if roots is not None:
         return TrustedRoots(roots)
     return TrustedKey(key) if key is not None else None
+
+
+def _partial_identity_error() -> ConfigurationError:
+    return ConfigurationError(
+        "an identity is checked with its provider and the trusted root of a Sigstore instance",
+        remedy="name all of --identity, --identity-provider and --trusted-root, and leave none empty",
+        about={"key": "--identity"},
+    )
 
 
 class Verifier:
@@ -169,31 +190,23 @@ class KeyVerifier(Verifier):
 class _RootsVerifier(Verifier):
     wanted, material = "a certificate of these roots", CERTIFICATES
 
-    def __init__(self, roots: Sequence[Certificate], where: str) -> None:
+    def __init__(self, store: Any, where: str) -> None:
         from model_signing._signing import sign_certificate
-        from OpenSSL import crypto
 
         outer = self
 
         class CheckedCertificates(sign_certificate.Verifier):
-            """The library's verifier, behind a check of its own of what the library read."""
+            """The library's verifier, with our check of certificates in place of its own, which follows them at another time."""
 
-            def __init__(self) -> None:  # the library's reads the files once more, without a limit
-                self._log_fingerprints = False
-                self._store = crypto.X509Store()
-                for root in roots:
-                    self._store.add_cert(crypto.X509.from_cryptography(root))
+            def __init__(self) -> None:
+                """Read nothing: the library's reads the files once more, without a limit."""
 
-            def _verify_certificates(self, verification_material: Any, log_fingerprints: bool = False) -> Any:
+            def _verify_certificates(self, verification_material: Any, log_fingerprints: bool = False) -> Any:  # noqa: ARG002
                 chain = verification_material.x509_certificate_chain
                 encoded = [each.raw_bytes for each in chain.certificates]
-                signing, key = check_path(encoded, roots, where=where)
+                signing, key = check_path(encoded, store, where=where)
                 outer.signer = Signer(key_identifier(key), subject_of(signing))
-                try:
-                    return super()._verify_certificates(verification_material, log_fingerprints)
-                except crypto.X509StoreContextError as error:  # it asks for the time when the certificate began
-                    fault = f"one on its way to the root was not valid when it began: {error}"
-                    raise signer_error(where, signing, fault, reason="CERTIFICATE_EXPIRED") from error
+                return key
 
         self.library = CheckedCertificates()
 
@@ -243,25 +256,47 @@ class _IdentityVerifier(Verifier):
             def _verify_signed_content(self, signature: Any) -> tuple[str, bytes]:
                 content = super()._verify_signed_content(signature)
                 key = signature.bundle.signing_certificate.public_key()
-                outer.signer = Signer(key_identifier(key), shortened(one_line(trusted.identity)))
+                outer.signer = Signer(key_identifier(key), one_line(trusted.identity))
                 return content
 
         self.library = OfflineIdentity()
 
 
 def _read_trusted_root(path: Path) -> Any:
-    """Return a verifier of Sigstore's library that trusts what a file names."""
+    """Return a verifier of Sigstore's library that trusts what a file names.
+
+    The library reads keys and authorities of times only when a signature needs them, and leaves keys out that it cannot use. So all of
+    them are read here: later, a broken root would look like a wrong signature.
+    """
+    from sigstore._internal.trust import Key, KeyringPurpose
     from sigstore.errors import Error
     from sigstore.models import TrustedRoot
     from sigstore.verify import Verifier as SigstoreVerifier
     from sigstore_models.trustroot.v1 import TrustedRoot as Document
 
-    remedy = "name the trusted_root.json of the Sigstore instance, such as cosign trusted-root create writes"
+    wrong: tuple[type[Exception], ...] = (*parse_errors(), LookupError, AttributeError, RecursionError)
     try:
         document = Document.from_json(read_regular(path, largest=LARGEST_DOCUMENT))
-        return SigstoreVerifier(trusted_root=TrustedRoot(document))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Error) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is none"
-        raise ArtifactError(
-            f"{path} cannot be used as trusted root: {why}", reason=_UNUSABLE, remedy=remedy, about={"file": path}
-        ) from error
+        root = TrustedRoot(document)
+        for log in (*document.tlogs, *document.ctlogs):
+            Key(log.public_key)
+        root.rekor_keyring(KeyringPurpose.VERIFY)
+        root.ct_keyring(KeyringPurpose.VERIFY)
+        root.get_timestamp_authorities()
+        return SigstoreVerifier(trusted_root=root)
+    except OSError as error:
+        raise _trusted_root_error(path, error.strerror or str(error)) from error
+    except Error as error:
+        fault = f"it is not a Sigstore trusted root: {shortened(one_line(str(error)))}"
+        raise _trusted_root_error(path, fault) from error
+    except wrong as error:
+        raise _trusted_root_error(path, "it is not a Sigstore trusted root") from error
+
+
+def _trusted_root_error(path: Path, fault: str) -> ArtifactError:
+    return ArtifactError(
+        f"{path} cannot be used as trusted root: {fault}",
+        reason=_UNUSABLE,
+        remedy="name the trusted_root.json of the Sigstore instance, such as cosign trusted-root create writes",
+        about={"file": path},
+    )
