@@ -12,7 +12,6 @@ import subprocess
 import tarfile
 import tracemalloc
 from collections.abc import Callable
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from slipway.publishing.publisher import Publishing, publish
 from slipway.publishing.release import prepare_release
 from slipway.publishing.signatures.trust import TrustedKey
 from support.commands.delivered_folders import make_delivered
+from support.servers.image_uploads import INDEX, MANIFEST, Uploader
 from support.servers.registry_server import TOOLS, RegistryServer, needs_registry, needs_skopeo, registry_proxy, skopeo
 
 pytest.importorskip("model_signing", reason="the extra publish is not installed")
@@ -36,9 +36,6 @@ pytestmark = needs_registry
 
 Send = Callable[..., Publishing]
 BUSYBOX = TOOLS / "bin" / "busybox"
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-INDEX = "application/vnd.oci.image.index.v1+json"
-LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 
 def layout_of(source: str, target: Path, *more: str) -> tuple[dict[str, Any], list[bytes]]:
@@ -226,53 +223,6 @@ def test_an_address_names_a_base_of_the_same_registry() -> None:
     target = parse_target("oci://host:5000/a/b:v1?modelcar=base/busybox:1.37")
     assert (str(target.address), str(target.base)) == ("oci://host:5000/a/b:v1", "oci://host:5000/base/busybox:1.37")
     assert parse_target("oci://host/a").modelcar is False
-
-
-class Uploader:
-    """Puts images into the registry as other programs do."""
-
-    def __init__(self, registry: RegistryServer, name: str) -> None:
-        self._host, self._name = registry.host, name
-
-    def _call(self, method: str, path: str, body: bytes = b"", **headers: str) -> Any:
-        connection = HTTPConnection(self._host)
-        connection.request(
-            method, path, body=body, headers={name.replace("_", "-"): value for name, value in headers.items()}
-        )
-        answer = connection.getresponse()
-        answer.read()
-        connection.close()
-        assert answer.status in (201, 202), answer.status
-        return answer
-
-    def blob(self, data: bytes, kind: str) -> dict[str, Any]:
-        place = self._call("POST", f"/v2/{self._name}/blobs/uploads/").getheader("Location")
-        path = "/" + place.split("/", 3)[3] if place.startswith("http") else place
-        self._call("PUT", f"{path}&digest={digest_bytes(data)}", data, Content_Type="application/octet-stream")
-        return {"mediaType": kind, "digest": digest_bytes(data), "size": len(data)}
-
-    def manifest(self, document: dict[str, Any], reference: str = "") -> dict[str, Any]:
-        data = json.dumps(document).encode()
-        reference = reference or digest_bytes(data)
-        self._call("PUT", f"/v2/{self._name}/manifests/{reference}", data, Content_Type=document["mediaType"])
-        return {"mediaType": document["mediaType"], "digest": digest_bytes(data), "size": len(data)}
-
-    def image(self, layer: bytes, architecture: str = "amd64", reference: str = "", **config: Any) -> dict[str, Any]:
-        rootfs = {"type": "layers", "diff_ids": [digest_bytes(gzip.decompress(layer))]}
-        settings = {
-            "architecture": architecture,
-            "os": "linux",
-            "config": {"Env": ["PATH=/bin"]},
-            "rootfs": rootfs,
-            **config,
-        }
-        document = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": self.blob(json.dumps(settings).encode(), "application/vnd.oci.image.config.v1+json"),
-            "layers": [self.blob(layer, LAYER)],
-        }
-        return self.manifest(document, reference)
 
 
 def shell_layer() -> bytes:

@@ -27,12 +27,16 @@ from slipway.publishing.publication import (
     Publication,
     check_delivered,
 )
-from slipway.publishing.signatures.checking import missing_error
+from slipway.publishing.signatures.checking import kind_of, missing_error
 from slipway.publishing.signatures.trust import Signer, Trusted
 from slipway.publishing.verification import Checked, check_checksums, check_documents, check_signed
 
 _MOST_OUTPUTS = 500
 _MOST_SIGNATURES = 16
+_NO_SIGNATURE = frozenset(
+    {"ARTIFACT_INVALID", "ARTIFACT_CORRUPT", "ARTIFACT_NOT_FOUND", "LIMIT_EXCEEDED", "STORE_INVALID"}
+)
+"""Reasons for which something attached is no signature: an answer is also invalid if it is longer than what was attached says."""
 
 
 def check_registry(url: str, access: Access, *, trusted: Trusted | None = None) -> tuple[str, Checked]:
@@ -128,25 +132,39 @@ class _Listing:
     def _check_signatures(
         self, index: str, digests: dict[str, str], publication: Publication, trusted: Trusted
     ) -> Signer:
-        """Return who made the first of the signatures attached to the index that is right."""
-        found, _ = self._repository.referrers(index)
-        signatures = [entry for entry in found if entry.artifact_type == REFERRERS[SIGNATURE]][:_MOST_SIGNATURES]
-        error: ValidationError | ArtifactError = missing_error(self._where)
-        for entry in signatures:
-            try:
-                return self._check_signature(entry, digests, publication, trusted)
-            except ValidationError as refused:
-                error = refused
-        raise error
+        """Return who made the first of the signatures attached to the index that is right.
 
-    def _check_signature(
-        self, entry: Descriptor, digests: dict[str, str], publication: Publication, trusted: Trusted
-    ) -> Signer:
+        Anybody who may write to the repository may attach one. So what is no signature is passed over, and the error is that of a
+        signature of the kind that is asked for, if there is one.
+        """
+        entries, _ = self._repository.referrers(index)
+        refusals: list[tuple[bool, ValidationError]] = []
+        lost: ArtifactError = missing_error(self._where)
+        for entry in [entry for entry in entries if entry.artifact_type == REFERRERS[SIGNATURE]][:_MOST_SIGNATURES]:
+            try:
+                content = self._read_signature(entry)
+            except ArtifactError as error:
+                if error.reason not in _NO_SIGNATURE:
+                    raise
+                lost = error
+                continue
+            try:
+                return self._check_signature(content, digests, publication, trusted)
+            except ValidationError as error:
+                refusals.append((kind_of(content) != trusted.kind, error))
+        raise min(refusals, key=lambda refusal: refusal[0])[1] if refusals else lost
+
+    def _read_signature(self, entry: Descriptor) -> bytes:
         data, _ = self._repository.get_manifest(entry.digest, media_types=MANIFEST_TYPE)
         layers = self._repository.parse(data, "layers", f"reading the signature of {self._where}")
         if len(layers) != 1:
             raise self._repository.invalid(self._where, "its signature has not one layer")
+        return self._repository.get_blob(layers[0], most=LARGEST_DOCUMENT)
+
+    def _check_signature(
+        self, content: bytes, digests: dict[str, str], publication: Publication, trusted: Trusted
+    ) -> Signer:
         with tempfile.TemporaryDirectory(prefix="slipway-signature-") as folder:
             file = Path(folder) / SIGNATURE
-            file.write_bytes(self._repository.get_blob(layers[0], most=LARGEST_DOCUMENT))
+            file.write_bytes(content)
             return check_signed(file, digests, publication, trusted=trusted, where=self._where)

@@ -19,12 +19,12 @@ from slipway.files.regular_file import read_regular
 from slipway.publishing.publication import LARGEST_DOCUMENT, SIGNATURE
 from slipway.publishing.signatures.certificates import parse_errors
 from slipway.publishing.signatures.keys import EXTRA
-from slipway.publishing.signatures.trust import CERTIFICATES, KEYLESS, Signer, Trusted, Verifier
+from slipway.publishing.signatures.trust import BARE_KEY, CERTIFICATES, KEYLESS, Signer, Trusted, Verifier
 from slipway.texts import counted, one_line, shortened
 
 _SHOWN = 10
 _METHODS = {
-    "publicKey": "a bare key: check it with --key",
+    BARE_KEY: "a bare key: check it with --key",
     CERTIFICATES: "a certificate: check it with --certificate-chain",
     KEYLESS: "an identity of Sigstore: check it with --identity",
 }
@@ -190,7 +190,7 @@ def _invalid_error(where: str, content: bytes, verifier: Verifier, error: Except
     from cryptography.exceptions import InvalidSignature
     from sigstore.errors import Error as SigstoreError
 
-    material = _material(content)
+    material = kind_of(content)
     if material and material != verifier.material:
         why = f"it is by {_METHODS[material]}"
     elif isinstance(error, InvalidSignature):
@@ -205,8 +205,8 @@ def _invalid_error(where: str, content: bytes, verifier: Verifier, error: Except
     )
 
 
-def _material(content: bytes) -> str:
-    """Return what a signature brings to be checked with; empty if it cannot be told."""
+def kind_of(content: bytes) -> str:
+    """Return what a signature brings to be checked with, which is its kind; empty if it cannot be told."""
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
         material = parse_json(content, most_values=LARGEST_DOCUMENT // 16, lenient=True)["verificationMaterial"]
         return next((name for name in _METHODS if name in material), "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.regular_file import read_regular
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.x509 import Certificate
 
-CERTIFICATES, KEYLESS = "x509CertificateChain", "certificate"
-"""What signatures by certificates and by identities bring to be checked with; those by a key name only the key."""
+BARE_KEY, CERTIFICATES, KEYLESS = "publicKey", "x509CertificateChain", "certificate"
+"""Kinds of signatures, by what they bring to be checked with; those by a key name only the key."""
 _UNUSABLE, _ROOTS = "TRUST_ROOT_INVALID", "roots"
 
 
@@ -54,6 +54,7 @@ class TrustedKey:
         file: The key, in PEM.
     """
 
+    kind: ClassVar[str] = BARE_KEY
     file: Path
 
     def open(self, where: str) -> Verifier:  # noqa: ARG002 - as the others
@@ -73,6 +74,7 @@ class TrustedRoots:
         file: The roots, in PEM; other certificates in it help to find the way.
     """
 
+    kind: ClassVar[str] = CERTIFICATES
     file: Path
 
     def open(self, where: str) -> Verifier:
@@ -101,6 +103,7 @@ class TrustedIdentity:
         root: The instance's trusted root, in the JSON of Sigstore. It is read from the file alone, never from the network.
     """
 
+    kind: ClassVar[str] = KEYLESS
     identity: str
     provider: str
     root: Path
@@ -177,7 +180,7 @@ class Verifier:
 class KeyVerifier(Verifier):
     """Takes signatures by a key."""
 
-    wanted, material = "this key", "publicKey"
+    wanted, material = "this key", BARE_KEY
 
     def __init__(self, key: EllipticCurvePublicKey) -> None:
         from model_signing._signing import sign_ec_key
