@@ -146,6 +146,7 @@ def test_an_upload_is_refused_before_its_content_is_taken(place: LimitedPlace) -
     assert place.forgotten_uploads() == 0
 
 
+@pytest.mark.slow
 def test_what_runs_goes_on_with_the_bytes_used_up(place: LimitedPlace) -> None:
     gate = place.home / "gate"
     place.limit(red={"stored_bytes": 1})
@@ -199,6 +200,7 @@ def test_gpu_seconds_limit_what_needs_a_gpu_and_survive_a_restart(tmp_path: Path
         place.begin("y", first)
 
 
+@pytest.mark.slow
 def test_a_task_that_runs_while_the_coordinator_is_away_counts_all_its_time(tmp_path: Path) -> None:
     task = tiny_task("a", sleep_seconds=60)
     with limited(tmp_path) as place:

@@ -68,10 +68,12 @@ def server() -> Iterator[PostgresServer]:
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def leasing(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer) -> Iterator[Leasing]:
-    shared = request.param == "postgres"
-    leasing = Leasing(state_at(server.create(f"d{time.monotonic_ns()}") if shared else str(tmp_path / "state.db")).url)
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def leasing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Leasing]:
+    server: PostgresServer | None = request.getfixturevalue("server") if request.param == "postgres" else None
+    leasing = Leasing(
+        state_at(server.create(f"d{time.monotonic_ns()}") if server is not None else str(tmp_path / "state.db")).url
+    )
     database = Database(leasing.url)
     database.migrate()
     database.close()
