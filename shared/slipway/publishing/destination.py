@@ -21,8 +21,8 @@ class Published:
 
     Attributes:
         address: Where it is, pinned by a digest if the destination has one.
-        sent_bytes: Bytes of files that were sent.
-        kept_bytes: Bytes of files that were there already.
+        sent_bytes: Bytes of files that were sent. What a destination itself returns is for what it makes of them, such as images.
+        kept_bytes: Bytes that were there already, likewise.
         details: What only this kind of destination has.
     """
 

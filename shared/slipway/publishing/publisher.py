@@ -204,7 +204,8 @@ def _send(release: Release, destination: Destination, on_bytes: OnBytes) -> Publ
     sent = sum(in_threads(send, unit.values(), on_bytes))
     on_bytes(sum(file.size_bytes for file in release.files) - sum(file.size_bytes for file in unit.values()))
     total = sum(file.size_bytes for file in unit.values())
-    return replace(destination.commit(release), sent_bytes=sent, kept_bytes=total - sent)
+    done = destination.commit(release)
+    return replace(done, sent_bytes=done.sent_bytes + sent, kept_bytes=done.kept_bytes + total - sent)
 
 
 def _size(folder: Path) -> int:

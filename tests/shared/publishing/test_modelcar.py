@@ -20,7 +20,7 @@ import pytest
 from slipway.artifacts.digests import digest_bytes
 from slipway.errors import ModelExportError
 from slipway.publishing.destination import Access
-from slipway.publishing.oci import modelcar
+from slipway.publishing.oci import base, modelcar
 from slipway.publishing.oci.address import parse_target
 from slipway.publishing.oci.reading import check_registry
 from slipway.publishing.oci.tars import TarLayer
@@ -90,7 +90,7 @@ def test_every_output_is_an_image_for_each_platform(
         raw = skopeo("inspect", "--tls-verify=false", "--raw", place)
         assert (digest_bytes(raw.encode()), car["uri"]) == (
             car["digest"],
-            f"oci://{registry.host}/cars/run@{car['digest']}",
+            f"oci+native://{registry.host}/cars/run@{car['digest']}",
         )
         entries = json.loads(raw)["manifests"]
         assert [each["platform"] for each in entries] == [
@@ -133,6 +133,15 @@ def test_images_are_added_to_what_is_there(registry: RegistryServer, folder: Pat
     assert "modelcars" not in first.details
     second = send(folder, f"oci://{registry.host}/added/run:v1?modelcar").destinations[0]
     assert (second.address, second.details["modelcars"].keys()) == (first.address, {"gguf-q4_k_m", "onnx-int4"})
+    release = prepare_release(folder)
+    cars, _ = modelcar.plan_cars(release)
+    layers = [layer for car in cars for layer in car.layers]
+    for layer in layers:
+        layer.measure(lambda: None)
+    assert second.sent_bytes == sum(layer.size_bytes for layer in layers), "the files themselves are there"
+    assert second.kept_bytes == first.sent_bytes
+    again = send(folder, f"oci://{registry.host}/added/run:v1?modelcar").destinations[0]
+    assert (again.sent_bytes, again.kept_bytes) == (0, first.sent_bytes + second.sent_bytes)
 
 
 def test_an_upload_of_a_tar_that_breaks_goes_on(
@@ -250,6 +259,7 @@ def test_an_image_begins_with_its_base(registry: RegistryServer, folder: Path, s
     ]
     uploader.manifest({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}, "1")
     done = send(folder, f"oci://{registry.host}/based/run:v1?modelcar=base/shell:1").destinations[0]
+    assert done.details["modelcars"]["onnx-int4"]["uri"].startswith("oci://")
     tag = done.details["modelcars"]["onnx-int4"]["tag"]
     place = f"docker://{registry.host}/based/run:{tag}"
     listed = json.loads(skopeo("inspect", "--tls-verify=false", "--raw", place))["manifests"]
@@ -278,7 +288,20 @@ def chroot(root: Path, script: str) -> str:
     return done.stdout
 
 
-def test_a_base_of_one_platform_and_bases_that_are_none(registry: RegistryServer, folder: Path, access: Access) -> None:
+def test_every_tag_moves_last(registry: RegistryServer, folder: Path, send: Send) -> None:
+    Uploader(registry, "base/one").image(shell_layer(), "amd64", "1")
+    with registry_proxy(registry.host) as (host, seen):
+        send(folder, f"oci://{host}/last/run:v1?modelcar=base/one:1")
+    writes = [path for method, path, _ in seen.requests if method in ("POST", "PATCH", "PUT")]
+    tags = [path.rpartition("/")[2] for path in writes[-5:]]
+    assert {"v1-gguf-q4_k_m", "v1-onnx-int4", "v1-gguf-q4_k_m-modelcar", "v1-onnx-int4-modelcar"} == set(tags[:-1])
+    assert tags[-1] == "v1"
+    assert not any("/manifests/v1" in path for path in writes[:-5])
+
+
+def test_a_base_of_one_platform_and_bases_that_are_none(
+    registry: RegistryServer, folder: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uploader = Uploader(registry, "base/odd")
     layer = shell_layer()
     uploader.image(layer, "arm64", "one")
@@ -286,6 +309,8 @@ def test_a_base_of_one_platform_and_bases_that_are_none(registry: RegistryServer
     uploader.image(layer, "amd64", "windows", os="windows")
     uploader.image(layer, "amd64", "lying", rootfs={"type": "layers", "diff_ids": []})
     uploader.manifest({"schemaVersion": 2, "mediaType": INDEX, "manifests": []}, "empty")
+    other = {**uploader.image(layer, "arm64"), "platform": {"os": "linux", "architecture": "amd64"}}
+    uploader.manifest({"schemaVersion": 2, "mediaType": INDEX, "manifests": [other]}, "other-platform")
     config = uploader.blob(b"[]", "application/vnd.oci.image.config.v1+json")
     artifact = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config}
     uploader.manifest({**artifact, "layers": [uploader.blob(b"x", "text/plain")]}, "no-tar")
@@ -295,10 +320,17 @@ def test_a_base_of_one_platform_and_bases_that_are_none(registry: RegistryServer
     (folder / "bom.cdx.json").unlink()
     refusals = {
         "absent": "ARTIFACT_NOT_FOUND",
-        **dict.fromkeys(("other-processor", "windows", "lying", "empty", "no-tar", "no-config"), "ARTIFACT_INVALID"),
+        **dict.fromkeys(
+            ("other-processor", "other-platform", "windows", "lying", "empty", "no-tar", "no-config"),
+            "ARTIFACT_INVALID",
+        ),
     }
     for tag, reason in refusals.items():
         with pytest.raises(ModelExportError) as caught:
             publish(folder, [f"oci://{registry.host}/odd/run:v2?modelcar=base/odd:{tag}"], access=access)
         assert caught.value.reason == reason, tag
         assert not (folder / "bom.cdx.json").exists(), "refused before anything was done"
+    monkeypatch.setattr(base, "_LARGEST_LAYER", len(layer) - 1)  # a real one would have 64 MiB
+    with pytest.raises(ModelExportError) as caught:
+        publish(folder, [f"oci://{registry.host}/odd/run:v2?modelcar=base/odd:one"], access=access)
+    assert (caught.value.reason, (folder / "bom.cdx.json").exists()) == ("LIMIT_EXCEEDED", False)

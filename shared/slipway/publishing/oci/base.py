@@ -63,7 +63,10 @@ def read_base(repository: Repository, reference: str) -> tuple[Base, ...]:
         architecture = platform.get("architecture") if wanted else None
         if architecture in _ARCHITECTURES and architecture not in bases:
             manifest, _ = repository.get_manifest(entry.digest, media_types=", ".join(_MANIFESTS))
-            bases[architecture] = _read_image(repository, manifest, doing)
+            image = _read_image(repository, manifest, doing)
+            if image.architecture != architecture:
+                raise repository.invalid(doing, f"it lists an image for {image.architecture} as one for {architecture}")
+            bases[architecture] = image
     if not bases:
         raise repository.invalid(doing, f"it has no image for linux on {' or '.join(_ARCHITECTURES)}")
     return tuple(bases[architecture] for architecture in sorted(bases))
@@ -73,7 +76,7 @@ def copy_base(source: Repository, target: Repository, base: Base) -> None:
     """Put the layers of a base into a repository, unless they are there.
 
     Raises:
-        ArtifactError: ``LIMIT_EXCEEDED`` for a large layer, as the repositories'.
+        ArtifactError: As the repositories'.
     """
     for layer in base.layers:
         if not target.has_blob(layer.digest, layer.size_bytes):
@@ -84,6 +87,8 @@ def _read_image(repository: Repository, data: bytes, doing: str) -> Base:
     layers = repository.parse(data, "layers", doing)
     if len(layers) > _MOST_LAYERS or any(layer.media_type not in _LAYERS for layer in layers):
         raise repository.invalid(doing, f"it has more than {_MOST_LAYERS} layers, or one that is no tar")
+    if (largest := max((layer.size_bytes for layer in layers), default=0)) > _LARGEST_LAYER:
+        raise repository.too_large(doing, f"a layer has {largest} bytes, and may have {_LARGEST_LAYER}")
     try:
         config = Descriptor.parse(parse_json(data).get("config"))
         document = parse_json(repository.get_blob(config, most=_LARGEST_CONFIG))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipway.distribution import require
 from slipway.publishing import bom, statement
-from slipway.publishing.destination import Access, OnWait, Published
+from slipway.publishing.destination import OCI, Access, OnWait, Published
 from slipway.publishing.oci.address import Address, find_credentials, parse_target
 from slipway.publishing.oci.base import NOTHING, Base, copy_base, read_base
 from slipway.publishing.oci.modelcar import Car, make_images, plan_cars
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 REFERRERS = {STATEMENT: statement.MEDIA_TYPE, BOM: bom.MEDIA_TYPE, SIGNATURE: MEDIA_TYPE}
 """Documents that are attached to the index, with their media types."""
 _LONGEST_TAG = 128
+_NATIVE = "oci+native://"
 
 
 class OciDestination:
@@ -56,6 +57,7 @@ class OciDestination:
         self._bases: tuple[Base, ...] = NOTHING
         self._cars: list[Car] = []
         self._layers: dict[str, list[TarLayer]] = {}
+        self._sent_layers: list[TarLayer] = []
 
     def reach(self) -> None:
         """As :meth:`~slipway.publishing.destination.Destination.reach`.
@@ -90,7 +92,8 @@ class OciDestination:
         """As :meth:`~slipway.publishing.destination.Destination.send`."""
         repository, layers = self._repository, self._layers.get(file.sha256, [])
         with self._transport.during(lambda: on_bytes(0)):
-            if layers and repository.has_blob(file.digest, file.size_bytes):
+            there = bool(layers) and repository.has_blob(file.digest, file.size_bytes)
+            if there:
                 on_bytes(file.size_bytes)
             else:
                 with file.opened() as opened:
@@ -100,33 +103,39 @@ class OciDestination:
                 if not repository.has_blob(layer.digest, layer.size_bytes):
                     with layer.opened() as read_at:
                         repository.put_blob(read_at, layer.digest, layer.size_bytes, on_bytes=lambda _: on_bytes(0))
-        return file.size_bytes
+                    self._sent_layers.append(layer)
+        return 0 if there else file.size_bytes
 
     def commit(self, release: Release) -> Published:
-        """As :meth:`~slipway.publishing.destination.Destination.commit`; each output has a tag of its own, too."""
+        """As :meth:`~slipway.publishing.destination.Destination.commit`; each output has a tag of its own, too.
+
+        Everything is there by its digest before the first tag moves.
+        """
+        if self._target.base is not None:
+            for base in self._bases:
+                copy_base(Repository(self._transport, self._target.base.name), self._repository, base)
         packs = make_packs(release)
         for pack in packs:
             self._put(pack)
         index = make_index(release, packs)
         self._repository.put_manifest(index.data, index.media_type)
         self._attach(release, index)
-        tags = {pack.name: f"{self._address.tag}-{pack.name}" for pack in packs[1:]}
-        for pack in packs[1:]:
-            if len(tags[pack.name]) > _LONGEST_TAG:
-                del tags[pack.name]  # the index has it still
-                continue
-            self._repository.put_manifest(pack.manifest.data, pack.manifest.media_type, tags[pack.name])
         cars = {car.output.name: self._put_car(release, car, index) for car in self._cars}
-        self._repository.put_manifest(index.data, index.media_type, self._address.tag)
-        pinned = Address(self._address.host, self._address.name, digest=index.digest)
-        details: dict[str, Any] = {
-            "tag": str(self._address),
-            "variants": {
-                pack.name: {"digest": pack.manifest.digest, "tag": tags.get(pack.name, "")} for pack in packs[1:]
-            },
-            **({"modelcars": cars} if cars else {}),
+        variants = {
+            pack.name: {"digest": pack.manifest.digest, "tag": self._put_tag(pack.name, pack.manifest)}
+            for pack in packs[1:]
         }
-        return Published(str(pinned), details=details)
+        images = {
+            name: {"digest": car.digest, "tag": self._put_tag(f"{name}-modelcar", car), "uri": self._storage_uri(car)}
+            for name, car in cars.items()
+        }
+        self._repository.put_manifest(index.data, index.media_type, self._address.tag)
+        return Published(
+            str(self._pinned(index)),
+            sent_bytes=sum(layer.size_bytes for layer in self._sent_layers),
+            kept_bytes=self._image_bytes() - sum(layer.size_bytes for layer in self._sent_layers),
+            details={"tag": str(self._address), "variants": variants, **({"modelcars": images} if images else {})},
+        )
 
     def close(self) -> None:
         """As :meth:`~slipway.publishing.destination.Destination.close`."""
@@ -138,21 +147,35 @@ class OciDestination:
         answer = self._repository.put_manifest(pack.manifest.data, pack.manifest.media_type)
         return answer.headers.get("oci-subject", "")
 
-    def _put_car(self, release: Release, car: Car, variants: Written) -> dict[str, str]:
-        """Send the images of an output and their tag; return what ``storageUri`` takes."""
-        if self._target.base is not None:
-            for base in self._bases:
-                copy_base(Repository(self._transport, self._target.base.name), self._repository, base)
+    def _put_car(self, release: Release, car: Car, variants: Written) -> Written:
+        """Send the images of an output; return their index, which has no tag yet."""
         *images, index = make_images(release, car, self._bases, variants=variants)
         for image in images:
             if image.config is not None:
                 self._repository.put_bytes(image.config.data)
             self._repository.put_manifest(image.manifest.data, image.manifest.media_type)
-        tag = f"{self._address.tag}-{car.output.name}-modelcar"
-        reference = tag if len(tag) <= _LONGEST_TAG else ""
-        self._repository.put_manifest(index.manifest.data, index.manifest.media_type, reference)
-        pinned = Address(self._address.host, self._address.name, digest=index.manifest.digest)
-        return {"digest": index.manifest.digest, "tag": reference, "uri": str(pinned)}
+        self._repository.put_manifest(index.manifest.data, index.manifest.media_type)
+        return index.manifest
+
+    def _put_tag(self, name: str, manifest: Written) -> str:
+        """Let a tag behind the address's own name a manifest; return it, empty if no registry takes one of this length."""
+        tag = f"{self._address.tag}-{name}"
+        if len(tag) > _LONGEST_TAG:
+            return ""
+        self._repository.put_manifest(manifest.data, manifest.media_type, tag)
+        return tag
+
+    def _pinned(self, manifest: Written) -> Address:
+        return Address(self._address.host, self._address.name, digest=manifest.digest)
+
+    def _storage_uri(self, car: Written) -> str:
+        """Return what KServe's ``storageUri`` takes; for ``oci://`` it starts a shell, which an image without a base has not."""
+        scheme = OCI if self._target.base is not None else _NATIVE
+        return str(self._pinned(car)).replace(OCI, scheme, 1)
+
+    def _image_bytes(self) -> int:
+        """Return the bytes of all layers of images."""
+        return sum({layer.digest: layer.size_bytes for car in self._cars for layer in car.layers}.values())
 
     def _attach(self, release: Release, index: Written) -> None:
         """Attach the proof to the index; where the registry keeps no account of that, list it under the tag made of the digest."""

@@ -191,8 +191,7 @@ class Repository:
         """
         doing = f"reading {descriptor.digest[:19]}"
         if descriptor.size_bytes > most:
-            what = f"a document has {descriptor.size_bytes} bytes, and may have {most}"
-            raise self._transport.error(doing, what, "LIMIT_EXCEEDED")
+            raise self.too_large(doing, f"a document has {descriptor.size_bytes} bytes, and may have {most}")
         answer = self._call(doing, "GET", f"blobs/{descriptor.digest}", most=descriptor.size_bytes)
         if answer.status != 200:
             raise self._transport.refusal(doing, answer)
@@ -238,6 +237,10 @@ class Repository:
     def invalid(self, doing: str, what: str) -> ArtifactError:
         """Return the error for a manifest that is not one."""
         return self._transport.error(doing, what, "ARTIFACT_INVALID")
+
+    def too_large(self, doing: str, what: str) -> ArtifactError:
+        """Return the error for what has more bytes than it may."""
+        return self._transport.error(doing, what, "LIMIT_EXCEEDED")
 
     def _call(self, doing: str, method: str, path: str, **options: Any) -> Answer:
         call: Callable[[], Answer] = lambda: self._transport.request(method, self._path + path, **options)  # noqa: E731
