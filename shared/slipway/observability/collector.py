@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from slipway.errors import ConfigurationError
-from slipway.texts import hidden_character, quoted, redact_address
+from slipway.texts import hidden_character, number_of, quoted, redact_address
 
 if TYPE_CHECKING:
     from slipway.settings import Settings
@@ -28,7 +28,7 @@ _COMPRESSIONS: Mapping[OtlpProtocol, tuple[str, ...]] = {
     "grpc": ("none", "gzip"),
     "http/protobuf": ("none", "gzip", "deflate"),
 }
-_TARGET = re.compile(r"(?:[^\s:/\[\]@]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}|unix:[^\s]+")
+_TARGET = re.compile(r"(?:[^\s:/\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]+)|unix:[^\s]+")
 """Address of a collector that is reached by gRPC, without a scheme."""
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
 
@@ -141,7 +141,8 @@ def _check_endpoint(name: str, endpoint: str, protocol: OtlpProtocol) -> None:
         is_url = is_user = False
     if is_url and is_user:
         _refuse(name, f"{redact_address(endpoint)}, with a user", f"give credentials in {_PREFIX}HEADERS")
-    is_target = protocol == "grpc" and _TARGET.fullmatch(endpoint) is not None
+    target = _TARGET.fullmatch(endpoint) if protocol == "grpc" else None
+    is_target = target is not None and (target["port"] is None or bool(number_of(target["port"], most=65535)))
     if not (is_url or is_target) or " " in endpoint or hidden_character(endpoint):
         forms = "http://HOST:PORT or https://HOST:PORT" + (", or HOST:PORT" if protocol == "grpc" else "")
         _refuse(name, quoted(redact_address(endpoint)), f"use {forms}")

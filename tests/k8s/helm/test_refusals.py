@@ -262,6 +262,21 @@ def test_no_pool_has_the_name_of_another_process() -> None:
         assert f"pools.{name} has the name of another process" in answer.error
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"settings": {"SLIPWAY_AUDIT": "otlp"}, "telemetry": {"endpoint": "http://collector.example.org:4317"}},
+        {
+            "settings": {"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://logs.example.org:4317"},
+            "worker": {"settings": {"SLIPWAY_AUDIT": "otlp"}},
+        },
+    ],
+    ids=["that-of-traces", "its-own"],
+)
+def test_an_audit_log_with_a_collector_is_taken(values: Object) -> None:
+    assert render_chart(changed(NEEDED, values))
+
+
 def test_all_is_said_at_once() -> None:
     call = {"do": "render", "chart": str(CHART), "values": {"workers": {"mergee": {}}}, "name": "s", "namespace": "ml"}
     (answer,) = call_helm([call])

@@ -72,6 +72,9 @@ def test_grpc_takes_targets_too(endpoint: str) -> None:
         "http://a\u202e:1",
         "\ud800:1",
         "a@b:1",
+        "a:99999",
+        "a:0",
+        "unix:",
     ],
 )
 def test_an_impossible_address_is_refused(endpoint: str, protocol: str) -> None:
