@@ -235,7 +235,7 @@ class Sender:
             answer = self._try(batch)
             if answer.verdict is Verdict.LATER and self._problem != answer.problem:
                 log.warning(f"the audit log does not reach the collector, and is sent again: {answer.problem}")
-            if answer.verdict is not Verdict.LATER and self._problem:
+            if answer.verdict is Verdict.TAKEN and self._problem:
                 log.info("the audit log reaches the collector again")
             self._problem = answer.problem if answer.verdict is Verdict.LATER else ""
             if answer.verdict is not Verdict.LATER or is_last:
