@@ -19,6 +19,7 @@ from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.leases import Ledger
 from slipway_coordinator.storage.projects.gpu_seconds import DAY_SECONDS
+from support.commands.child_processes import owned
 from support.coordinators.harness import tiny_export, tiny_task
 from support.servers.postgres_server import PostgresServer, postgres_server
 
@@ -65,6 +66,7 @@ class Leasing:
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     with postgres_server() as running:
+        owned.add(running.pid)  # of the module, although only its tests with PostgreSQL ask for it
         yield running
 
 

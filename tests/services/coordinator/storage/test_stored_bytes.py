@@ -20,6 +20,7 @@ from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.projects import stored_bytes
 from slipway_coordinator.storage.projects.stored_bytes import MOST_BYTES, SMALL_BYTES, contents_of
+from support.commands.child_processes import owned
 from support.coordinators.harness import tiny_export, tiny_task
 from support.servers.postgres_server import PostgresServer, postgres_server
 
@@ -29,6 +30,7 @@ LARGE = 3 * SMALL_BYTES
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     with postgres_server() as running:
+        owned.add(running.pid)  # of the module, although only its tests with PostgreSQL ask for it
         yield running
 
 
