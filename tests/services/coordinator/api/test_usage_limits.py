@@ -14,20 +14,23 @@ import yaml
 
 from slipway.artifacts import ManifestFile
 from slipway.artifacts.digests import digest_bytes
+from slipway.artifacts.opening import open_store
 from slipway.client import Client
 from slipway.configuration import parse
 from slipway.errors import ModelExportError
 from slipway.requirements import Needs, Requirements
 from slipway.rpc.messages import asked_configuration_message
+from slipway.settings import Settings
 from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.worker_service import worker_report
 from slipway_coordinator.model.records import ExportRecord
 from slipway_protos.v1 import coordinator_pb2 as pb
 from slipway_protos.v1 import export_pb2, worker_pb2
-from support.coordinators.artifact_places import PEOPLE, Place, write
+from support.coordinators.artifact_places import PEOPLE, Place, some_files, write
 from support.coordinators.harness import CONFIGURATION, DIGEST, state, states, tiny_export, tiny_task, wait_for
 from support.coordinators.joined_workers import MACHINE, joined
+from support.servers.s3_server import BUCKET, S3Server
 
 MORE = {**PEOPLE, "robots": "role: worker"}
 ON_GPU = Requirements(any_of=(Needs(gpu=True),))
@@ -161,6 +164,19 @@ def test_what_runs_goes_on_with_the_bytes_used_up(place: LimitedPlace) -> None:
         gate.touch()
         wait_for(lambda: state(client.get_export(name)) == "succeeded")
         assert place.measured() > before, "its results count"
+
+
+@pytest.mark.slow
+def test_artifacts_in_a_bucket_count(s3: S3Server, tmp_path: Path) -> None:
+    environment = s3.environment() | {"SLIPWAY_STORE": f"s3://{BUCKET}/{tmp_path.name}", "SLIPWAY_HOME": str(tmp_path)}
+    store = open_store(Settings.from_environment(environment))
+    folder = some_files(tmp_path)
+    place = LimitedPlace(tmp_path, people=MORE, workers_gone=False)
+    place.open_store = lambda: store
+    with place, place.client_of("submitter") as client:
+        digest = client.push_artifact(folder)
+        manifest = store.manifest(digest)
+        assert place.measured() == manifest.distinct_bytes + len(manifest.to_bytes())
 
 
 def test_gpu_seconds_limit_what_needs_a_gpu_and_survive_a_restart(tmp_path: Path) -> None:
