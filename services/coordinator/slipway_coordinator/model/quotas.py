@@ -125,7 +125,7 @@ def check_stored_bytes(project: str, limits: ProjectLimits, stored: int) -> None
             "stored_bytes",
             value=stored,
             limit=most,
-            remedy="delete exports whose outputs are not needed any more: an artifact counts as long as one of them is remembered",
+            remedy="delete exports that are not needed any more; what was uploaded counts until the coordinator's --retain-days have passed",
             said=f"has {format_size(stored)} in the store, {format_size(most)} is its limit",
         )
 
