@@ -18,7 +18,7 @@ from slipway.configuration.sections import (
     ResourcesConfiguration,
     ValidationConfiguration,
 )
-from slipway.configuration.values import render_address, render_name
+from slipway.configuration.values import files_address, render_address, render_name
 
 __all__ = [
     "ENVIRONMENT",
@@ -33,6 +33,7 @@ __all__ = [
     "RecoveryConfiguration",
     "ResourcesConfiguration",
     "ValidationConfiguration",
+    "files_address",
     "load",
     "parse",
     "render_address",

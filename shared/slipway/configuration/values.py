@@ -190,6 +190,12 @@ def render_name(pattern: str, values: Mapping[str, str]) -> str:
     return pattern.format(**safe)
 
 
+def files_address(address: str) -> str:
+    """Return where files go: the address within ``kubeflow:NAME@ADDRESS``, and without options such as ``?modelcar``."""
+    place = address.partition("@")[2] if address.startswith("kubeflow:") else address
+    return place.partition("?")[0]
+
+
 def render_address(address: str, values: Mapping[str, str]) -> str:
     """Return an address to publish to, with values that every kind of destination takes in its names.
 
@@ -198,7 +204,7 @@ def render_address(address: str, values: Mapping[str, str]) -> str:
         values: One value per placeholder of :data:`PLACEHOLDERS`.
     """
     safe = {name: _safe_part(values[name]) for name in PLACEHOLDERS}
-    if address.startswith("oci:") or "@oci:" in address:  # registries refuse capital letters
+    if files_address(address).startswith("oci:"):  # registries refuse capital letters
         safe = {name: value.lower() for name, value in safe.items()}
     return address.format(**safe)
 

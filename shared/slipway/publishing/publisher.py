@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from slipway.artifacts.files import in_threads
+from slipway.configuration import files_address
 from slipway.errors import ModelExportError
 from slipway.machine.known_faults import translate_fault
 from slipway.publishing.destination import Access, Destination, Published, destination_error
@@ -172,8 +173,7 @@ def reach_destination(url: str, access: Access) -> None:
 
 def keeps_versions(url: str) -> bool:
     """Return whether what is published at an address is added to what is there."""
-    scheme, _, rest = url.partition(":")
-    return keeps_versions(rest.partition("@")[2]) if scheme == "kubeflow" else scheme in _VERSIONED
+    return files_address(url).partition(":")[0] in _VERSIONED
 
 
 def open_destination(url: str, access: Access) -> Destination:

@@ -27,6 +27,7 @@ from support.commands import report_parts
 from support.commands.delivered_folders import make_delivered, make_keys
 from support.models.sweeps import make_sweep
 from support.servers.free_ports import free_port
+from support.servers.model_registry import model_registry
 from support.servers.s3_server import BUCKET, SECRET_KEY, S3Server
 
 pytest.importorskip("model_signing", reason="the extra publish is not installed")
@@ -233,6 +234,7 @@ def test_a_key_that_cannot_sign_is_found_before_the_work(
         ("hf://me/{model_name}-{export_id}", "hf://me/Qwen3-4B-my-run-e-01"),
         ("s3://bucket/{timestamp}/x", "s3://bucket/20261121_020758/x"),
         ("mlflow:plain", "mlflow:plain"),
+        ("kubeflow:{model_name}@oci://host/{model_name}", "kubeflow:qwen3-4b-my-run@oci://host/qwen3-4b-my-run"),
     ],
 )
 def test_names_take_a_form_that_every_destination_takes(address: str, rendered: str) -> None:
@@ -291,11 +293,15 @@ def test_a_plan_says_what_cannot_be_published(tmp_path: Path, s3: S3Server, monk
     assert not (tmp_path / "home" / "store").exists() or not any((tmp_path / "home" / "exports").glob("*"))
     assert slipway.plan([sweep / "a", sweep / "b"], **settings(f"s3://{BUCKET}/{{model_name}}")).possible
     assert slipway.plan([sweep / "a", sweep / "b"], **settings(f"s3://{BUCKET}/{{export_id}}")).possible
-    for address in (f"s3://{BUCKET}/one", f"s3://{BUCKET}/{{timestamp}}"):
-        with pytest.raises(slipway.ConfigurationError) as clash:
-            slipway.plan([sweep / "a", sweep / "b"], **settings(address))
-        assert clash.value.reason == "OUTPUT_CLASH"
-        assert "a, b would be published at one address" in str(clash.value)
+    with model_registry() as models:
+        monkeypatch.setenv("KUBEFLOW_MODEL_REGISTRY", models.address)
+        own, one = f"s3://{BUCKET}/{{model_name}}", f"s3://{BUCKET}/one"
+        assert slipway.plan([sweep / "a", sweep / "b"], **settings(own, f"kubeflow:x@{own}")).possible
+        for address in (one, f"s3://{BUCKET}/{{timestamp}}", f"kubeflow:{{model_name}}@{one}"):
+            with pytest.raises(slipway.ConfigurationError) as clash:
+                slipway.plan([sweep / "a", sweep / "b"], **settings(address))
+            assert clash.value.reason == "OUTPUT_CLASH"
+            assert "a, b would be published at one address" in str(clash.value)
     impossible = slipway.plan([sweep / "a", sweep / "b"], **settings("s3://no-such-bucket-here/{model_name}"))
     assert [each.error.reason for each in impossible.exports if each.error] == ["STORE_INVALID"] * 2
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slipway.configuration import files_address
 from slipway.errors import ModelExportError
 from slipway.publishing.destination import Access
 from slipway.publishing.publication import SIGNATURE
@@ -95,6 +96,14 @@ def test_nothing_is_registered_twice(
     publish(other, [moved], access=known)
     assert [len(each) for each in models.entities.values()] == [1, 2, 3]
     assert models.entities["model_artifacts"][-1]["uri"].endswith("/elsewhere/onnx-int4")
+    version = models.entities["model_versions"][-1]
+    version["customProperties"]["owner"] = {"metadataType": "MetadataStringValue", "string_value": "us"}
+    assert plain(version["customProperties"])["slipway.address"].endswith("/elsewhere")
+    assert plain(version["customProperties"])["slipway.signed"] is False
+    version["state"] = "ARCHIVED"
+    publish(other, [moved], access=known, key=keys[0])
+    said = plain(version["customProperties"])
+    assert (said["slipway.signed"], said["owner"], version["state"]) == (True, "us", "ARCHIVED")
 
 
 def test_an_interruption_leaves_an_archived_version_that_is_completed(
@@ -141,10 +150,18 @@ def test_another_client_may_make_the_model_at_the_same_time(models: ModelRegistr
 
 
 def test_an_answer_that_was_lost_is_asked_for_again(models: ModelRegistry, known: Access, folder: Path) -> None:
-    lost = iter([(503, b"")] * 2)
-    models.change = lambda method, _: next(lost, None) if method == "POST" else None
-    publish(folder, [f"kubeflow:lost@s3://{BUCKET}/kubeflow/lost"], access=known)
+    lost: set[str] = set()
+
+    def lose(method: str, path: str) -> bool:
+        once = method != "GET" and path not in lost
+        lost.update([path] if once else [])
+        return once
+
+    models.loses = lose
+    url = f"kubeflow:lost@s3://{BUCKET}/kubeflow/lost"
+    publish(folder, [url], access=replace(known, patience_seconds=60))
     assert [len(each) for each in models.entities.values()] == [1, 1, 2]
+    assert (len(lost), models.entities["model_versions"][0]["state"]) == (4, "LIVE")
 
 
 @needs_registry
@@ -198,6 +215,31 @@ def test_the_token_is_asked_for_and_kept(
         assert server.refused == []
 
 
+def test_a_token_that_is_replaced_meanwhile_is_read_again(
+    s3: S3Server, known: Access, folder: Path, tmp_path: Path
+) -> None:
+    """An upload takes hours, and tokens of a cluster an hour at most."""
+    file = tmp_path / "token"
+    file.write_text("first")
+    with model_registry(token="first") as server:
+
+        def expire(method: str, path: str) -> tuple[int, bytes] | None:
+            if "pageSize" not in path:
+                return None
+            server.token = "second"
+            file.write_text(server.token)
+            return 200, b'{"items": []}'
+
+        server.change = expire
+        named = {"KUBEFLOW_MODEL_REGISTRY": server.address, "KF_PIPELINES_SA_TOKEN_PATH": str(file)}
+        publish(
+            folder,
+            [f"kubeflow:hours@s3://{BUCKET}/kubeflow/hours"],
+            access=replace(known, environment={**known.environment, **named}),
+        )
+        assert server.refused == []
+
+
 @pytest.mark.parametrize(
     "url",
     ["kubeflow:", "kubeflow:name", "kubeflow:name@", "kubeflow:@s3://a/b", "kubeflow:a/b@s3://a/b", "kubeflow:name@ftp://host/secret", "kubeflow:a@kubeflow:b@s3://a/b", "kubeflow:é@s3://a/b", "kubeflow:n@oci://host/UPPER"],
@@ -209,7 +251,18 @@ def test_what_is_no_address_is_refused(url: str, known: Access) -> None:
 
 
 @pytest.mark.parametrize(
-    "server", ["", "registry", "ftp://host", "http://user:secret@host", "http://host?x=secret", "http://[", "https://"]
+    "server",
+    [
+        "",
+        "registry",
+        "http://host:abc",
+        "http://host:99999",
+        "ftp://host",
+        "http://user:secret@host",
+        "http://host?x=secret",
+        "http://[",
+        "https://",
+    ],
 )
 def test_what_is_no_server_is_refused(server: str, known: Access) -> None:
     environment = {**known.environment, "KUBEFLOW_MODEL_REGISTRY": server}
@@ -243,8 +296,21 @@ def test_a_server_that_answers_something_else_is_refused(
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("data", [b"{}", b'{"id": 5}', b'{"id": "../x"}', b"[]", b"null"])
-def test_an_entity_without_an_id_is_refused(models: ModelRegistry, known: Access, folder: Path, data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{}",
+        b'{"id": 5}',
+        b'{"id": "../x"}',
+        b"[]",
+        b"null",
+        b'{"id": "1", "customProperties": 5}',
+        b'{"id": "1", "customProperties": {"a": "b"}}',
+    ],
+)
+def test_an_entity_without_an_id_or_with_odd_properties_is_refused(
+    models: ModelRegistry, known: Access, folder: Path, data: bytes
+) -> None:
     models.change = lambda _, path: (200, data) if "registered_model?" in path else None
     with pytest.raises(ModelExportError) as caught:
         publish(folder, [f"kubeflow:x@s3://{BUCKET}/kubeflow/x"], access=known)
@@ -272,6 +338,8 @@ def test_a_server_of_another_version_is_spoken_to_in_it(models: ModelRegistry, k
 def test_the_files_decide_whether_versions_are_kept() -> None:
     assert keeps_versions("kubeflow:x@mlflow:x")
     assert not keeps_versions("kubeflow:x@s3://a/b")
+    assert files_address("kubeflow:x@hf://a/b@v1?public") == files_address("hf://a/b@v1") == "hf://a/b@v1"
+    assert files_address("oci://host/a:v1?modelcar=x:1") == "oci://host/a:v1"
 
 
 def test_the_stand_in_finds_what_the_protocol_does_not_have() -> None:

@@ -91,6 +91,8 @@ class ModelRegistry:
         entities: What it holds, by kind.
         requests: Method and path of each request.
         refused: Faults of requests and of its own answers.
+        change: Answers some requests in its place.
+        loses: Whether a request is done and its answer lost, with 503 of a proxy before it.
     """
 
     address: str = ""
@@ -102,6 +104,7 @@ class ModelRegistry:
     requests: list[tuple[str, str]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     change: Change = lambda *_: None
+    loses: Callable[[str, str], bool] = lambda *_: False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, method: str, target: str, body: bytes, authorization: str) -> tuple[int, Any]:
@@ -224,7 +227,8 @@ def model_registry(*, token: str = "") -> Iterator[ModelRegistry]:
                     status, document = registry.answer(
                         self.command, self.path, body, self.headers.get("Authorization", "")
                     )
-                    own = status, json.dumps(document).encode()
+                    lost = registry.loses(self.command, self.path)
+                    own = (503, b"") if lost else (status, json.dumps(document).encode())
             self.send_response(own[0])
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(own[1])))

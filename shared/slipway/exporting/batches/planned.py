@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from slipway.configuration import LoadedConfiguration, render_address, render_name
+from slipway.configuration import LoadedConfiguration, files_address, render_address, render_name
 from slipway.errors import ConfigurationError, Failure, ModelExportError
 from slipway.export_sources.discovery import Sources, checkpoint_labels, clean_labels
 from slipway.export_sources.naming import sources_to_import
@@ -272,7 +272,8 @@ def _output(loaded: LoadedConfiguration, names: Mapping[str, str]) -> Path | Non
 def _addresses(loaded: LoadedConfiguration, names: Mapping[str, str]) -> tuple[str, ...]:
     """Return the addresses at which an export replaces what was published there before."""
     addresses = [each for each in loaded.configuration.output.destinations if not keeps_versions(each)]
-    return tuple(render_address(each, names) for each in addresses if names or "{" not in each)
+    rendered = (render_address(each, names) for each in addresses if names or "{" not in each)
+    return tuple(dict.fromkeys(map(files_address, rendered)))
 
 
 def _without_bases(exports: list[PlannedExport]) -> tuple[list[PlannedExport], list[LeftOut]]:

@@ -74,7 +74,7 @@ class KubeflowDestination:
         return self._files.send(file, on_bytes=on_bytes)
 
     def commit(self, release: Release) -> Published:
-        """Publish the files, then register them; what is registered already stays, and only an address that changed is changed."""
+        """Publish the files, then register them; of what is registered already, only properties and addresses that changed are changed."""
         published = self._files.commit(release)
         model = self._find_or_make("registered_model", "registered_models", {"name": self._name})
         name = f"{release.publication.export_id}-{_identity(release)[:12]}"
@@ -84,9 +84,11 @@ class KubeflowDestination:
         )
         for output in release.publication.outputs:
             self._register(output, release, published, version["id"])
-        if _REGISTERED not in (version.get("customProperties") or {}):
-            properties = {**wanted["customProperties"], _REGISTERED: _value(True)}
-            self._client.update(f"model_versions/{version['id']}", {"state": "LIVE", "customProperties": properties})
+        known = version["customProperties"]
+        properties = {**known, **wanted["customProperties"], _REGISTERED: _value(True)}
+        if properties != known:
+            shown = {} if _REGISTERED in known else {"state": "LIVE"}
+            self._client.update(f"model_versions/{version['id']}", {**shown, "customProperties": properties})
         registered = {"model": self._name, "version": name, "version_id": version["id"]}
         return replace(published, details={**published.details, "registered": registered})
 
@@ -106,7 +108,8 @@ class KubeflowDestination:
         path = f"model_versions/{version}/artifacts"
         artifact = self._find_or_make("model_artifact", path, wanted, parent=version)
         if artifact.get("uri") != wanted["uri"]:
-            changed = {name: wanted[name] for name in ("artifactType", "uri", "customProperties")}
+            properties = {**artifact["customProperties"], **wanted["customProperties"]}
+            changed = {"artifactType": wanted["artifactType"], "uri": wanted["uri"], "customProperties": properties}
             self._client.update(f"model_artifacts/{artifact['id']}", changed)
 
     def _find_or_make(self, kind: str, path: str, wanted: Mapping[str, Any], *, parent: str = "") -> dict[str, Any]:
@@ -142,15 +145,15 @@ def _version(release: Release, published: Published) -> dict[str, Any]:
 
 
 def _artifact(output: PublishedOutput, release: Release, published: Published) -> dict[str, Any]:
-    found = output.validation
-    form = found.format if found else output.name.partition("-")[0]
+    judged = output.validation
+    form = judged.format if judged else output.name.partition("-")[0]
     properties: dict[str, str | float | bool | None] = {
         "slipway.output": output.name,
-        "slipway.level": found.level if found else None,
+        "slipway.level": judged.level if judged else None,
         "slipway.status": output.status,
         "slipway.size_bytes": float(output.size_bytes),
-        "slipway.kl": found.to_reference.mean_kl if found and found.to_reference else None,
-        "slipway.kept": found.kept if found else None,
+        "slipway.kl": judged.to_reference.mean_kl if judged and judged.to_reference else None,
+        "slipway.kept": judged.kept if judged else None,
         "slipway.digest": output.digest,
     }
     return {

@@ -15,7 +15,8 @@ from slipway.publishing.oci.tars import ReadAt
 from slipway.publishing.release import OnBytes
 
 if TYPE_CHECKING:
-    from slipway.publishing.oci.transport import Answer, Transport
+    from slipway.publishing.connections import Answer
+    from slipway.publishing.oci.transport import Transport
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
