@@ -117,7 +117,7 @@ class Leases:
 
     def move(self, task: str, state: LeaseState, *, epoch: int, worker: str) -> bool:
         """Change the state of a lease; return False, and change nothing, if it is another's, returned or ended."""
-        owner = {"task": str(task), "epoch": epoch, "worker": worker}
+        owner: dict[str, Any] = {"task": str(task), "epoch": epoch, "worker": worker}
         values = {"state": state.value, **owner}
         with self._transactions.begin() as connection:
             if state is LeaseState.EXPIRED:

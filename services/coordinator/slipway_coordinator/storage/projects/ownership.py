@@ -30,7 +30,7 @@ _ADD_BLOB = sa.text("""
     ON CONFLICT DO NOTHING
 """)
 _REMOVE = sa.text("DELETE FROM slipway_artifacts WHERE project = :project AND digest = :digest AND export = :export")
-_DIGESTS = sa.bindparam("digests", expanding=True)
+_DIGESTS: sa.BindParameter[list[str]] = sa.bindparam("digests", expanding=True)
 _OWNED_ARTIFACTS = sa.text(
     "SELECT digest FROM slipway_artifacts WHERE project = :project AND digest IN :digests"
 ).bindparams(_DIGESTS)

@@ -60,7 +60,7 @@ _UNMEASURED = sa.text("""
     WHERE m.state = 'unknown' AND a.digest = m.artifact GROUP BY a.project
 """)
 """A cross join, because SQLite keeps its order: it would read all artifacts first."""
-_SOME = sa.bindparam("artifacts", expanding=True)
+_SOME: sa.BindParameter[list[str]] = sa.bindparam("artifacts", expanding=True)
 _KNOWN = sa.text(
     "SELECT artifact FROM slipway_measurements WHERE state = 'known' AND artifact IN :artifacts"
 ).bindparams(_SOME)
