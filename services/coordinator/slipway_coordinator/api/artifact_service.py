@@ -7,6 +7,7 @@ store already has it: otherwise knowing a digest would be as good as having the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ _NAME = re.compile(rf"projects/({ID})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MEDIA_TYPE_BYTES = 256
 _FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
+_MOST_REPAIRS = 100
 
 
 async def require_artifacts(coordinator: Coordinator, project: str, digests: Collection[str]) -> None:
@@ -61,6 +63,9 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         self._open_blobs = open_blobs
         self._opened: Blobs | None = None
         self._manifest = "", Manifest(())
+        self._repairs: dict[
+            tuple[str, str], frozenset[str]
+        ] = {}  # content that a project's artifact lacks, by caller and project
         self.transfers = Transfers(coordinator.options.transfers)
 
     @unary
@@ -97,10 +102,13 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         uploaded = set(contents)
         owned = await self._coordinator.call(lambda: ownership.find_owned(project, [digest]))
         if not owned:
-            await self._coordinator.admission.check_stored_bytes(project)
+            sizes = {name: file.size_bytes for name, file in contents.items()}
+            await self._coordinator.admission.check_content(project, sizes)
+        record = functools.partial(ownership.record_artifact, project, digest, manifest)
         if not current_principal.get().may_name_any:
             whole = await self._look(project, blobs.exists, digest) if owned else False
             if whole:
+                await self._coordinator.journal.commit(record)
                 return pb.CreateArtifactResponse(digest=digest)
             uploaded = await self._coordinator.call(lambda: ownership.find_uploaded(project, contents))
         known = [file for name, file in sorted(contents.items()) if name in uploaded]
@@ -109,7 +117,8 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         missing = sorted(set(contents) - kept)
         if not missing:
             await self._look(project, blobs.admit, manifest)
-            await self._coordinator.journal.commit(lambda: ownership.record_artifact(project, digest))
+            await self._coordinator.journal.commit(record)
+        self._note_repair(project, missing if owned else ())
         return pb.CreateArtifactResponse(digest=digest, missing=missing)
 
     @stream
@@ -148,13 +157,14 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 raise ServiceError("the stream has no message", reason="REQUEST_INVALID")
             project, options = project_of(first.parent), self._coordinator.options
             file = _announced_file(first, most=options.upload_bytes)
-            await self._coordinator.admission.check_stored_bytes(project)
-            with self.transfers.upload(project, most=options.open_uploads):
-                async with self.transfers.incoming.turn(_caller(), project=project):
-                    await self._receive((_caller(), project, file.digest), file, first, request)
-            await self._coordinator.call(
-                lambda: self._coordinator.database.ownership.record_upload(project, file.digest)
-            )
+            counts = 0 if file.digest in self._repairs.get((_caller(), project), ()) else file.size_bytes
+            room = self._coordinator.admission.receive(project, file.digest, counts, begins=first.offset == 0)
+            async with room:
+                with self.transfers.upload(project, most=options.open_uploads):
+                    async with self.transfers.incoming.turn(_caller(), project=project):
+                        await self._receive((_caller(), project, file.digest), file, first, request)
+                ownership = self._coordinator.database.ownership
+                await self._coordinator.call(lambda: ownership.record_upload(project, file.digest, size_bytes=counts))
         return pb.WriteBlobResponse()
 
     @unary
@@ -162,6 +172,15 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         """Return the byte at which an interrupted upload can continue."""
         key = _caller(), project_of(request.parent), _digest_of(request.digest)
         return pb.GetUploadResponse(offset=self.transfers.interrupted.position(key))
+
+    def _note_repair(self, project: str, missing: Collection[str]) -> None:
+        """Remember what the last artifact lacks that a caller made again: what a project has already may be uploaded within any limit."""
+        key = _caller(), project
+        self._repairs.pop(key, None)
+        if missing:
+            self._repairs[key] = frozenset(missing)
+            if len(self._repairs) > _MOST_REPAIRS:
+                del self._repairs[next(iter(self._repairs))]
 
     async def _receive(
         self, key: Key, file: ManifestFile, first: pb.WriteBlobRequest, rest: AsyncIterator[pb.WriteBlobRequest]

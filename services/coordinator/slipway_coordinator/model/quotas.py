@@ -15,6 +15,7 @@ from slipway.security.access.projects import WINDOW_DAYS, ProjectLimits
 from slipway.sizes import format_size
 
 _RETRY_SECONDS = 5
+_ROOM = "delete exports that are not needed any more; what was uploaded counts until the coordinator's --retain-days have passed"
 
 FULL = frozenset({"QUEUE_FULL", "QUOTA_EXCEEDED"})
 """Reasons why there is no room for another export."""
@@ -125,8 +126,32 @@ def check_stored_bytes(project: str, limits: ProjectLimits, stored: int) -> None
             "stored_bytes",
             value=stored,
             limit=most,
-            remedy="delete exports that are not needed any more; what was uploaded counts until the coordinator's --retain-days have passed",
-            said=f"has {format_size(stored)} in the store, {format_size(most)} is its limit",
+            remedy=_ROOM,
+            description=f"has {format_size(stored)} in the store, {format_size(most)} is its limit",
+        )
+
+
+def check_content(project: str, limits: ProjectLimits, stored: int, *, more: int) -> None:
+    """Refuse content with which a project would have more bytes in the store than it may.
+
+    Args:
+        project: The project.
+        limits: Its limits.
+        stored: What it has, or is receiving now.
+        more: Bytes of the content.
+
+    Raises:
+        ServiceError: reason ``QUOTA_EXCEEDED``.
+    """
+    most = limits.stored_bytes
+    if most is not None and stored + more > most:
+        raise quota_error(
+            project,
+            "stored_bytes",
+            value=stored + more,
+            limit=most,
+            remedy=_ROOM,
+            description=f"has {format_size(stored)} in the store and would have {format_size(more)} more, {format_size(most)} is its limit",
         )
 
 
@@ -153,7 +178,7 @@ def check_gpu_seconds(project: str, limits: ProjectLimits, days: Mapping[int, fl
             value=int(used),
             limit=most,
             remedy=f"{when}leave out what needs a GPU: other exports are not refused",
-            said=f"has used GPUs for {used:.0f} seconds in {WINDOW_DAYS} days, {most} is its limit",
+            description=f"has used GPUs for {used:.0f} seconds in {WINDOW_DAYS} days, {most} is its limit",
         )
 
 
@@ -173,22 +198,22 @@ def need_gpu(tasks: Iterable[Requirements]) -> bool:
 
 
 def quota_error(
-    project: str, quota: str, *, value: int, limit: int, remedy: str, retry: bool = False, said: str = ""
+    project: str, quota: str, *, value: int, limit: int, remedy: str, retry: bool = False, description: str = ""
 ) -> ServiceError:
     """Return the refusal of what exceeds a quota of a project.
 
     Args:
         project: The project.
         quota: Name of the limit in the access file.
-        value: What was asked for.
+        value: The project's present or resulting usage.
         limit: What is allowed.
         remedy: What the caller can do; the operator can raise the limit.
         retry: Whether the same call may succeed soon.
-        said: The same for people, after the project's name.
+        description: What is said to people after the project's name.
     """
     about = {"project": project, "quota": quota, "value": value, "limit": limit}
     return ServiceError(
-        f"the project {project} {said or f'would have {quota} {value}, {limit} is its limit'}",
+        f"the project {project} {description or f'would have {quota} {value}, {limit} is its limit'}",
         reason="QUOTA_EXCEEDED",
         remedy=f"{remedy}; the operator sets {quota} in the access file",
         about=about | ({RETRY_AFTER: _RETRY_SECONDS} if retry else {}),

@@ -149,6 +149,8 @@ def _usage(connection: sa.Connection) -> None:
             project VARCHAR(100) NOT NULL, digest VARCHAR(80) NOT NULL, size_bytes BIGINT NOT NULL,
             artifacts INTEGER NOT NULL, PRIMARY KEY (project, digest))""",
         "CREATE TABLE slipway_usage (project VARCHAR(100) PRIMARY KEY, stored_bytes BIGINT NOT NULL)",
+        "ALTER TABLE slipway_blobs ADD COLUMN size_bytes BIGINT NOT NULL DEFAULT 0",
+        "CREATE INDEX ix_slipway_blobs_sizes ON slipway_blobs (project) WHERE size_bytes > 0",
         "INSERT INTO slipway_measurements (artifact, state) SELECT DISTINCT digest, 'unknown' FROM slipway_artifacts",
     )
 

@@ -113,7 +113,16 @@ blobs = sa.Table(
     sa.Column("project", sa.String(100), primary_key=True),
     sa.Column("digest", sa.String(80), primary_key=True),
     sa.Column("create_time", sa.Double, nullable=False),
+    sa.Column(
+        "size_bytes", sa.BigInteger, nullable=False, server_default="0"
+    ),  # 0 once an artifact has it, which counts it
     sa.Index("ix_slipway_blobs_time", "create_time"),
+    sa.Index(
+        "ix_slipway_blobs_sizes",
+        "project",
+        sqlite_where=sa.text("size_bytes > 0"),
+        postgresql_where=sa.text("size_bytes > 0"),
+    ),
 )
 
 events = sa.Table(

@@ -1,19 +1,20 @@
-"""Admit exports that begin: within the limits of the coordinator and of their projects, also for calls at the same time."""
+"""Admit exports and uploads that begin: within the limits of the coordinator and of their projects, also for calls at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from slipway.security.access.projects import CurrentProjects
-from slipway_coordinator.model.quotas import Unended, check_gpu_seconds, check_stored_bytes, need_gpu
+from slipway_coordinator.model.quotas import Unended, check_content, check_gpu_seconds, check_stored_bytes, need_gpu
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.workflow.feed import Call
 
 
 class Admission:
-    """Decides which exports may begin. Used on one event loop.
+    """Decides which exports and uploads may begin. Used on one event loop.
 
     Args:
         database: Knows what projects use.
@@ -31,6 +32,7 @@ class Admission:
         self._projects = projects
         self._most = most
         self._call = call
+        self._receiving: Counter[str] = Counter()  # bytes, by project
 
     @asynccontextmanager
     async def place(self, record: ExportRecord) -> AsyncIterator[None]:
@@ -53,15 +55,48 @@ class Admission:
         Raises:
             ServiceError: reason ``QUOTA_EXCEEDED``.
         """
-        await self.check_stored_bytes(record.project)
+        await self._check_stored_bytes(record.project)
         limits = self._projects().limits(record.project)
         planned = (task.requirements for task in record.tasks)
         if limits.gpu_seconds is not None and (record.needs_gpu or need_gpu(planned)):
             days = await self._call(lambda: self._database.gpu_seconds.by_day(record.project))
             check_gpu_seconds(record.project, limits, days)
 
-    async def check_stored_bytes(self, project: str) -> None:
-        """Refuse more content of a project that has as many bytes in the store as it may.
+    @asynccontextmanager
+    async def receive(self, project: str, digest: str, size_bytes: int, *, begins: bool) -> AsyncIterator[None]:
+        """Hold room for content while it is received, until the block ends; what an interrupted upload goes on with is not refused.
+
+        Raises:
+            ServiceError: reason ``QUOTA_EXCEEDED``.
+        """
+        if begins:
+            await self.check_content(project, {digest: size_bytes})
+        self._receiving[project] += size_bytes
+        try:
+            yield
+        finally:
+            self._receiving[project] -= size_bytes
+            self._receiving += Counter()
+
+    async def check_content(self, project: str, contents: Mapping[str, int]) -> None:
+        """Refuse content, given as sizes by digest, with which a project would have more bytes in the store than it may.
+
+        What counts already is not refused, so an artifact can be made of what was uploaded.
+
+        Raises:
+            ServiceError: reason ``QUOTA_EXCEEDED``.
+        """
+        limits, stored = self._projects().limits(project), self._database.stored_bytes
+        if limits.stored_bytes is None:
+            return
+        counted = await self._call(lambda: stored.find_counted(project, contents))
+        more = sum(size for digest, size in contents.items() if digest not in counted)
+        if more:
+            has = await self._call(lambda: stored.of(project))
+            check_content(project, limits, has + self._receiving[project], more=more)
+
+    async def _check_stored_bytes(self, project: str) -> None:
+        """Refuse an export of a project that has as many bytes in the store as it may.
 
         Raises:
             ServiceError: reason ``QUOTA_EXCEEDED``.

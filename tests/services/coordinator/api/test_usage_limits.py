@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,9 +26,10 @@ from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.worker_service import worker_report
 from slipway_coordinator.model.records import ExportRecord
+from slipway_protos.v1 import artifact_pb2, export_pb2, worker_pb2
 from slipway_protos.v1 import coordinator_pb2 as pb
-from slipway_protos.v1 import export_pb2, worker_pb2
 from support.coordinators.artifact_places import PEOPLE, Place, some_files, write
+from support.coordinators.artifact_places import create as create_artifact
 from support.coordinators.harness import CONFIGURATION, DIGEST, state, states, tiny_export, tiny_task, wait_for
 from support.coordinators.joined_workers import MACHINE, joined
 from support.servers.s3_server import BUCKET, S3Server
@@ -141,12 +143,64 @@ def test_an_upload_is_refused_before_its_content_is_taken(place: LimitedPlace) -
     (place.home / "text").write_text("text")
     with place.client_of("submitter") as client, pytest.raises(ModelExportError) as caught:
         client._artifacts("").put_files({"text": place.home / "text"})
-    assert refusal(caught.value) == ("red", "stored_bytes", 0, 0)
+    assert refusal(caught.value) == ("red", "stored_bytes", 4, 0)
     file = ManifestFile("text", 4, digest_bytes(b"text"), "")
     with place.client_of("submitter") as client, place.client_of("neighbour") as neighbour:
         assert write(client._calls, "red", file, b"text") is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert write(neighbour._calls, "blue", file, b"text") is grpc.StatusCode.OK
     assert place.forgotten_uploads() == 0
+
+
+def blob(data: bytes) -> ManifestFile:
+    return ManifestFile("file", len(data), digest_bytes(data), "")
+
+
+def test_what_an_upload_announces_counts_and_what_began_goes_on(place: LimitedPlace) -> None:
+    whole, small, half = b"7" * 3_000_000, b"small", 2_000_000
+    place.limit(red={"stored_bytes": len(whole) + len(small)})
+    with place.client_of("submitter", project="red") as client:
+        calls = client._calls
+        assert write(calls, "red", blob(small), small) is grpc.StatusCode.OK
+        assert place.usage().stored_bytes == len(small), "no artifact has it yet"
+        assert write(calls, "red", blob(whole + b"1"), whole + b"1") is grpc.StatusCode.RESOURCE_EXHAUSTED
+        end = threading.Event()
+
+        def begin() -> Iterator[artifact_pb2.WriteBlobRequest]:
+            yield artifact_pb2.WriteBlobRequest(parent="projects/red", digest=blob(whole).digest, size_bytes=len(whole))
+            yield artifact_pb2.WriteBlobRequest(data=whole[:half])
+            end.wait(60)
+
+        call = calls.artifacts.WriteBlob.future(begin(), metadata=calls.metadata())
+        wait_for(lambda: any(path.stat().st_size == half for path in place.home.rglob("uploads/*")))
+        assert write(calls, "red", blob(b"1"), b"1") is grpc.StatusCode.RESOURCE_EXHAUSTED, "room is held meanwhile"
+        call.cancel()
+        end.set()
+        asked = artifact_pb2.GetUploadRequest(parent="projects/red", digest=blob(whole).digest)
+        wait_for(lambda: calls.send(calls.artifacts.GetUpload, asked).offset == half)
+        place.limit(red={"stored_bytes": 1})
+        rest = artifact_pb2.WriteBlobRequest(
+            parent="projects/red", digest=blob(whole).digest, size_bytes=len(whole), offset=half
+        )
+        more = artifact_pb2.WriteBlobRequest(data=whole[half:])
+        calls.artifacts.WriteBlob(iter([rest, more]), metadata=calls.metadata())
+        made = create_artifact(client, [blob(whole)])
+        assert not made.missing, "an artifact of what was uploaded is never refused"
+        with pytest.raises(ModelExportError) as caught:
+            create_artifact(client, [blob(whole), replace(blob(b"22"), path="other")])
+        assert refusal(caught.value)[1:] == ("stored_bytes", place.usage().stored_bytes + 2, 1)
+
+
+def test_what_an_artifact_of_the_project_lacks_may_be_uploaded_with_the_bytes_used_up(place: LimitedPlace) -> None:
+    (place.home / "text").write_text("text")
+    with place.client_of("admin", project="red") as client:
+        digest = client.push_artifact({"text": place.home / "text"})
+        used = place.measured()
+        place.limit(red={"stored_bytes": 1})
+        (path,) = (path for path in place.home.rglob(f"*{digest_bytes(b'text').removeprefix('sha256:')}*"))
+        path.unlink()
+        assert client.push_artifact({"text": place.home / "text"}) == digest
+        assert path.is_file()
+    assert place.measured() == used
 
 
 @pytest.mark.slow

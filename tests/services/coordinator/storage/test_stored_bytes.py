@@ -118,6 +118,31 @@ def test_results_and_uploads_count_as_sources_do(database: Database) -> None:
     assert database.stored_bytes.of("red") == 0
 
 
+def test_uploaded_content_counts_until_an_artifact_with_it_does_or_for_a_day(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, ownership = database.stored_bytes, database.ownership
+    files = {file.digest: file.size_bytes for file in BASE.files}
+    for name, size in files.items():
+        ownership.record_upload("red", name, size_bytes=size)
+        assert stored.find_counted("red", [*files, TUNED.digest]) <= set(files)
+    ownership.record_upload("blue", "sha256:b", size_bytes=7)
+    assert stored.find_counted("red", files) == set(files)
+    assert stored.by_project() == {"red": sum(files.values()), "blue": 7}
+    for _ in range(2):
+        ownership.record_artifact("red", BASE.digest, BASE)
+        assert (stored.of("red"), stored.unmeasured(limit=9)) == (BASE_BYTES, []), "it is measured at once"
+    for name, size in files.items():
+        ownership.record_upload("red", name, size_bytes=size)
+    assert stored.of("red") == BASE_BYTES + sum(files.values()), (
+        "what is uploaded again counts until an artifact has it"
+    )
+    later = time.time() + stored_bytes.UPLOAD_SECONDS + 1
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert stored.by_project() == {"red": BASE_BYTES}
+    assert stored.find_counted("red", files) == {digest(f"weights{LARGE}")}
+
+
 def test_what_is_missing_counts_once_it_was_made_again(database: Database) -> None:
     stored = database.stored_bytes
     assert database.insert(export("a", BASE))
@@ -196,6 +221,8 @@ def test_artifacts_of_an_earlier_version_are_measured_after_the_migration(databa
         for table in ("measurements", "contents", "stored", "usage", "gpu_seconds"):
             connection.execute(sa.text(f"DROP TABLE slipway_{table}"))
         connection.execute(sa.text("DROP INDEX ix_slipway_leases_gpus"))
+        connection.execute(sa.text("DROP INDEX ix_slipway_blobs_sizes"))
+        connection.execute(sa.text("ALTER TABLE slipway_blobs DROP COLUMN size_bytes"))
         for column in ("gpus", "since"):
             connection.execute(sa.text(f"ALTER TABLE slipway_leases DROP COLUMN {column}"))
         connection.execute(sa.text("DELETE FROM slipway_schema WHERE version >= 9"))

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterable
 
 import sqlalchemy as sa
 
+from slipway.artifacts import Manifest
 from slipway_coordinator.storage.journal import Transactions
-from slipway_coordinator.storage.projects.stored_bytes import StoredBytes
+from slipway_coordinator.storage.projects.stored_bytes import UPLOAD_SECONDS, StoredBytes, contents_of
 from slipway_coordinator.storage.schema import artifacts as _artifacts
 from slipway_coordinator.storage.schema import blobs as _blobs
 from slipway_coordinator.storage.schema import exports as _exports
 
-_UPLOAD_SECONDS = 86_400.0
-"""Longest time between the upload of content and the creation of its artifact."""
 _MOST_VARIABLES = 500  # variables of one query
 
 _ADD_ARTIFACT = sa.text("""
@@ -26,8 +25,8 @@ _ADD_ARTIFACT = sa.text("""
     VALUES (:project, :digest, :export, :create_time) ON CONFLICT DO NOTHING
 """)
 _ADD_BLOB = sa.text("""
-    INSERT INTO slipway_blobs (project, digest, create_time) VALUES (:project, :digest, :create_time)
-    ON CONFLICT DO NOTHING
+    INSERT INTO slipway_blobs (project, digest, create_time, size_bytes) VALUES (:project, :digest, :create_time, :size_bytes)
+    ON CONFLICT (project, digest) DO UPDATE SET create_time = excluded.create_time, size_bytes = excluded.size_bytes
 """)
 _REMOVE = sa.text("DELETE FROM slipway_artifacts WHERE project = :project AND digest = :digest AND export = :export")
 _DIGESTS: sa.BindParameter[list[str]] = sa.bindparam("digests", expanding=True)
@@ -37,6 +36,9 @@ _OWNED_ARTIFACTS = sa.text(
 _UPLOADED_BLOBS = sa.text(
     "SELECT digest FROM slipway_blobs WHERE project = :project AND digest IN :digests"
 ).bindparams(_DIGESTS)
+_COUNTED_BY_ARTIFACT = sa.text("""
+    UPDATE slipway_blobs SET size_bytes = 0 WHERE project = :project AND digest IN :digests AND size_bytes > 0
+""").bindparams(_DIGESTS)
 
 
 class Ownership:
@@ -75,19 +77,34 @@ class Ownership:
         """Return which of these contents a project has uploaded."""
         return self._find(_UPLOADED_BLOBS, project, digests)
 
-    def record_upload(self, project: str, digest: str) -> None:
-        """Record that a project has uploaded the content of a digest."""
+    def record_upload(self, project: str, digest: str, *, size_bytes: int = 0) -> None:
+        """Record that a project has uploaded the content of a digest; ``size_bytes`` of it count until an artifact has it."""
+        row = {"project": project, "digest": digest, "create_time": time.time(), "size_bytes": size_bytes}
         with self._transactions.begin() as connection:
-            old = _blobs.c.create_time < time.time() - _UPLOAD_SECONDS
+            old = _blobs.c.create_time < time.time() - UPLOAD_SECONDS
             connection.execute(sa.delete(_blobs).where(old))
-            connection.execute(_ADD_BLOB, {"project": project, "digest": digest, "create_time": time.time()})
+            connection.execute(_ADD_BLOB, row)
 
-    def record_artifact(self, project: str, digest: str) -> None:
-        """Record that a project has made an artifact of uploaded content; making it again renews its time."""
+    def record_artifact(self, project: str, digest: str, manifest: Manifest | None = None) -> None:
+        """Record that a project has made an artifact of uploaded content; making it again renews its time.
+
+        Args:
+            project: The project.
+            digest: The artifact.
+            manifest: Its manifest, with which it counts at once; without it, it counts once it is measured.
+        """
         with self._transactions.begin() as connection:
             self.note("", [digest], project=project)
             made = (_artifacts.c.project == project, _artifacts.c.digest == digest, _artifacts.c.export == "")
             connection.execute(sa.update(_artifacts).where(*made).values(create_time=time.time()))
+            contents = None if manifest is None else contents_of(digest, manifest)
+            if manifest is None or contents is None:
+                return
+            self._stored.record(digest, contents)
+            files = sorted({file.digest for file in manifest.files})
+            for start in range(0, len(files), _MOST_VARIABLES):
+                values = {"project": project, "digests": files[start : start + _MOST_VARIABLES]}
+                connection.execute(_COUNTED_BY_ARTIFACT, values)
 
     def note(self, export: str, digests: Iterable[str], *, project: str) -> None:
         """Give a project artifacts of one of its exports; an empty name stands for no export."""

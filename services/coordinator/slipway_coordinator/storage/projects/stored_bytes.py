@@ -4,12 +4,15 @@ Content counts once in a project, however many of its artifacts have it, and in 
 which are read once for each artifact and outside of transactions (:mod:`slipway_coordinator.workflow.metering`). Files under
 :data:`SMALL_BYTES` count together with their artifact: a row for each of them would make the tables several times as large.
 
+Content that was uploaded counts before an artifact has it, too, for the day in which one can be made of it.
+
 Sums are kept in the transactions that give an artifact to a project or take it away. There is one writer at a time: all these
 transactions are the journal's.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 
@@ -21,6 +24,8 @@ from slipway_coordinator.storage.schema import artifacts as _artifacts
 from slipway_coordinator.storage.schema import contents as _contents
 from slipway_coordinator.storage.schema import usage as _usage
 
+UPLOAD_SECONDS = 86_400.0
+"""Longest time between the upload of content and the creation of its artifact."""
 SMALL_BYTES = 1 << 20
 MOST_BYTES = 1 << 50
 """Largest artifact that is believed: sums must fit their columns."""
@@ -71,6 +76,13 @@ _FORGET_CONTENTS = sa.text("""
 _FORGET_MEASUREMENTS = sa.text("""
     DELETE FROM slipway_measurements WHERE artifact IN :artifacts
     AND NOT EXISTS (SELECT 1 FROM slipway_artifacts a WHERE a.digest = slipway_measurements.artifact)
+""").bindparams(_SOME)
+_UPLOADED = "SELECT {columns} FROM slipway_blobs WHERE size_bytes > 0 AND create_time >= :since"
+_UPLOADED_BYTES = sa.text(_UPLOADED.format(columns="COALESCE(SUM(size_bytes), 0)") + " AND project = :project")
+_UPLOADED_BYTES_OF_ALL = sa.text(_UPLOADED.format(columns="project, SUM(size_bytes) AS bytes") + " GROUP BY project")
+_COUNTED = sa.text("""
+    SELECT digest FROM slipway_stored WHERE project = :project AND digest IN :artifacts
+    UNION SELECT digest FROM slipway_blobs WHERE project = :project AND create_time >= :since AND digest IN :artifacts
 """).bindparams(_SOME)
 _MOST_VARIABLES = 500  # variables of one query
 
@@ -164,18 +176,35 @@ class StoredBytes:
         """Return the stored bytes of a project."""
         query = sa.select(_usage.c.stored_bytes).where(_usage.c.project == project)
         with self._transactions.begin() as connection:
-            return connection.execute(query).scalar() or 0
+            kept = connection.execute(query).scalar() or 0
+            return kept + int(connection.execute(_UPLOADED_BYTES, {"project": project, "since": _since()}).scalar_one())
+
+    def find_counted(self, project: str, digests: Collection[str]) -> set[str]:
+        """Return which of these contents count already: large ones of the project's artifacts, and what was uploaded to it."""
+        counted = set[str]()
+        with self._transactions.begin() as connection:
+            for some in _parts(sorted(digests)):
+                values = {"project": project, "artifacts": some, "since": _since()}
+                counted |= set(connection.execute(_COUNTED, values).scalars())
+        return counted
 
     def by_project(self) -> dict[str, int]:
         """Return the stored bytes of every project that has any."""
         query = sa.select(_usage).where(_usage.c.stored_bytes != 0)
         with self._transactions.begin() as connection:
-            return {row.project: row.stored_bytes for row in connection.execute(query)}
+            sums = {row.project: row.stored_bytes for row in connection.execute(query)}
+            for row in connection.execute(_UPLOADED_BYTES_OF_ALL, {"since": _since()}):
+                sums[row.project] = sums.get(row.project, 0) + int(row.bytes)
+        return sums
 
     def unmeasured_by_project(self) -> dict[str, int]:
         """Return the number of artifacts of each project that are not measured yet."""
         with self._transactions.begin() as connection:
             return {row.project: row.artifacts for row in connection.execute(_UNMEASURED)}
+
+
+def _since() -> float:
+    return time.time() - UPLOAD_SECONDS
 
 
 def _parts(artifacts: Collection[str]) -> Iterator[list[str]]:
