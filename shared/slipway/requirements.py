@@ -98,6 +98,11 @@ class Requirements:
             return True
         return any(needs.possible_on(gpu_architecture) for needs in self.any_of)
 
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether the task needs a GPU, or goes to a worker with one if it can."""
+        return not self.possible_on(NO_GPU) or not all(needs.possible_on(NO_GPU) for needs in self.prefers)
+
 
 ANY = Requirements()
 """No requirements: every worker with the stage qualifies."""

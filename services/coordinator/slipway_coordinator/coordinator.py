@@ -145,8 +145,8 @@ class Coordinator:
     async def _start(self) -> None:
         self.database.prepare()
         self._unresumed = await self.call(self.database.unended_runs)
-        if self.options.workers_gone:
-            self.database.leases.expire_all()
+        gone, leases = self.options.workers_gone, self.database.leases
+        leases.end_outage(lease_seconds=self.options.lease_seconds, workers_gone=gone)
         engine.launch(self.options.state, self._engine_executor)
         self._unended.add(*self._unresumed)
         self._spawn(self._resume())

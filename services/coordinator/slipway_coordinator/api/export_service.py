@@ -39,7 +39,7 @@ from slipway_coordinator.api.requests import (
 )
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.importing import import_task
-from slipway_coordinator.model.quotas import FULL, check_priority, need_gpu
+from slipway_coordinator.model.quotas import FULL, check_priority
 from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord
 from slipway_coordinator.storage.changes import Position
 from slipway_coordinator.storage.filters import in_projects, page_start, page_token, parse_filter, parse_predicate
@@ -285,7 +285,7 @@ def new_record(
         import_from.check(url, project=project)
     check_texts_apart(configuration, {**imports, **sources})
     tasks = plan(configuration, {*sources, *imports}, source_formats=formats)
-    needs_gpu = need_gpu(task.requirements for task in tasks)
+    needs_gpu = any(task.requirements.uses_gpu for task in tasks)
     if imports:  # the other tasks are planned once these are artifacts
         tasks = (import_task(configuration, sources, imports),)
     return ExportRecord(

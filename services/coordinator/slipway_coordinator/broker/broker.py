@@ -184,7 +184,8 @@ class Broker:
     async def _grant(self, offers: Sequence[Offer], report: WorkerReport) -> list[Granted]:
         pending = [self.board.held[offer.key] for offer in offers]
         try:
-            epochs, told = await self.journal.commit(lambda: self.ledger.grant(offers, report.worker, gpus=report.gpus))
+            gpus = report.gpus / max(report.slots, 1)
+            epochs, told = await self.journal.commit(lambda: self.ledger.grant(offers, report.worker, gpus=gpus))
         except BaseException:
             for offer, lease in zip(offers, pending, strict=True):
                 if self.board.drop_lease(offer.key, lease) and self.board.wanted_offer(offer.key) is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from slipway.errors import ServiceError
-from slipway.requirements import NO_GPU, Requirements
 from slipway.rpc.values import RETRY_AFTER
 from slipway.security.access.projects import WINDOW_DAYS, ProjectLimits
 from slipway.sizes import format_size
@@ -156,7 +155,7 @@ def check_content(project: str, limits: ProjectLimits, stored: int, *, more: int
 
 
 def check_gpu_seconds(project: str, limits: ProjectLimits, days: Mapping[int, float]) -> None:
-    """Refuse an export that needs a GPU of a project that has used GPUs for as long as it may.
+    """Refuse an export that needs or prefers a GPU of a project that has used GPUs for as long as it may.
 
     Args:
         project: The project.
@@ -177,7 +176,7 @@ def check_gpu_seconds(project: str, limits: ProjectLimits, days: Mapping[int, fl
             "gpu_seconds",
             value=int(used),
             limit=most,
-            remedy=f"{when}leave out what needs a GPU: other exports are not refused",
+            remedy=f"{when}leave out what needs or prefers a GPU: other exports are not refused",
             description=f"has used GPUs for {used:.0f} seconds in {WINDOW_DAYS} days, {most} is its limit",
         )
 
@@ -190,11 +189,6 @@ def _first_free_day(days: Mapping[int, float], most: int) -> int:
             break
         left, last = left - days[day], day
     return last + WINDOW_DAYS
-
-
-def need_gpu(tasks: Iterable[Requirements]) -> bool:
-    """Return whether one of some tasks can only run on a worker with a GPU."""
-    return any(not task.possible_on(NO_GPU) for task in tasks)
 
 
 def quota_error(

@@ -205,7 +205,7 @@ class ExportRecord(_Record):
     ``revision`` grows with every change; ``run`` counts from 1 and grows with every retry. ``request_id`` is the client's id of
     the request that made it, or empty. Tasks of a higher ``priority`` go first. ``events_read`` is the number of the run's last
     event that this revision includes. ``creator`` is the principal that created it, empty where callers are anonymous. ``needs_gpu``:
-    a task of its plan, which may follow only after an import, runs on workers with a GPU alone.
+    a task of its plan, which may follow only after an import, needs or prefers a worker with a GPU.
     """
 
     name: str

@@ -20,7 +20,7 @@ from slipway_coordinator.model.offers import Held, Offer
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import Events, InboxEvent
 from slipway_coordinator.storage.journal import Transactions
-from slipway_coordinator.storage.projects.gpu_seconds import GpuSeconds, Run
+from slipway_coordinator.storage.projects.gpu_seconds import GpuSeconds, LeaseTime
 from slipway_coordinator.storage.schema import leases as _leases
 
 # One statement for first and later grants. Epochs continue where those of forgotten exports ended: an export created again under
@@ -35,16 +35,19 @@ _GRANT = sa.text("""
 _GET = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE task = :task")
 _OF = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE export = :export")
 _MOVE = sa.text("""
-    UPDATE slipway_leases SET state = :state
+    UPDATE slipway_leases SET state = :state, gpus = gpus * :kept
     WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN ('held', 'expired')
 """)
 _END = sa.text("UPDATE slipway_leases SET state = 'ended', gpus = 0 WHERE task = :task")
 _ON_GPUS = "SELECT task, export, gpus, since FROM slipway_leases WHERE gpus > 0 AND "
-_OF_OWNER = f"{_ON_GPUS} task = :task AND epoch = :epoch AND worker = :worker AND "
-_HELD, _NOT_RETURNED = sa.text(f"{_OF_OWNER} state = 'held'"), sa.text(f"{_OF_OWNER} state IN ('held', 'expired')")
+_OF_OWNER = sa.text(f"{_ON_GPUS} task = :task AND epoch = :epoch AND worker = :worker AND state = 'held'")
+_HELD = sa.text(f"{_ON_GPUS} state = 'held'")
 _OF_TASK = sa.text(f"{_ON_GPUS} task = :task AND state = 'held'")
 _OF_EXPORT = sa.text(f"{_ON_GPUS} export = :export AND state = 'held'")
-_ADDED = sa.text("UPDATE slipway_leases SET gpus = :gpus, since = :since WHERE task = :task")
+_ADDED = sa.text("UPDATE slipway_leases SET since = :since WHERE task = :task")
+_RETURNS = sa.text("""
+    UPDATE slipway_leases SET since = :since WHERE task = :task AND epoch = :epoch AND worker = :worker AND state = 'expired'
+""")
 
 _REMEMBER = sa.text("""
     UPDATE slipway_epochs SET highest = l.epoch
@@ -66,6 +69,9 @@ class LeaseState(StrEnum):
     EXPIRED = "expired"
     RETURNED = "returned"
     ENDED = "ended"
+
+
+_OPEN = (LeaseState.HELD, LeaseState.EXPIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ class Leases:
         with self._transactions.begin() as connection:
             return {row.task: _lease_row(row) for row in connection.execute(_OF, {"export": export})}
 
-    def grant(self, task: str, *, export: str, worker: str, gpus: int = 0) -> int | None:
+    def grant(self, task: str, *, export: str, worker: str, gpus: float = 0) -> int | None:
         """Lease an attempt to a worker with GPUs; return the epoch, which grows with every grant, or None if the lease has ended."""
         values = {
             "task": str(task),
@@ -118,12 +124,12 @@ class Leases:
     def move(self, task: str, state: LeaseState, *, epoch: int, worker: str) -> bool:
         """Change the state of a lease; return False, and change nothing, if it is another's, returned or ended."""
         owner: dict[str, Any] = {"task": str(task), "epoch": epoch, "worker": worker}
-        values = {"state": state.value, **owner}
+        values = {"state": state.value, "kept": int(state in _OPEN), **owner}
         with self._transactions.begin() as connection:
-            if state is LeaseState.EXPIRED:
-                self._add_time(connection, _HELD, may_return=True, **owner)
-            elif state is not LeaseState.HELD:
-                self._add_time(connection, _NOT_RETURNED, **owner)
+            if state is LeaseState.HELD:  # the worker comes back: the time of its silence counts for nobody
+                connection.execute(_RETURNS, {**owner, "since": self._gpu_seconds.clock()})
+            else:
+                self._add_time(connection, _OF_OWNER, **owner)
             return connection.execute(_MOVE, values).rowcount > 0
 
     def end(self, task: str) -> None:
@@ -145,25 +151,37 @@ class Leases:
         with self._transactions.begin() as connection:
             connection.execute(query.values(state=LeaseState.EXPIRED.value))
 
-    def _add_time(
-        self, connection: sa.Connection, query: sa.TextClause, *, may_return: bool = False, **which: Any
-    ) -> None:
-        """Add the time of leases on GPUs up to now.
+    def end_outage(self, *, lease_seconds: float, workers_gone: bool) -> None:
+        """Let leases on GPUs count on from now, after a time without a coordinator, of which ``lease_seconds`` count at most.
 
-        A lease that expires goes on to count from now, because its worker may return: then it was running all the time.
+        Args:
+            lease_seconds: How long a worker may be silent.
+            workers_gone: All workers are known to be gone, so their leases expire.
         """
+        with self._transactions.begin() as connection:
+            self._add_time(connection, _HELD, until=self._gpu_seconds.read_alive_time(), more_seconds=lease_seconds)
+            if workers_gone:
+                self.expire_all()
+
+    def _add_time(
+        self,
+        connection: sa.Connection,
+        query: sa.TextClause,
+        *,
+        until: float | None = None,
+        more_seconds: float = 0.0,
+        **which: Any,
+    ) -> None:
+        """Add the time of leases on GPUs, up to now or to some seconds after a time before; from now on they count again."""
         now = self._gpu_seconds.clock()
         for row in connection.execute(query, which).all():
-            self._gpu_seconds.add(Run(row.export, row.gpus, row.since), until=now)
-            left = row.gpus if may_return else 0
-            connection.execute(_ADDED, {"task": row.task, "gpus": left, "since": now})
+            end = now if until is None else min(now, max(until, row.since) + more_seconds)
+            self._gpu_seconds.add(LeaseTime(row.export, row.gpus, row.since), until=end)
+            connection.execute(_ADDED, {"task": row.task, "since": now})
 
 
 def _lease_row(row: sa.Row[Any]) -> LeaseRow:
     return LeaseRow(task=row.task, export=row.export, epoch=row.epoch, worker=row.worker, state=LeaseState(row.state))
-
-
-_OPEN = (LeaseState.HELD, LeaseState.EXPIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +220,13 @@ class Ledger:
                 told.append(self._store_event(offers[key], EventKind.LEASE_LOST, key=f"{key}#{row.epoch}#lost"))
         return rows, told
 
-    def grant(self, offers: Sequence[Offer], worker: str, *, gpus: int = 0) -> tuple[list[int | None], Told]:
-        """Lease attempts to a worker with GPUs; return the epoch of each, None for ended ones."""
+    def grant(self, offers: Sequence[Offer], worker: str, *, gpus: float = 0) -> tuple[list[int | None], Told]:
+        """Lease attempts to a worker with so many GPUs for each; return the epoch of each, None for ended ones."""
         epochs: list[int | None] = []
         told: Told = []
         for offer in offers:
-            epoch = self.leases.grant(offer.key, export=offer.export, worker=worker, gpus=gpus)
+            used = gpus if offer.requirements.uses_gpu else 0
+            epoch = self.leases.grant(offer.key, export=offer.export, worker=worker, gpus=used)
             epochs.append(epoch)
             if epoch is not None:
                 told.append(self._store_leased(offer, worker, epoch, key=f"{offer.key}#{epoch}#leased"))

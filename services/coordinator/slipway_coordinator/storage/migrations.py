@@ -136,8 +136,9 @@ def _changes(connection: sa.Connection) -> None:
 def _usage(connection: sa.Connection) -> None:
     _run(
         connection,
-        "ALTER TABLE slipway_leases ADD COLUMN gpus INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE slipway_leases ADD COLUMN gpus DOUBLE PRECISION NOT NULL DEFAULT 0",
         "ALTER TABLE slipway_leases ADD COLUMN since DOUBLE PRECISION NOT NULL DEFAULT 0",
+        "ALTER TABLE slipway_epochs ADD COLUMN alive_time DOUBLE PRECISION NOT NULL DEFAULT 0",
         "CREATE INDEX ix_slipway_leases_gpus ON slipway_leases (gpus) WHERE gpus > 0",
         """CREATE TABLE slipway_gpu_seconds (
             project VARCHAR(100) NOT NULL, day INTEGER NOT NULL, seconds DOUBLE PRECISION NOT NULL, PRIMARY KEY (project, day))""",

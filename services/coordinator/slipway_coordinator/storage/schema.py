@@ -42,7 +42,7 @@ leases = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("worker", sa.String(200), nullable=False),
     sa.Column("state", sa.String(20), nullable=False),
-    sa.Column("gpus", sa.Integer, nullable=False, server_default="0"),  # whose time is not in slipway_gpu_seconds
+    sa.Column("gpus", sa.Double, nullable=False, server_default="0"),  # whose time is not in slipway_gpu_seconds
     sa.Column("since", sa.Double, nullable=False, server_default="0"),  # this time
     sa.Index("ix_slipway_leases_gpus", "gpus", sqlite_where=sa.text("gpus > 0"), postgresql_where=sa.text("gpus > 0")),
 )
@@ -51,6 +51,7 @@ epochs = sa.Table(
     "slipway_epochs",
     metadata,
     sa.Column("highest", sa.BigInteger, nullable=False),  # one row: the highest epoch of leases that are forgotten
+    sa.Column("alive_time", sa.Double, nullable=False, server_default="0"),  # when a coordinator was last known to run
 )
 
 artifacts = sa.Table(

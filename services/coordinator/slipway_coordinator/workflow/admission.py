@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from slipway.registry import IMPORT
 from slipway.security.access.projects import CurrentProjects
-from slipway_coordinator.model.quotas import Unended, check_content, check_gpu_seconds, check_stored_bytes, need_gpu
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.model.quotas import Unended, check_content, check_gpu_seconds, check_stored_bytes
+from slipway_coordinator.model.records import ExportRecord, TaskState
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.workflow.feed import Call
 
@@ -57,8 +58,7 @@ class Admission:
         """
         await self._check_stored_bytes(record.project)
         limits = self._projects().limits(record.project)
-        planned = (task.requirements for task in record.tasks)
-        if limits.gpu_seconds is not None and (record.needs_gpu or need_gpu(planned)):
+        if limits.gpu_seconds is not None and _will_use_gpu(record):
             days = await self._call(lambda: self._database.gpu_seconds.by_day(record.project))
             check_gpu_seconds(record.project, limits, days)
 
@@ -105,3 +105,10 @@ class Admission:
         if limits.stored_bytes is not None:
             stored = await self._call(lambda: self._database.stored_bytes.of(project))
             check_stored_bytes(project, limits, stored)
+
+
+def _will_use_gpu(record: ExportRecord) -> bool:
+    """Return whether what is left of an export needs or prefers a GPU; before its import, whether its plan does."""
+    if all(task.stage == IMPORT for task in record.tasks):
+        return record.needs_gpu
+    return any(task.requirements.uses_gpu for task in record.tasks if task.state is not TaskState.SUCCEEDED)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +28,8 @@ from slipway.settings import Settings
 from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.worker_service import worker_report
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.model.records import ExportRecord, TaskState
+from slipway_coordinator.workflow.admission import _will_use_gpu
 from slipway_protos.v1 import artifact_pb2, export_pb2, worker_pb2
 from slipway_protos.v1 import coordinator_pb2 as pb
 from support.coordinators.artifact_places import PEOPLE, Place, some_files, write
@@ -247,7 +251,9 @@ def test_gpu_seconds_limit_what_needs_a_gpu_and_survive_a_restart(tmp_path: Path
                 place.begin("y", first)
             project, quota, value, limit = refusal(caught.value)
             assert (project, quota, limit, value >= 1) == ("red", "gpu_seconds", 1, True)
-            assert "(UTC) if nothing more of it runs until then, or leave out what needs a GPU" in str(caught.value)
+            assert "(UTC) if nothing more of it runs until then, or leave out what needs or prefers a GPU" in str(
+                caught.value
+            )
             free = place.begin("z", tiny_task("a"))
             gate.touch()
             for each in (name, free):
@@ -271,21 +277,39 @@ def test_gpu_seconds_limit_what_needs_a_gpu_and_survive_a_restart(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_task_that_runs_while_the_coordinator_is_away_counts_all_its_time(tmp_path: Path) -> None:
-    task = tiny_task("a", sleep_seconds=60)
+def test_of_the_time_without_a_coordinator_only_that_of_a_lease_counts(tmp_path: Path) -> None:
+    task = tiny_task("a", sleep_seconds=60).with_(requirements=ON_GPU)
     with limited(tmp_path) as place:
         with joined(place, "gpu", security=place.security_of("robots"), machine=TWO_GPUS) as worker:
             name = place.begin("x", task)
             wait_for(lambda: place.usage().gpu_seconds > 0)
             worker.vanish()
-        before = place.usage().gpu_seconds
+        granted = running_since(tmp_path)
+    time.sleep(5)
     with limited(tmp_path, lease_seconds=1.0) as place, place.client_of("admin", project="red") as client:
-        assert place.usage().gpu_seconds >= before, "no lease has ended, so none of its time is lost"
         client.cancel_export(name)
         wait_for(lambda: client.get_export(name).HasField("end_time"))
         used = place.usage().gpu_seconds
-        assert used >= before
+        assert 2 <= used < 2 * (time.time() - granted - 3), "two GPUs, without most of the five seconds"
         assert place.usage().gpu_seconds == used, "its lease has ended"
+
+
+def running_since(home: Path) -> float:
+    """Return since when the only lease on GPUs counts."""
+    (path,) = home.rglob("state.db")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return float(connection.execute("SELECT since FROM slipway_leases WHERE gpus > 0").fetchone()[0])
+
+
+def test_a_retry_is_refused_for_what_is_left_of_an_export() -> None:
+    done = tiny_task("a").with_(requirements=ON_GPU, state=TaskState.SUCCEEDED)
+    left = tiny_task("b", needs=("a",))
+    record = tiny_export("x", done, left).with_(needs_gpu=True)
+    assert not _will_use_gpu(record)
+    assert _will_use_gpu(record.with_task(done.with_(state=TaskState.QUEUED)))
+    imported = left.with_(stage="import")
+    assert _will_use_gpu(record.with_(tasks=(imported,))), "what follows the import is not planned yet"
+    assert not _will_use_gpu(record.with_(tasks=(imported, left)))
 
 
 @pytest.mark.parametrize("by_address", [False, True])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipway.planning.references import AttemptKey
+from slipway.requirements import Needs, Requirements
 from slipway.security.access.projects import WINDOW_DAYS
 from slipway.stage_call import StageCall
 from slipway_coordinator.model.offers import Held, Offer
@@ -25,6 +26,7 @@ from support.servers.postgres_server import PostgresServer, postgres_server
 
 NOON = 20_000 * DAY_SECONDS + DAY_SECONDS / 2
 EXPORT = "projects/red/exports/x"
+ON_GPU = Requirements(any_of=(Needs(gpu=True),))
 M, N = (AttemptKey.of(EXPORT, task, 1) for task in "mn")
 
 
@@ -45,8 +47,11 @@ class Leasing:
         self.database.close()
         self.open()
 
-    def grant(self, key: AttemptKey = M, *, worker: str = "w", gpus: int = 1) -> Held:
-        offer = Offer(key.export, key.task, key.attempt, StageCall("merge", {}, {}))
+    def grant(
+        self, key: AttemptKey = M, *, worker: str = "w", gpus: float = 1, requirements: Requirements = ON_GPU
+    ) -> Held:
+        call = StageCall("merge", {}, {})
+        offer = Offer(key.export, key.task, key.attempt, call, requirements=requirements)
         (epoch,), _ = self.ledger.grant([offer], worker, gpus=gpus)
         assert epoch is not None
         return Held(key, epoch)
@@ -103,6 +108,23 @@ def test_a_lease_counts_while_it_runs_and_once_when_it_ends(leasing: Leasing, ki
     assert leasing.seconds("blue") == 0
 
 
+@pytest.mark.parametrize(
+    ("requirements", "counts"),
+    [
+        (ON_GPU, True),
+        (Requirements(prefers=(Needs(libraries=("x",)), Needs(gpu=True))), True),
+        (Requirements(any_of=(Needs(gpu=True), Needs(memory_bytes=1))), False),
+        (Requirements(prefers=(Needs(libraries=("x",)),)), False),
+        (Requirements(), False),
+    ],
+)
+def test_tasks_count_that_need_or_prefer_a_gpu(leasing: Leasing, requirements: Requirements, counts: bool) -> None:
+    leasing.grant(gpus=0.5, requirements=requirements)
+    leasing.now += 10
+    assert leasing.seconds() == (5 if counts else 0)
+    assert requirements.uses_gpu is counts
+
+
 def test_workers_without_a_gpu_count_nothing(leasing: Leasing) -> None:
     held = leasing.grant(gpus=0)
     leasing.now += 10
@@ -126,7 +148,7 @@ def test_a_silent_worker_counts_until_its_lease_expires(leasing: Leasing) -> Non
     assert leasing.seconds() == 50
 
 
-def test_a_worker_that_comes_back_was_running_all_the_time(leasing: Leasing) -> None:
+def test_the_silence_of_a_worker_that_comes_back_does_not_count(leasing: Leasing) -> None:
     first, second = leasing.grant(M), leasing.grant(N)
     leasing.now += 30
     for held in (first, second):
@@ -134,12 +156,48 @@ def test_a_worker_that_comes_back_was_running_all_the_time(leasing: Leasing) -> 
     leasing.now += 20
     leasing.restart()
     assert leasing.seconds() == 60
-    assert leasing.ledger.adopt("w", first, None)[0]
-    assert leasing.seconds() == 80
-    leasing.now += 5
+    for _ in range(2):
+        assert leasing.ledger.adopt("w", first, None)[0]
+        leasing.now += 5
+    assert leasing.seconds() == 70
     assert leasing.complete(first)
     assert leasing.complete(second), "it has its result before it is adopted"
-    assert leasing.seconds() == 110
+    assert leasing.seconds() == 70
+
+
+def test_of_an_outage_the_time_in_which_leases_expire_counts_at_most(leasing: Leasing) -> None:
+    first = leasing.grant(M)
+    leasing.now += 100
+    leasing.database.gpu_seconds.note_alive()
+    leasing.now += 10
+    second = leasing.grant(N)
+    leasing.now += 5
+    leasing.restart()
+    leasing.database.leases.end_outage(lease_seconds=30, workers_gone=False)
+    assert leasing.seconds() == 115 + 5, "a short one counts wholly"
+    leasing.database.gpu_seconds.note_alive()
+    leasing.now += 2 * DAY_SECONDS
+    leasing.restart()
+    for _ in range(2):
+        leasing.database.leases.end_outage(lease_seconds=30, workers_gone=False)
+    assert leasing.seconds() == 120 + 2 * 30
+    leasing.now += 10
+    assert leasing.complete(first)
+    leasing.database.leases.end_outage(lease_seconds=30, workers_gone=True)
+    leasing.now += 10
+    assert leasing.complete(second)
+    assert leasing.seconds() == 180 + 2 * 10
+
+
+def test_days_that_a_wrong_clock_left_ahead_do_not_count(leasing: Leasing) -> None:
+    leasing.now += 10 * DAY_SECONDS
+    held = leasing.grant()
+    leasing.now += 10
+    assert leasing.complete(held)
+    leasing.now -= 10 * DAY_SECONDS
+    assert leasing.seconds() == 0
+    leasing.now += 10 * DAY_SECONDS
+    assert leasing.seconds() == 10
 
 
 def test_what_is_not_wanted_any_more_counts_until_then(leasing: Leasing) -> None:

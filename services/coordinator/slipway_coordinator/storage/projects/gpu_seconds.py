@@ -1,4 +1,6 @@
-"""The table of GPU seconds: how long workers with GPUs were leased to the tasks of each project, times their GPUs, by day (UTC).
+"""The table of GPU seconds: how long tasks that need or prefer a GPU had one, by project and day (UTC).
+
+A task on a worker with several GPUs has all of them, and a part of them where the worker has several slots.
 
 A lease says since when its time is not in the table, and of how many GPUs. The transaction that ends it adds that time, so it counts
 once, whatever ends in between.
@@ -27,20 +29,24 @@ _ADD = sa.text("""
     INSERT INTO slipway_gpu_seconds (project, day, seconds) VALUES (:project, :day, :seconds)
     ON CONFLICT (project, day) DO UPDATE SET seconds = slipway_gpu_seconds.seconds + excluded.seconds
 """)
+_ALIVE = sa.text("""
+    UPDATE slipway_epochs SET alive_time = :now WHERE EXISTS (SELECT 1 FROM slipway_leases WHERE gpus > 0 AND state = 'held')
+""")
 # One statement, because a task that ends between two of them would count twice, or not at all.
 _WINDOW = """
-    SELECT project AS name, day AS number, seconds AS amount, 0 AS running FROM slipway_gpu_seconds WHERE day >= :first{more}
+    SELECT project AS name, day AS number, seconds AS amount, 0 AS running FROM slipway_gpu_seconds
+    WHERE day BETWEEN :first AND :last{more}
     UNION ALL
     SELECT export, gpus, since, 1 FROM slipway_leases WHERE gpus > 0 AND state = 'held'
 """
 _OF_ALL, _OF_ONE = sa.text(_WINDOW.format(more="")), sa.text(_WINDOW.format(more=" AND project = :project"))
 
 
-class Run(NamedTuple):
+class LeaseTime(NamedTuple):
     """Time of a lease that is not in the table: of an export, on so many GPUs, since a time in seconds since the epoch."""
 
     export: str
-    gpus: int
+    gpus: float
     since: float
 
     @property
@@ -61,11 +67,21 @@ class GpuSeconds:
         self._transactions = transactions
         self.clock = clock
 
-    def add(self, run: Run, *, until: float) -> None:
+    def add(self, lease: LeaseTime, *, until: float) -> None:
         """Add the time of a lease. The caller notes in the lease, in the same transaction, that it is added."""
         with self._transactions.begin() as connection:
-            for day, seconds in _split(run, until=until):
-                connection.execute(_ADD, {"project": run.project, "day": day, "seconds": seconds})
+            for day, seconds in _split(lease, until=until):
+                connection.execute(_ADD, {"project": lease.project, "day": day, "seconds": seconds})
+
+    def note_alive(self) -> None:
+        """Store that a coordinator runs now, if there are leases on GPUs."""
+        with self._transactions.begin() as connection:
+            connection.execute(_ALIVE, {"now": self.clock()})
+
+    def read_alive_time(self) -> float:
+        """Return when a coordinator was last known to run, in seconds since the epoch."""
+        with self._transactions.begin() as connection:
+            return connection.execute(sa.text("SELECT alive_time FROM slipway_epochs")).scalar() or 0.0
 
     def forget_old(self) -> None:
         """Forget the days that nobody looks back to."""
@@ -83,17 +99,18 @@ class GpuSeconds:
 
     def _sums(self, project: str | None) -> dict[str, dict[int, float]]:
         now = self.clock()
-        first = _day(now) - WINDOW_DAYS + 1
+        last = _day(now)  # a clock that was ahead may have left days behind it
+        first = last - WINDOW_DAYS + 1
         query, values = (_OF_ALL, {}) if project is None else (_OF_ONE, {"project": project})
         with self._transactions.begin() as connection:
-            rows = connection.execute(query, {"first": first, **values}).all()
+            rows = connection.execute(query, {"first": first, "last": last, **values}).all()
         sums: dict[str, defaultdict[int, float]] = {}
         for row in rows:
-            run = Run(row.name, row.number, row.amount) if row.running else None
-            owner = row.name if run is None else run.project
+            lease = LeaseTime(row.name, row.number, row.amount) if row.running else None
+            owner = row.name if lease is None else lease.project
             if project not in {None, owner}:
                 continue
-            days = [(row.number, row.amount)] if run is None else _split(run, until=now)
+            days = [(row.number, row.amount)] if lease is None else _split(lease, until=now)
             for day, seconds in days:
                 if day >= first:
                     sums.setdefault(owner, defaultdict(float))[day] += seconds
@@ -104,10 +121,10 @@ def _day(at: float) -> int:
     return int(at // DAY_SECONDS)
 
 
-def _split(run: Run, *, until: float) -> Iterator[tuple[int, float]]:
+def _split(lease: LeaseTime, *, until: float) -> Iterator[tuple[int, float]]:
     """Yield the GPU seconds of a lease on each of its days; none if the clock was set back."""
-    at = max(run.since, until - _LONGEST_SECONDS)
+    at = max(lease.since, until - _LONGEST_SECONDS)
     while at < until:
         end = min(until, (_day(at) + 1) * float(DAY_SECONDS))
-        yield _day(at), (end - at) * run.gpus
+        yield _day(at), (end - at) * lease.gpus
         at = end
