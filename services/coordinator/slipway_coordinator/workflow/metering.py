@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from slipway.artifacts import Manifest
-from slipway.errors import ModelExportError
+from slipway.errors import ModelExportError, ServiceError
 from slipway_coordinator.model.quotas import ProjectUsage
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.journal import Journal
@@ -80,36 +80,69 @@ class Meter:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _measure_all(self, read: ReadManifest) -> bool:
-        """Measure the artifacts that wait; return False if some of them are left, because they could not be read.
+        """Measure the artifacts that wait; return False if some of them are left, because they could not be read or recorded.
 
         Raises:
-            ModelExportError: The store, or the database, does not respond. The next call goes on behind what failed, which may be
-                a fault of these artifacts alone.
+            Exception: So many failed in a row that the store, or the database, seems not to respond. The next call goes on behind what
+                failed, which may be a fault of these artifacts alone.
         """
         stored, after, in_row = self._database.stored_bytes, self._start, 0
         whole, self._start = not after, ""
         while artifacts := await self._call(lambda: stored.unmeasured(after=after, limit=_AT_ONCE)):  # noqa: B023 - waited for here
+            measured: dict[str, dict[str, int] | None] = {}
+            stop: Exception | None = None
             for artifact in artifacts:
                 try:
-                    contents = await asyncio.to_thread(_contents, artifact, read)
-                except ModelExportError as error:
+                    measured[artifact] = await asyncio.to_thread(_contents, artifact, read)
+                    in_row = 0
+                except Exception as error:  # noqa: BLE001 - whatever it is, it may be a fault of this artifact alone
                     whole, in_row = False, in_row + 1
                     if in_row == _MOST_FAILURES:
-                        self._start = artifact
-                        raise
-                    log.warning(f"{artifact} cannot be measured now: {error}")
-                    continue
-                in_row = 0
-                record = functools.partial(stored.record, artifact, contents)
-                await self._journal.commit(record, later=True)
+                        stop = error
+                        break
+                    _log_fault(artifact, error)
+            whole = await self._record(measured) and whole
+            if stop is not None:
+                self._start = artifact
+                raise stop
             after = artifacts[-1]
         return whole
+
+    async def _record(self, measured: Mapping[str, dict[str, int] | None]) -> bool:
+        """Record artifacts in one transaction; if that fails, one by one. Return False if some could not be.
+
+        Raises:
+            ServiceError: reason ``COORDINATOR_UNAVAILABLE``.
+        """
+        try:
+            await self._journal.commit(functools.partial(self._store, measured), later=True)
+        except ServiceError:
+            raise
+        except Exception:  # a fault of one of them, which the next loop names
+            log.debug("artifacts are recorded one by one", exc_info=True)
+        else:
+            return True
+        whole = True
+        for artifact, contents in measured.items():
+            try:
+                await self._journal.commit(functools.partial(self._store, {artifact: contents}), later=True)
+            except ServiceError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the others are recorded
+                whole = False
+                _log_fault(artifact, error)
+        return whole
+
+    def _store(self, measured: Mapping[str, dict[str, int] | None]) -> None:
+        for artifact, contents in measured.items():
+            self._database.stored_bytes.record(artifact, contents)
 
     async def _keep_looking(self) -> None:
         forgotten = -_FORGET_SECONDS
         while True:
             try:
                 self.usage = await self._call(self._database.usage)
+                await self._journal.commit(self._database.gpu_seconds.note_alive)
                 if time.monotonic() >= forgotten + _FORGET_SECONDS:
                     await self._journal.commit(self._database.gpu_seconds.forget_old)
                     forgotten = time.monotonic()
@@ -118,6 +151,11 @@ class Meter:
             except Exception:  # if this loop ended, the metrics would stay as they are
                 log.exception("what projects use cannot be read")
             await asyncio.sleep(_REFRESH_SECONDS)
+
+
+def _log_fault(artifact: str, fault: Exception) -> None:
+    expected = isinstance(fault, ModelExportError)
+    log.warning(f"{artifact} cannot be measured now: {fault}", exc_info=None if expected else fault)
 
 
 def _contents(artifact: str, read: ReadManifest) -> dict[str, int] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import sqlalchemy as sa
 
 from slipway.artifacts import Manifest, ManifestFile
 from slipway.errors import ArtifactError, ServiceError
@@ -64,9 +65,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    database: Database, store: Store, until: Callable[[Meter], bool], *, do: Callable[[], None] = lambda: None
+    database: Database,
+    store: Store,
+    until: Callable[[Meter], bool],
+    *,
+    first: Callable[[], bool] = lambda: True,
+    do: Callable[[], None] = lambda: None,
 ) -> None:
-    """Let a meter run until something holds; ``do`` something in a transaction meanwhile."""
+    """Let a meter run until something holds; ``do`` something in a transaction meanwhile, once ``first`` holds."""
 
     async def work() -> None:
         def note_commit() -> None:
@@ -77,6 +83,8 @@ def run(
         running = asyncio.create_task(meter.run())
         try:
             async with asyncio.timeout(30):
+                while not first():
+                    await asyncio.sleep(0.01)
                 await journal.commit(do)
                 while not until(meter):
                     await asyncio.sleep(0.01)
@@ -119,20 +127,49 @@ def test_a_store_that_does_not_respond_is_asked_again_later(
     assert store.asked[:9] == [*ARTIFACTS, *ARTIFACTS[:3]], "each once in turn: it may be a fault of the first three"
     assert "cannot be measured now: no answer" in caplog.text
     assert "artifacts of projects cannot be measured now" in caplog.text
-    store.faults = {ARTIFACTS[5]: RuntimeError("a fault of ours")}
-    run(database, store, lambda _: left(database) == ARTIFACTS[5:])
+    store.faults = {
+        ARTIFACTS[0]: RuntimeError("a fault of ours"),
+        ARTIFACTS[1]: PermissionError(13, "no access"),
+        ARTIFACTS[3]: OSError(5, "I/O error"),
+    }
+    run(database, store, lambda _: left(database) == [*ARTIFACTS[:2], ARTIFACTS[3]])
+    assert "a fault of ours" in caplog.text
     store.faults.clear()
     run(database, store, lambda _: not left(database))  # another process
+
+
+def test_one_artifact_that_cannot_be_recorded_holds_no_other_up(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = database.stored_bytes.record
+
+    def broken(artifact: str, contents: dict[str, int] | None) -> None:
+        if artifact == ARTIFACTS[0]:
+            raise sa.exc.DBAPIError("INSERT", {}, ValueError("a size that no column takes"))
+        record(artifact, contents)
+
+    monkeypatch.setattr(database.stored_bytes, "record", broken)
+    run(database, Store(), lambda _: left(database) == ARTIFACTS[:1])
+    assert f"{ARTIFACTS[0]} cannot be measured now" in caplog.text
 
 
 def test_what_comes_is_measured_at_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metering, "_PAUSE_SECONDS", 3600.0)
     run(database, Store(), lambda _: not left(database))
+    waits = asyncio.Event.wait
+    waiting: list[object] = []
+
+    async def wait(event: asyncio.Event) -> bool:
+        waiting.append(event)
+        return await waits(event)
+
+    monkeypatch.setattr(asyncio.Event, "wait", wait)
     new = f"sha256:{'9' * 64}"
     run(
         database,
         Store(),
         lambda _: new in database.ownership.find_owned("blue", [new]) and not left(database),
+        first=lambda: bool(waiting),
         do=lambda: database.ownership.record_artifact("blue", new),
     )
     assert database.stored_bytes.of("blue") == FILE.size_bytes + len(MANIFEST.to_bytes())
