@@ -127,6 +127,18 @@ def test_records_of_the_audit_log_that_wait_are_an_alert(tmp_path: Path) -> None
     prometheus_expects(tmp_path, given, at="12m", firing={name: [fired(name, RED)]})
 
 
+def test_artifacts_that_stay_unmeasured_are_an_alert(tmp_path: Path) -> None:
+    left = "slipway_project_unmeasured_artifacts"
+    common = {"job": "kubernetes-pods", "instance": "10.0.0.1:9464"}
+    given = [
+        series(left, {**RED, **common, "project": "stuck"}, "1x120"),
+        series(left, {**RED, **common, "project": "busy"}, "9x50 0 9x69"),
+    ]
+    name = "SlipwayProjectsNotMeasured"
+    prometheus_expects(tmp_path, given, at="55m", firing={name: []})
+    prometheus_expects(tmp_path, given, at="65m", firing={name: [fired(name, {**RED, "project": "stuck"})]})
+
+
 def test_the_dashboard_shows_the_installation_that_is_chosen(tmp_path: Path) -> None:
     given = coordinators(RED, "1x30", "0x30") + coordinators(BLUE, "1x30", "1x30")
     (number,) = (i for i, query in enumerate(dashboard_queries()) if ACTIVE in query and query.startswith("sum("))

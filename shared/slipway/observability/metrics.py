@@ -110,9 +110,12 @@ PROJECT_EXPORTS = Gauge("slipway_project_exports", "Exports of a project with ta
 PROJECT_STORED_BYTES = Gauge(
     "slipway_project_stored_bytes", "Size of a project's artifacts in the store.", ("project",)
 )
+PROJECT_UNMEASURED_ARTIFACTS = Gauge(
+    "slipway_project_unmeasured_artifacts", "Artifacts of a project whose size is not known yet.", ("project",)
+)
 PROJECT_GPU_SECONDS = Gauge(
     "slipway_project_gpu_seconds",
-    "Seconds of a project's tasks on GPUs, today and on the 29 days before.",
+    "Seconds of a project's tasks that need or prefer a GPU on GPUs, today and on the 29 days before.",
     ("project",),
 )
 CLIENT_BYTES = Counter(

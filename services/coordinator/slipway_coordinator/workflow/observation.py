@@ -123,10 +123,11 @@ class Gauges:
 
     def _of_projects(self) -> Iterator[metrics.Sample]:
         load = self._board.load_by_project()
-        stored, seconds = Counter[str](), defaultdict[str, float](float)
+        stored, unmeasured, seconds = Counter[str](), Counter[str](), defaultdict[str, float](float)
         label = self._board.projects().label
         for project, usage in self._usage().items():
             stored[label(project)] += usage.stored_bytes
+            unmeasured[label(project)] += usage.unmeasured_artifacts
             seconds[label(project)] += usage.gpu_seconds
         self._projects.update(load.waiting, load.running, load.exports, stored, seconds)
         for project in sorted(self._projects):
@@ -134,6 +135,7 @@ class Gauges:
             yield metrics.PROJECT_TASKS, {"project": project, "state": "running"}, load.running.get(project, 0)
             yield metrics.PROJECT_EXPORTS, {"project": project}, load.exports.get(project, 0)
             yield metrics.PROJECT_STORED_BYTES, {"project": project}, stored[project]
+            yield metrics.PROJECT_UNMEASURED_ARTIFACTS, {"project": project}, unmeasured[project]
             yield metrics.PROJECT_GPU_SECONDS, {"project": project}, seconds[project]
 
 

@@ -193,6 +193,7 @@ def test_gauges_have_what_projects_use_by_their_names_in_metrics() -> None:
         return {labels["project"]: value for one, labels, value in gauges() if one is metric}
 
     assert shown(metrics.PROJECT_STORED_BYTES) == {"red": 5, "other": 8}
+    assert shown(metrics.PROJECT_UNMEASURED_ARTIFACTS) == {"red": 0, "other": 1}
     assert shown(metrics.PROJECT_GPU_SECONDS) == {"red": 1.5, "other": 0.75}
     usage.clear()
     assert shown(metrics.PROJECT_STORED_BYTES) == {"red": 0, "other": 0}, "one that was seen stays"
