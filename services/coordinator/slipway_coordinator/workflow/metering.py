@@ -58,13 +58,29 @@ class Meter:
 
     def note_stored(self) -> None:
         """Look for artifacts to measure that a transaction has stored, which has just ended."""
-        if self._database.stored_bytes.take_asked():
+        if self._database.stored_bytes.take_requested():
             self._wanted.set()
 
     async def run(self) -> None:
         """Measure what is there and what comes, for as long as the coordinator runs."""
         if self._read is not None:
-            await asyncio.gather(self._keep_measuring(self._read), self._keep_looking())
+            await asyncio.gather(self._check_and_measure(self._read), self._keep_looking())
+
+    async def _check_and_measure(self, read: ReadManifest) -> None:
+        try:
+            await self._check_sums()
+        except Exception:
+            log.exception("what projects store cannot be checked")
+        await self._keep_measuring(read)
+
+    async def _check_sums(self) -> None:
+        """Compute the sums of projects again if they are not those of their artifacts."""
+        stored = self._database.stored_bytes
+        differences = await self._call(stored.find_differences)
+        for project, (kept, found) in sorted(differences.items()):
+            log.error(f"the project {project} was said to store {kept} bytes, its artifacts have {found}")
+        if differences:
+            await self._journal.commit(stored.rebuild)
 
     async def _keep_measuring(self, read: ReadManifest) -> None:
         while True:

@@ -175,6 +175,15 @@ def test_what_comes_is_measured_at_once(database: Database, monkeypatch: pytest.
     assert database.stored_bytes.of("blue") == FILE.size_bytes + len(MANIFEST.to_bytes())
 
 
+def test_wrong_sums_are_computed_again_at_the_start(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    run(database, Store(), lambda _: not left(database))
+    right = database.stored_bytes.of("red")
+    with database.transactions.begin() as connection:
+        connection.execute(sa.text("UPDATE slipway_usage SET stored_bytes = 5"))
+    run(database, Store(), lambda _: database.stored_bytes.of("red") == right)
+    assert f"the project red was said to store 5 bytes, its artifacts have {right}" in caplog.text
+
+
 def test_looking_goes_on_after_a_fault(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     faults: list[Exception] = [ServiceError("no answer", reason="COORDINATOR_UNAVAILABLE"), RuntimeError("ours")]
     usage = database.usage

@@ -115,8 +115,8 @@ class Ownership:
         with self._transactions.begin() as connection:
             owned = self.find_owned(project, ordered)
             connection.execute(_ADD_ARTIFACT, [row | {"digest": digest} for digest in ordered])
-            self._stored.ask(ordered)
-            self._stored.give(project, [digest for digest in ordered if digest not in owned])
+            self._stored.request_measurement(ordered)
+            self._stored.add_to_project(project, [digest for digest in ordered if digest not in owned])
 
     def forget(self, export: str) -> None:
         """Remove a project's ownership through an export that is deleted."""
@@ -136,7 +136,7 @@ class Ownership:
             for row in rows:
                 removed.setdefault(row.project, set()).add(row.digest)
             for project, digests in removed.items():
-                self._stored.take(project, sorted(digests - self.find_owned(project, digests)))
+                self._stored.remove_from_project(project, sorted(digests - self.find_owned(project, digests)))
         return len(rows)
 
     def _find(self, query: sa.TextClause, project: str, digests: Iterable[str]) -> set[str]:

@@ -22,6 +22,7 @@ from slipway.artifacts import Manifest
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import artifacts as _artifacts
 from slipway_coordinator.storage.schema import contents as _contents
+from slipway_coordinator.storage.schema import stored as _stored
 from slipway_coordinator.storage.schema import usage as _usage
 
 UPLOAD_SECONDS = 86_400.0
@@ -30,21 +31,21 @@ SMALL_BYTES = 1 << 20
 MOST_BYTES = 1 << 50
 """Largest artifact that is believed: sums must fit their columns."""
 
-_ASK = sa.text("""
+_REQUEST = sa.text("""
     INSERT INTO slipway_measurements (artifact, state) VALUES (:artifact, 'unknown')
     ON CONFLICT (artifact) DO UPDATE SET state = 'unknown' WHERE slipway_measurements.state = 'missing'
 """)
-_ANSWER = sa.text("UPDATE slipway_measurements SET state = :state WHERE artifact = :artifact AND state <> 'known'")
+_SET_STATE = sa.text("UPDATE slipway_measurements SET state = :state WHERE artifact = :artifact AND state <> 'known'")
 _NEW_BYTES = sa.text("""
     SELECT COALESCE(SUM(c.size_bytes), 0) FROM slipway_contents c WHERE c.artifact = :artifact AND NOT EXISTS (
         SELECT 1 FROM slipway_stored s WHERE s.project = :project AND s.digest = c.digest)
 """)
-_GIVE = sa.text("""
+_ADD = sa.text("""
     INSERT INTO slipway_stored (project, digest, size_bytes, artifacts)
     SELECT :project, digest, size_bytes, 1 FROM slipway_contents WHERE artifact = :artifact
     ON CONFLICT (project, digest) DO UPDATE SET artifacts = slipway_stored.artifacts + 1
 """)
-_TAKE = sa.text("""
+_REMOVE = sa.text("""
     UPDATE slipway_stored SET artifacts = artifacts - 1
     WHERE project = :project AND digest IN (SELECT digest FROM slipway_contents WHERE artifact = :artifact)
 """)
@@ -65,25 +66,46 @@ _UNMEASURED = sa.text("""
     WHERE m.state = 'unknown' AND a.digest = m.artifact GROUP BY a.project
 """)
 """A cross join, because SQLite keeps its order: it would read all artifacts first."""
-_SOME: sa.BindParameter[list[str]] = sa.bindparam("artifacts", expanding=True)
+_ARTIFACTS: sa.BindParameter[list[str]] = sa.bindparam("artifacts", expanding=True)
 _KNOWN = sa.text(
     "SELECT artifact FROM slipway_measurements WHERE state = 'known' AND artifact IN :artifacts"
-).bindparams(_SOME)
+).bindparams(_ARTIFACTS)
 _FORGET_CONTENTS = sa.text("""
     DELETE FROM slipway_contents WHERE artifact IN :artifacts
     AND NOT EXISTS (SELECT 1 FROM slipway_artifacts a WHERE a.digest = slipway_contents.artifact)
-""").bindparams(_SOME)
+""").bindparams(_ARTIFACTS)
 _FORGET_MEASUREMENTS = sa.text("""
     DELETE FROM slipway_measurements WHERE artifact IN :artifacts
     AND NOT EXISTS (SELECT 1 FROM slipway_artifacts a WHERE a.digest = slipway_measurements.artifact)
-""").bindparams(_SOME)
+""").bindparams(_ARTIFACTS)
+_OWNED = """
+    SELECT a.project, c.digest, MAX(c.size_bytes) AS size_bytes, COUNT(*) AS artifacts
+    FROM (SELECT DISTINCT project, digest FROM slipway_artifacts) AS a JOIN slipway_contents AS c ON c.artifact = a.digest
+    GROUP BY a.project, c.digest
+"""
+_COMPARED = """
+    SELECT project, SUM(kept) AS kept, SUM(found) AS found FROM (
+        SELECT project, stored_bytes AS kept, 0 AS found FROM slipway_usage
+        UNION ALL SELECT project, 0, size_bytes FROM ({owned}) AS owned) AS sums
+    GROUP BY project HAVING SUM(kept) <> SUM(found)
+"""
+_DIFFERENCES = sa.text(_COMPARED.format(owned=_OWNED))
+"""One statement, so that no change comes in between."""
+_REBUILD = (
+    sa.delete(_stored),
+    sa.text(f"INSERT INTO slipway_stored (project, digest, size_bytes, artifacts) {_OWNED}"),
+    sa.delete(_usage),
+    sa.text("""
+        INSERT INTO slipway_usage (project, stored_bytes) SELECT project, SUM(size_bytes) FROM slipway_stored GROUP BY project
+    """),
+)
 _UPLOADED = "SELECT {columns} FROM slipway_blobs WHERE size_bytes > 0 AND create_time >= :since"
 _UPLOADED_BYTES = sa.text(_UPLOADED.format(columns="COALESCE(SUM(size_bytes), 0)") + " AND project = :project")
 _UPLOADED_BYTES_OF_ALL = sa.text(_UPLOADED.format(columns="project, SUM(size_bytes) AS bytes") + " GROUP BY project")
 _COUNTED = sa.text("""
     SELECT digest FROM slipway_stored WHERE project = :project AND digest IN :artifacts
     UNION SELECT digest FROM slipway_blobs WHERE project = :project AND create_time >= :since AND digest IN :artifacts
-""").bindparams(_SOME)
+""").bindparams(_ARTIFACTS)
 _MOST_VARIABLES = 500  # variables of one query
 
 
@@ -104,34 +126,34 @@ class StoredBytes:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self._asked = False
+        self._requested = False
 
-    def take_asked(self) -> bool:
+    def take_requested(self) -> bool:
         """Return whether artifacts wait to be measured since the last call, whose transaction may have failed."""
-        asked, self._asked = self._asked, False
-        return asked
+        requested, self._requested = self._requested, False
+        return requested
 
     # In the transactions that change what a project has
 
-    def ask(self, artifacts: Collection[str]) -> None:
+    def request_measurement(self, artifacts: Collection[str]) -> None:
         """Ask for the measurement of artifacts that were made or named just now: one that was missing may be there again."""
-        self._asked = True
+        self._requested = True
         with self._transactions.begin() as connection:
-            connection.execute(_ASK, [{"artifact": artifact} for artifact in artifacts])
+            connection.execute(_REQUEST, [{"artifact": artifact} for artifact in artifacts])
 
-    def give(self, project: str, artifacts: Collection[str]) -> None:
+    def add_to_project(self, project: str, artifacts: Collection[str]) -> None:
         """Count artifacts that the project did not have; what is not measured counts later."""
         with self._transactions.begin() as connection:
             for some in _parts(artifacts):
                 for artifact in connection.execute(_KNOWN, {"artifacts": some}).scalars().all():
-                    self._give(connection, project, artifact)
+                    self._add(connection, project, artifact)
 
-    def take(self, project: str, artifacts: Collection[str]) -> None:
+    def remove_from_project(self, project: str, artifacts: Collection[str]) -> None:
         """Stop counting artifacts that the project has no more; forget those that no project has any more."""
         with self._transactions.begin() as connection:
             for artifact in artifacts:
                 values = {"project": project, "artifact": artifact}
-                connection.execute(_TAKE, values)
+                connection.execute(_REMOVE, values)
                 freed = sum(connection.execute(_DROP, values).scalars())
                 if freed:
                     connection.execute(_COUNT, {"project": project, "bytes": -freed})
@@ -155,20 +177,36 @@ class StoredBytes:
         """
         state = Measurement.MISSING if contents is None else Measurement.KNOWN
         with self._transactions.begin() as connection:
-            if not connection.execute(_ANSWER, {"state": state.value, "artifact": artifact}).rowcount or not contents:
+            if (
+                not connection.execute(_SET_STATE, {"state": state.value, "artifact": artifact}).rowcount
+                or not contents
+            ):
                 return  # it is measured already, or no project has it any more
             rows = [{"artifact": artifact, "digest": each, "size_bytes": size} for each, size in contents.items()]
             connection.execute(sa.insert(_contents), rows)
             owners = sa.select(_artifacts.c.project).distinct().where(_artifacts.c.digest == artifact)
             for project in connection.execute(owners).scalars().all():
-                self._give(connection, project, artifact)
+                self._add(connection, project, artifact)
 
-    def _give(self, connection: sa.Connection, project: str, artifact: str) -> None:
+    def _add(self, connection: sa.Connection, project: str, artifact: str) -> None:
         values = {"project": project, "artifact": artifact}
         new = int(connection.execute(_NEW_BYTES, values).scalar_one())
-        connection.execute(_GIVE, values)
+        connection.execute(_ADD, values)
         if new:
             connection.execute(_COUNT, {"project": project, "bytes": new})
+
+    # Checking
+
+    def find_differences(self) -> dict[str, tuple[int, int]]:
+        """Return the projects whose sum is not that of their artifacts, with both: an error of this program, or a change by hand."""
+        with self._transactions.begin() as connection:
+            return {row.project: (int(row.kept), int(row.found)) for row in connection.execute(_DIFFERENCES)}
+
+    def rebuild(self) -> None:
+        """Compute the sums of all projects from their artifacts."""
+        with self._transactions.begin() as connection:
+            for statement in _REBUILD:
+                connection.execute(statement)
 
     # Look-ups
 
