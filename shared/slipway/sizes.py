@@ -18,10 +18,12 @@ _UNITS = {
     "m": 1000**2,
     "g": 1000**3,
     "t": 1000**4,
+    "p": 1000**5,
     "ki": 1 << 10,
     "mi": 1 << 20,
     "gi": 1 << 30,
     "ti": 1 << 40,
+    "pi": 1 << 50,
 }
 
 FLOAT32_BYTES = 4
@@ -35,7 +37,7 @@ def parse_size(text: str) -> int:
     Raises:
         MalformedText: The text is not a size.
     """
-    match = re.fullmatch(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgt]i?)?b?\s*", text.lower())
+    match = re.fullmatch(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgtp]i?)?b?\s*", text.lower())
     if match is None:
         raise MalformedText(f"{quoted(text)} is not a size", remedy="write it like 8GiB or 8589934592")
     return int(float(match[1]) * _UNITS[match[2] or ""])

@@ -16,7 +16,10 @@ def test_a_size_is_written_in_decimal_units(count: float, said: str) -> None:
     assert format_size(count) == said
 
 
-@pytest.mark.parametrize(("text", "count"), [("8GiB", 8 << 30), (" 1.5 kb ", 1500), ("7", 7), ("2T", 2 * 10**12)])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("8GiB", 8 << 30), (" 1.5 kb ", 1500), ("7", 7), ("2T", 2 * 10**12), ("2PB", 2 * 10**15), ("1Pi", 1 << 50)],
+)
 def test_a_size_is_read_in_both_kinds_of_units(text: str, count: int) -> None:
     assert parse_size(text) == count
 

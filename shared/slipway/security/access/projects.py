@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated
 
@@ -33,9 +34,12 @@ def _bytes(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        return parse_size(value)
+        size = parse_size(value)
     except MalformedText as error:
         raise ValueError(f"this is not a size: {error.remedy}") from None  # what the file has may be a secret
+    if not size and re.search("[1-9]", value):
+        raise ValueError("this is less than one byte: write 0 for none")
+    return size
 
 
 class ProjectLimits(BaseModel):
@@ -46,8 +50,8 @@ class ProjectLimits(BaseModel):
         unended_exports: Most exports that wait or run at a time; None for any number.
         highest_priority: Highest priority of an export.
         stored_bytes: Bytes of its artifacts in the store with which no new export begins; None for any number.
-        gpu_seconds: GPU seconds of the last :data:`WINDOW_DAYS` days with which no new export that needs a GPU begins; None for any
-            number.
+        gpu_seconds: GPU seconds of the last :data:`WINDOW_DAYS` days with which no new export that needs or prefers a GPU begins; None
+            for any number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -55,8 +59,8 @@ class ProjectLimits(BaseModel):
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
     unended_exports: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     highest_priority: Annotated[int, Field(ge=-100, le=100)] = 100
-    stored_bytes: Annotated[int, BeforeValidator(_bytes), Field(ge=0, le=_LARGEST)] | None = None
-    gpu_seconds: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
+    stored_bytes: Annotated[int, BeforeValidator(_bytes), Field(ge=0, le=_LARGEST, strict=True)] | None = None
+    gpu_seconds: Annotated[int, Field(ge=0, le=_LARGEST, strict=True)] | None = None
 
 
 class Projects:
