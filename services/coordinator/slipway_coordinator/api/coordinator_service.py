@@ -96,9 +96,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         query = ("projects", principal.name)
         start = page_start(request.page_token, query=query)
         database = self._coordinator.database
-        usage = await self._coordinator.call(database.usage)
         names = set(principal.projects)
-        if ALL_PROJECTS in names:
+        if ALL_PROJECTS not in names:
+            own = sorted(name for name in names if start is None or name > start[1])[: size + 1]
+            usage = await self._coordinator.call(lambda: database.usage_of(own))
+        else:
+            usage = await self._coordinator.call(database.usage)
             exporting = await self._coordinator.call(database.ownership.projects_with_exports)
             names = {*limits.names, *exporting, *usage}
         left = sorted(name for name in names if start is None or name > start[1])

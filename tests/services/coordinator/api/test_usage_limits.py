@@ -1,4 +1,4 @@
-"""Limits of stored bytes and GPU seconds: a real coordinator, store and workers; what is new is refused by name, what runs goes on."""
+"""Limits of stored bytes and GPU seconds, with a real coordinator, store and workers: new work is refused, running work continues."""
 
 from __future__ import annotations
 
@@ -292,6 +292,18 @@ def test_of_the_time_without_a_coordinator_only_that_of_a_lease_counts(tmp_path:
         used = place.usage().gpu_seconds
         assert 2 <= used < 2 * (time.time() - granted - 3), "two GPUs, without most of the five seconds"
         assert place.usage().gpu_seconds == used, "its lease has ended"
+
+
+def test_uploading_an_artifact_again_renews_its_time(place: LimitedPlace) -> None:
+    (place.home / "text").write_text("text")
+    (path,) = place.home.rglob("state.db")
+    with place.client_of("submitter") as client, contextlib.closing(sqlite3.connect(path)) as connection:
+        client.push_artifact({"text": place.home / "text"})
+        connection.execute("UPDATE slipway_artifacts SET create_time = 1")
+        connection.commit()
+        client.push_artifact({"text": place.home / "text"})
+        times = connection.execute("SELECT create_time FROM slipway_artifacts").fetchall()
+    assert [at > 1 for (at,) in times] == [True], "it is kept for --retain-days from now on"
 
 
 def running_since(home: Path) -> float:

@@ -84,6 +84,7 @@ def test_content_counts_once_in_a_project_and_fully_in_each(database: Database) 
     assert stored.unmeasured(limit=9) == sorted([BASE.digest, TUNED.digest])
     assert stored.unmeasured(limit=1, after=min(BASE.digest, TUNED.digest)) == [max(BASE.digest, TUNED.digest)]
     assert database.usage() == {"red": ProjectUsage(0, 2, 0.0), "blue": ProjectUsage(0, 1, 0.0)}
+    assert database.usage_of(["red", "none"]) == {"red": ProjectUsage(0, 2, 0.0), "none": ProjectUsage()}
     for _ in range(2):  # as after a restart
         measure(database, BASE, TUNED)
     assert (stored.of("red"), stored.of("blue"), stored.unmeasured(limit=9)) == (BOTH_BYTES, BASE_BYTES, [])
