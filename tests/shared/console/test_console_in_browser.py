@@ -108,7 +108,7 @@ def test_an_export_is_made_watched_compared_and_downloaded(browser: Browser, add
     assert size > (folder / "run" / "checkpoint-10" / "adapter_model.safetensors").stat().st_size
     for number in (1, 2):
         browser.click(f"tbody tr:nth-child({number}) input")
-    browser.click("form button.plain")
+    browser.click('form[action$="/compare"] button')
     browser.wait_for("location.pathname.endsWith('/compare')")
     browser.wait_for("document.body && document.body.innerText.includes('pytorch-fp16')")
     look_at(browser, browser.evaluate("location.href"))
