@@ -13,7 +13,7 @@ from slipway.errors import QuantizationError
 from slipway.machine.compiled.library import load_library
 from slipway_quantize.grid import rounding
 from slipway_quantize.grid.rounding import FOLDER, Kernel, Rounded, Sums, kernel, round_weight
-from slipway_quantize.grid.search import STEPS, dequantize_groups, pack_codes, quantize_groups
+from slipway_quantize.grid.search import dequantize_groups, pack_codes, quantize_groups, steps_of
 
 OLDER = {"avx512": ["avx512", "avx2"], "avx2": ["avx2"], "neon": ["neon"]}
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -36,7 +36,7 @@ def check(weight: np.ndarray, *, bits: int, size: int, scale: type = np.float32)
     for one in usable():
         packed = np.full((len(weight), weight.shape[1] * bits // 8), 0xA5, np.uint8)
         found = np.full(scales.shape, np.nan, scale)
-        sums = one.quantize(weight, STEPS[bits], bits=bits, packed=packed, scales=found)
+        sums = one.quantize(weight, steps_of(bits), bits=bits, packed=packed, scales=found)
         assert np.array_equal(packed, pack_codes(codes, bits=bits)), one.name
         assert found.tobytes() == scales.tobytes(), one.name
         assert sums.finite
@@ -102,7 +102,7 @@ def test_what_is_not_finite_is_named(stored: str, bad: float) -> None:
         for layout in (weight, np.ascontiguousarray(weight.T).T):
             for one in usable():
                 packed, scales = np.empty((17, 48), np.uint8), np.empty((17, 3), np.float32)
-                assert not one.quantize(layout, STEPS[4], bits=4, packed=packed, scales=scales).finite
+                assert not one.quantize(layout, steps_of(4), bits=4, packed=packed, scales=scales).finite
             with pytest.raises(QuantizationError, match="'w' has 1 NaN or infinite value") as caught:
                 rounded(layout)
             assert caught.value.reason == "NON_FINITE_WEIGHTS"
