@@ -41,6 +41,8 @@ PYTEST = $(BIN)/python -P -m pytest $(if $(SEED),--randomly-seed=$(SEED))
 export PYTHONDONTWRITEBYTECODE :=
 SHUFFLED = $(PYTEST) -n $(WORKERS) --dist worksteal
 
+# A quarter of their time these tests wait, so one worker more than two cores saves a seventh of it.
+test: WORKERS = 3
 test: $(INSTALLED) ## Run the tests, but for those that are slow or train a model, within 10 minutes on 2 cores; SEED=… repeats an order, WORKERS=4 takes more cores
 	$(SHUFFLED) -m 'not slow and not trained and not cluster'
 

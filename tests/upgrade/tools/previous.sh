@@ -27,7 +27,7 @@ if [[ ! -e $place/.installed ]]; then
     "$python" -P -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$place" "$source" >&2
     wheel=$(echo "$place"/slipway_ml-*.whl)
     if [[ -n $UV ]]; then
-        "$UV" pip install --quiet --python "$python" -c "$source/constraints.txt" "$wheel[$EXTRAS]" >&2
+        "$UV" pip install --quiet -c "$source/constraints.txt" --python "$python" "$wheel[$EXTRAS]" >&2
     else
         "$python" -P -m pip install --quiet --disable-pip-version-check -c "$source/constraints.txt" "$wheel[$EXTRAS]" >&2
     fi
