@@ -36,7 +36,7 @@ def dry_run(*words: str) -> list[str]:
 
 def test_the_tests_are_shuffled_anew_unless_a_seed_is_given() -> None:
     (call,) = pytest_calls("test")
-    assert "-n 2" in call
+    assert "-n 3" in call
     assert "seed" not in call
     (call,) = pytest_calls("test", "SEED=1234", "WORKERS=4")
     assert "-n 4" in call
