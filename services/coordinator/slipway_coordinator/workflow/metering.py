@@ -69,7 +69,7 @@ class Meter:
     async def _check_and_measure(self, read: ReadManifest) -> None:
         try:
             await self._check_sums()
-        except Exception:
+        except Exception:  # sums that may be wrong are better than none of what comes
             log.exception("what projects store cannot be checked")
         await self._keep_measuring(read)
 
@@ -77,8 +77,8 @@ class Meter:
         """Compute the sums of projects again if they are not those of their artifacts."""
         stored = self._database.stored_bytes
         differences = await self._call(stored.find_differences)
-        for project, (kept, found) in sorted(differences.items()):
-            log.error(f"the project {project} was said to store {kept} bytes, its artifacts have {found}")
+        for project, (kept, actual) in sorted(differences.items()):
+            log.error(f"the project {project} was said to store {kept} bytes, its artifacts have {actual}")
         if differences:
             await self._journal.commit(stored.rebuild)
 
