@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -54,6 +55,9 @@ Response = TypeVar("Response")
 Context = grpc.aio.ServicerContext[Any, Any]
 Unary = Callable[[S, Request, Context], Awaitable[Response]]
 Stream = Callable[[S, Request, Context], AsyncIterator[Response]]
+
+before_failure: ContextVar[Callable[[Failure], None] | None] = ContextVar("slipway_before_failure", default=None)
+"""What is done with the failure of the call being served before its caller hears of it."""
 
 State = Any  # the number of a ServingStatus, whose stubs have no type for it
 
@@ -101,6 +105,8 @@ def call_traceparent(context: Context) -> str:
 
 async def abort(context: Context, failure: Failure) -> NoReturn:
     """End a call with a failure."""
+    if (act := before_failure.get()) is not None:
+        act(failure)
     code, details, status = call_status(failure)
     await context.abort(code, details, trailing_metadata=((STATUS_KEY, status),))
     raise AssertionError("abort returned")

@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError
 
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
 from slipway.observability import metrics
-from slipway.rpc.call_ends import STATUS_KEY, call_status
-from slipway.rpc.serving import Context
+from slipway.rpc.serving import Context, abort, before_failure
 from slipway.security.access.audit import AUDITED, Attempt, audit_attempt
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.access.principals import OWNER, WORKERS, Principal
@@ -144,6 +143,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
         is_written = self._audits and method in AUDITED
         attempt = Attempt(method, context, caller=current_principal.get, read=read, is_written=is_written)
+        before_failure.set(attempt.write_failure)
         name = method.removeprefix("/") if method in self._rules else "other"
         timed = not handler.response_streaming
         with measure_call(name, context, timed=timed, traceparent=attempt.traceparent), audit_attempt(attempt):
@@ -379,5 +379,4 @@ async def _abort(context: Context, error: ModelExportError) -> None:
     metrics.CALLS_REFUSED.add(reason=error.reason)
     if error.reason in {"UNAUTHENTICATED", "PERMISSION_DENIED", "LIMIT_EXCEEDED"}:
         log.info(f"refused a call from {host_of(context)}: {error.reason}: {error.message}")
-    code, details, status = call_status(error.failure())
-    await context.abort(code, details, trailing_metadata=((STATUS_KEY, status),))
+    await abort(context, error.failure())

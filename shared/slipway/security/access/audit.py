@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
-from slipway.errors import ModelExportError
+from slipway.errors import Failure, ModelExportError
 from slipway.observability.audit_facts import CHECKED, CONTENT_MISSING, DONE, STARTED, AuditFacts
 from slipway.observability.logs import AUDIT_LOGGER
 from slipway.observability.telemetry import current_traceparent, traceparent_of, within
@@ -80,7 +80,7 @@ class Attempt:
         context: Context of the call.
         caller: Returns the caller; anonymous while unknown.
         read: Parses a request; raises :class:`ModelExportError` for one that is too large, and ``DecodeError``.
-        is_written: Whether it is written to the audit log.
+        is_written: Whether its outcome is still to be written to the audit log.
         data: Bytes of the request; None before they have arrived.
         request: The parsed request.
         response: The last response.
@@ -101,8 +101,14 @@ class Attempt:
             self._write(STARTED)
         self.response = response
 
+    def write_failure(self, failure: Failure) -> None:
+        """Write a failure as the outcome, before the caller hears of it: what it does next has a later line."""
+        if self.is_written:
+            self._write(failure.reason)
+            self.is_written = False
+
     def write_end(self, error: BaseException | None) -> None:
-        """Write the outcome."""
+        """Write the outcome, unless it is written."""
         if self.is_written:
             self._write(reason_of(error, self.context) or self._outcome())
 

@@ -40,14 +40,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    """Give the facts of so many lines, without the port that each came from. A refusal is written after it was sent."""
+    """Give the facts of so many lines, without the port that each came from."""
     caplog.set_level(logging.INFO, logger="slipway.audit")
 
     def written() -> list[dict[str, str]]:
         return [record.__dict__["audit"] for record in caplog.records if record.name == "slipway.audit"]
 
     def read(count: int) -> list[dict[str, str]]:
-        wait_for(lambda: len(written()) >= count)
+        assert len(written()) >= count  # a caller hears of nothing that has no line yet
         for facts in written():
             assert re.fullmatch(r"ipv4:127\.0\.0\.1:\d+|ipv6:\[::1\]:\d+", facts["peer"])
         return [{key: value for key, value in facts.items() if key != "peer"} for facts in written()]
@@ -106,7 +106,11 @@ def test_every_refusal_has_a_line_with_its_reason(place: Place, lines: Lines, tm
         lambda client: client.cancel_export("none"),
         lambda client: client.delete_export("none"),
     ]
-    found = [refused(lambda: call(client)) for client in clients for call in calls]  # noqa: B023 - called here
+    found: list[str] = []
+    for client in clients:
+        for call in calls:
+            found.append(refused(lambda: call(client)))  # noqa: B023 - called here
+            assert len(lines(len(found))) == len(found)
     for client in clients:
         client.close()
     assert found[:8] == [*["UNAUTHENTICATED"] * 3, *["PERMISSION_DENIED"] * 4, "EXPORT_NOT_FOUND"]
