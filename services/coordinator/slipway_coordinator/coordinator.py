@@ -20,13 +20,13 @@ from slipway.planning.references import AttemptKey
 from slipway.security.access.projects import ALIKE, CurrentProjects
 from slipway.sources.addresses import NOWHERE, Allowed
 from slipway_coordinator.broker.broker import Broker
-from slipway_coordinator.model import transitions
-from slipway_coordinator.model.offers import Offer, offer_of
-from slipway_coordinator.model.quotas import Unended
-from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord, TaskState
-from slipway_coordinator.model.recovery import lesson
-from slipway_coordinator.model.rules import RuleTable, default_rules
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle import transitions
+from slipway_coordinator.lifecycle.offers import Offer, offer_of
+from slipway_coordinator.lifecycle.quotas import Unended
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.recovery import lesson
+from slipway_coordinator.lifecycle.rules import RuleTable, default_rules
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import State
 from slipway_coordinator.storage.deliveries import Announcer

@@ -43,7 +43,7 @@ from slipway_coordinator.leadership.file_lock import StateLock
 from slipway_coordinator.leadership.forwarding import Forwarder
 from slipway_coordinator.leadership.locks import lock_of
 from slipway_coordinator.leadership.standby import HealthPort, advertised_address, stand_by
-from slipway_coordinator.model.rules import DEFAULT_RULES, load_rules
+from slipway_coordinator.lifecycle.rules import DEFAULT_RULES, load_rules
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import State, check_access, state_at, translate_startup_errors
 from slipway_coordinator.storage.precedents import Precedents

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from slipway.errors import ModelExportError
 from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
-from slipway_coordinator.model.recovery import recover
-from slipway_coordinator.model.rules import Profile
+from slipway_coordinator.lifecycle.recovery import recover
+from slipway_coordinator.lifecycle.rules import Profile
 from slipway_onnx_export.forms.cache import Kept, cache_of
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity

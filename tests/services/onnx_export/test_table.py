@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway_coordinator.model.rules import default_rules
+from slipway_coordinator.lifecycle.rules import default_rules
 from support.models.onnx_table import (
     BEGIN,
     END,

@@ -213,7 +213,7 @@ def replaced_by_a_folder(state: Path) -> None:
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with an export that was interrupted after it had made something."""
-    from slipway_coordinator.model.records import ExportRecord
+    from slipway_coordinator.lifecycle.records import ExportRecord
     from slipway_coordinator.storage.database import Database
     from slipway_coordinator.storage.database_access import SqliteState
 

@@ -170,7 +170,7 @@ def test_limits_that_are_none_are_refused(capfd: pytest.CaptureFixture[str], hom
 def test_collection_spares_what_unfinished_exports_use(
     capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:
-    from slipway_coordinator.model.records import ExportRecord
+    from slipway_coordinator.lifecycle.records import ExportRecord
     from slipway_coordinator.storage.database import Database
 
     digests = []

@@ -18,7 +18,7 @@ from slipway.errors import ConfigurationError
 from slipway.rpc.messages import configuration_message, configuration_of
 from slipway.security.access.access_file import load_access
 from slipway.settings import Settings
-from slipway_coordinator.model.rules import load_rules
+from slipway_coordinator.lifecycle.rules import load_rules
 from support.hostile.texts import SCALARS, TEXTS, whole_documents, within_bounds, yaml_documents
 
 KEYS = tuple(sorted(keys()))

@@ -12,7 +12,7 @@ from slipway.configuration import load
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.files.yaml_files import LISTS, YamlError, load_document
 from slipway.security.access.access_file import load_access
-from slipway_coordinator.model.rules import load_rules
+from slipway_coordinator.lifecycle.rules import load_rules
 from support.hostile.texts import within_bounds
 
 

@@ -20,7 +20,7 @@ from slipway.errors import ModelExportError
 from slipway.observability import metrics
 from slipway.observability.telemetry import new_trace, span, tracing
 from slipway.settings import Settings
-from slipway_coordinator.model.rules import load_rules
+from slipway_coordinator.lifecycle.rules import load_rules
 from support import TINY_STAGES
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import Harness, process, state, tiny_export, tiny_task, wait_for

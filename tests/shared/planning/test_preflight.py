@@ -103,9 +103,9 @@ def test_an_opset_that_an_engine_writes_needs_no_word(base: Path, tmp_path: Path
 def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
     """If every engine fails, the recovery table ends with the opset that the plan named."""
     from slipway.errors import Failure
-    from slipway_coordinator.model.records import AttemptRecord, TaskState
-    from slipway_coordinator.model.recovery import recover
-    from slipway_coordinator.model.rules import Profile
+    from slipway_coordinator.lifecycle.records import AttemptRecord, TaskState
+    from slipway_coordinator.lifecycle.recovery import recover
+    from slipway_coordinator.lifecycle.rules import Profile
 
     params: dict[str, Any] = {"engine": "auto", "opset": opset}
     history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]

@@ -24,7 +24,7 @@ from slipway.settings import Settings
 from slipway.sources import mirror
 from slipway.sources.hub_origin import HubOrigin
 from slipway.stage import Context, Progress
-from slipway_coordinator.model.importing import import_task
+from slipway_coordinator.lifecycle.importing import import_task
 from support.models import tiny_models
 from support.servers.hub_server import HubServer
 from support.servers.s3_server import BUCKET, S3Server

@@ -15,8 +15,8 @@ import psycopg
 from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.digests import ACTIONS, blob_name, manifest_name
 from slipway.artifacts.s3.store import S3Store
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskState
-from slipway_coordinator.model.transitions import Event
+from slipway_coordinator.lifecycle.records import AttemptRecord, ExportRecord, TaskState
+from slipway_coordinator.lifecycle.transitions import Event
 from support.cluster.cluster import Cluster
 from support.cluster.reference import Undisturbed
 from support.coordinators.harness import state, wait_for

@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 from slipway.errors import Failure
-from slipway_coordinator.model.records import AttemptRecord, TaskState
-from slipway_coordinator.model.recovery import NextAttempt, recover
-from slipway_coordinator.model.rules import Profile
+from slipway_coordinator.lifecycle.records import AttemptRecord, TaskState
+from slipway_coordinator.lifecycle.recovery import NextAttempt, recover
+from slipway_coordinator.lifecycle.rules import Profile
 
 START: dict[str, dict[str, Any]] = {
     "onnx_export": {"engine": "auto", "opset": None},

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slipway.rpc.values import export_state
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_protos.v1 import export_pb2 as pb
 from support.coordinators.harness import Harness, tiny_export, tiny_task
 from support.coordinators.http_places import HttpPlace

@@ -26,7 +26,7 @@ from slipway.worker.pull import Worker, WorkerOptions
 from slipway_coordinator.coordinator import CoordinatorOptions
 from slipway_coordinator.leadership.file_lock import hold_lock
 from slipway_coordinator.leadership.locks import lock_of
-from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.lifecycle.records import ExportRecord, TaskRecord
 from slipway_coordinator.server import CoordinatorServer
 from slipway_coordinator.storage.database_access import SqliteState
 from slipway_coordinator.webhooks.receivers import WebhooksFile

@@ -21,9 +21,9 @@ from typing import Any
 
 from slipway.errors import Failure, ModelExportError
 from slipway.stage import Context
-from slipway_coordinator.model.records import AttemptRecord, TaskState
-from slipway_coordinator.model.recovery import recover
-from slipway_coordinator.model.rules import Profile
+from slipway_coordinator.lifecycle.records import AttemptRecord, TaskState
+from slipway_coordinator.lifecycle.recovery import recover
+from slipway_coordinator.lifecycle.rules import Profile
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE
 from support.models.table_models import ROWS, Row, make_row

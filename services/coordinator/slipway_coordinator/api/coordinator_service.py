@@ -23,7 +23,7 @@ from slipway_coordinator.api.requests import ITEM_BYTES, PAGE_BYTES, field_error
 from slipway_coordinator.broker.board import KnownWorker
 from slipway_coordinator.broker.overview import Queue, SeenWorker, Sight, WaitingGroup, WaitReason, seen_workers
 from slipway_coordinator.coordinator import Coordinator
-from slipway_coordinator.model.quotas import ProjectUsage
+from slipway_coordinator.lifecycle.quotas import ProjectUsage
 from slipway_coordinator.storage.filters import page_start, page_token
 from slipway_protos.v1 import coordinator_pb2 as pb
 from slipway_protos.v1 import coordinator_pb2_grpc

@@ -38,9 +38,9 @@ from slipway_coordinator.api.requests import (
     projects_of,
 )
 from slipway_coordinator.coordinator import Coordinator
-from slipway_coordinator.model.importing import import_task
-from slipway_coordinator.model.quotas import FULL, check_priority
-from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord
+from slipway_coordinator.lifecycle.importing import import_task
+from slipway_coordinator.lifecycle.quotas import FULL, check_priority
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, TaskRecord
 from slipway_coordinator.storage.changes import Position
 from slipway_coordinator.storage.filters import in_projects, page_start, page_token, parse_filter, parse_predicate
 from slipway_protos.v1 import export_pb2, export_pb2_grpc

@@ -12,10 +12,10 @@ from slipway.configuration import ExportConfiguration
 from slipway.rpc.messages import configuration_message, put_call, recorded_configuration_message
 from slipway.rpc.values import status_of, struct_of, timestamp
 from slipway.security.access.projects import ProjectLimits
-from slipway_coordinator.model.changes import ChangeKind, ExportChange
-from slipway_coordinator.model.offers import Granted
-from slipway_coordinator.model.quotas import ProjectUsage
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.changes import ChangeKind, ExportChange
+from slipway_coordinator.lifecycle.offers import Granted
+from slipway_coordinator.lifecycle.quotas import ProjectUsage
+from slipway_coordinator.lifecycle.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
 from slipway_coordinator.storage.changes import NumberedChange, Position
 from slipway_coordinator.storage.events import WatchEvent
 from slipway_coordinator.workflow.feed import IN_MEMORY, IN_MEMORY_SIZE, FeedEvent

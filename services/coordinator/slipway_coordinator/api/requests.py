@@ -12,7 +12,7 @@ from slipway.errors import ServiceError
 from slipway.security.access.principals import ALL_PROJECTS, Principal
 from slipway.texts import quoted, shortened
 from slipway_coordinator.api.messages import export_message, export_summary
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.filters import Condition
 from slipway_protos.v1 import export_pb2 as pb

@@ -29,9 +29,9 @@ from slipway.texts import hidden_character, quoted, shortened
 from slipway_coordinator.api.messages import lease_message
 from slipway_coordinator.api.requests import field_error
 from slipway_coordinator.coordinator import Coordinator
-from slipway_coordinator.model.offers import Held, WorkerReport
-from slipway_coordinator.model.records import TaskRecord
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.offers import Held, WorkerReport
+from slipway_coordinator.lifecycle.records import TaskRecord
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 
 _MOST = 99  # together with a principal's name it must fit the database column

@@ -17,8 +17,8 @@ from slipway.requirements import NO_GPU, Abilities
 from slipway.security.access.projects import ALIKE, CurrentProjects
 from slipway_coordinator.broker.shares import Shares
 from slipway_coordinator.broker.waiting import Waiting
-from slipway_coordinator.model.offers import Granted, Held, Load, Offer, ProjectLoad, WorkerReport, memory_limit
-from slipway_coordinator.model.quotas import project_of_export
+from slipway_coordinator.lifecycle.offers import Granted, Held, Load, Offer, ProjectLoad, WorkerReport, memory_limit
+from slipway_coordinator.lifecycle.quotas import project_of_export
 
 _MOST_IMPORTED = 10_000
 """Addresses that are remembered as imported."""

@@ -24,8 +24,8 @@ from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
 from slipway.security.access.projects import ALIKE, CurrentProjects
 from slipway_coordinator.broker.board import Board, ExportOffers, Lease
-from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import InboxEvent
 from slipway_coordinator.storage.journal import Journal, shield
 from slipway_coordinator.storage.leases import LeaseRow, LeaseState, Ledger

@@ -11,7 +11,7 @@ from slipway.planning.references import AttemptKey
 from slipway.requirements import Abilities, Lack, Placement
 from slipway.texts import shortened
 from slipway_coordinator.broker.board import Board, KnownWorker
-from slipway_coordinator.model.offers import Offer
+from slipway_coordinator.lifecycle.offers import Offer
 
 MOST_GROUPS = 1000
 """Most entries of a queue."""

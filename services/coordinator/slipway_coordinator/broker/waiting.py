@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from slipway.planning.references import AttemptKey
 from slipway.requirements import Abilities, Placement
-from slipway_coordinator.model.offers import Offer
+from slipway_coordinator.lifecycle.offers import Offer
 
 
 class _Lane(NamedTuple):

@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from slipway.texts import one_line
-from slipway_coordinator.model.changes import ChangeKind, ExportChange
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.changes import ChangeKind, ExportChange
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import changes as _changes
 

@@ -14,8 +14,8 @@ import pydantic
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
-from slipway_coordinator.model.quotas import ProjectUsage
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.quotas import ProjectUsage
+from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.changes import Changes
 from slipway_coordinator.storage.deliveries import Announcer, Deliveries

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import deliveries as _deliveries
 

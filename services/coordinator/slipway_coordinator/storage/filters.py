@@ -33,7 +33,7 @@ import sqlalchemy as sa
 from slipway.errors import ServiceError
 from slipway.files.json_documents import parse_json
 from slipway.texts import quoted
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage.schema import exports, labels
 
 _PAGED = re.compile(r"[a-z0-9._:/-]{1,300}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from slipway_coordinator.model.transitions import Event
+from slipway_coordinator.lifecycle.transitions import Event
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import events as _events
 

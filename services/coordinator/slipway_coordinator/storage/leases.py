@@ -16,8 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from slipway.planning.references import AttemptKey
-from slipway_coordinator.model.offers import Held, Offer
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.offers import Held, Offer
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import Events, InboxEvent
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.projects.gpu_seconds import GpuSeconds, LeaseTime

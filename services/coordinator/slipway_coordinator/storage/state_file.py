@@ -19,7 +19,7 @@ import pydantic
 
 from slipway.errors import ServiceError
 from slipway.files.regular_file import check_regular
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _BUSY_SECONDS = 5

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from slipway.observability import metrics
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage.deliveries import Delivery
 from slipway_coordinator.webhooks.cloud_events import EventType, event_body, event_id
 from slipway_coordinator.webhooks.receivers import Webhooks

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from slipway_coordinator.api.messages import export_summary
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 
 TYPE_PREFIX = "dev.slipway."
 MOST_BYTES = 64 << 10

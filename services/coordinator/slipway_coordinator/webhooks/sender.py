@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from slipway.errors import ServiceError
 from slipway.observability import metrics
 from slipway_coordinator.coordinator import Coordinator
-from slipway_coordinator.model.quotas import project_of_export
+from slipway_coordinator.lifecycle.quotas import project_of_export
 from slipway_coordinator.storage.deliveries import BATCH, Delivery
 from slipway_coordinator.webhooks.housekeeping import Housekeeping
 from slipway_coordinator.webhooks.lines import DOWN_AFTER, Line, report_loss

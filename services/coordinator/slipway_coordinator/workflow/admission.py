@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from slipway.registry import IMPORT
 from slipway.security.access.projects import CurrentProjects
-from slipway_coordinator.model.quotas import Unended, check_content, check_gpu_seconds, check_stored_bytes
-from slipway_coordinator.model.records import ExportRecord, TaskState
+from slipway_coordinator.lifecycle.quotas import Unended, check_content, check_gpu_seconds, check_stored_bytes
+from slipway_coordinator.lifecycle.records import ExportRecord, TaskState
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.workflow.feed import Call
 

@@ -10,7 +10,7 @@ from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID, _d
 from dbos import error as engine_errors
 
 from slipway.errors import ServiceError
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_coordinator.storage.database import IDLE_SECONDS
 from slipway_coordinator.storage.database_access import State
 from slipway_coordinator.workflow import workflow

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from slipway.errors import ServiceError
-from slipway_coordinator.model.changes import ChangeKind
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.changes import ChangeKind
+from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_coordinator.storage.changes import AT_ONCE, BEGINNING, Changes, NumberedChange, Position
 from slipway_coordinator.storage.filters import Predicate
 from slipway_protos.v1 import export_pb2

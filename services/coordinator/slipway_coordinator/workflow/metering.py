@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from slipway.artifacts import Manifest
 from slipway.errors import ModelExportError, ServiceError
-from slipway_coordinator.model.quotas import ProjectUsage
+from slipway_coordinator.lifecycle.quotas import ProjectUsage
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.journal import Journal
 from slipway_coordinator.storage.projects.stored_bytes import contents_of

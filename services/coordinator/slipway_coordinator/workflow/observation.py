@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from slipway.errors import Failure
 from slipway.observability import metrics, telemetry
 from slipway.planning.references import AttemptKey
-from slipway_coordinator.model.quotas import ProjectUsage
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.quotas import ProjectUsage
+from slipway_coordinator.lifecycle.records import AttemptRecord, ExportRecord, TaskRecord, TaskState
 
 if TYPE_CHECKING:
     from slipway_coordinator.broker.board import Board

@@ -14,9 +14,9 @@ from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
 from slipway.security.access import audit
 from slipway_coordinator.broker.board import Board
-from slipway_coordinator.model.offers import Offer
-from slipway_coordinator.model.records import ExportRecord
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.offers import Offer
+from slipway_coordinator.lifecycle.records import ExportRecord
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.events import Hub
 from slipway_coordinator.storage.journal import Journal

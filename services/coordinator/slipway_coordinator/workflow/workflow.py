@@ -27,9 +27,9 @@ from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
 from slipway.registry import plays
 from slipway.stage import Role
 from slipway.validation.findings import REJECTED
-from slipway_coordinator.model import gate, transitions
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
-from slipway_coordinator.model.recovery import (
+from slipway_coordinator.lifecycle import gate, transitions
+from slipway_coordinator.lifecycle.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.recovery import (
     NextAttempt,
     choose_profile,
     is_lasting,
@@ -37,8 +37,8 @@ from slipway_coordinator.model.recovery import (
     return_to_plan,
     with_guidance,
 )
-from slipway_coordinator.model.rules import RuleTable
-from slipway_coordinator.model.scheduling import AGAIN
+from slipway_coordinator.lifecycle.rules import RuleTable
+from slipway_coordinator.lifecycle.scheduling import AGAIN
 from slipway_coordinator.storage.inbox import InboxEvent
 
 log = logging.getLogger("slipway.coordinator.workflow")

@@ -13,7 +13,7 @@ from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.formats.registry import formats
 from slipway.rpc.values import dict_of, failure_of_status
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_protos.v1 import coordinator_pb2 as pb
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 from support.coordinators.artifact_places import PEOPLE, Place

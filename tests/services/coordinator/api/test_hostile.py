@@ -24,9 +24,9 @@ from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.worker_service import completion, worker_report
-from slipway_coordinator.model import transitions
-from slipway_coordinator.model.records import TaskRecord
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle import transitions
+from slipway_coordinator.lifecycle.records import TaskRecord
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.filters import page_start, page_token, parse_filter
 from slipway_protos.v1 import export_pb2 as pb
 from slipway_protos.v1 import worker_pb2

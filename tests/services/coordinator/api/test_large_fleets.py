@@ -15,7 +15,7 @@ from slipway.security.interceptor import current_principal
 from slipway.stage_call import StageCall
 from slipway_coordinator.api.coordinator_service import CoordinatorService
 from slipway_coordinator.broker.board import Board
-from slipway_coordinator.model.offers import Offer, WorkerReport
+from slipway_coordinator.lifecycle.offers import Offer, WorkerReport
 from slipway_protos.v1 import coordinator_pb2 as pb
 
 MOST_SECONDS = 0.015

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from slipway_coordinator.api.requests import PAGE_BYTES
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_protos.v1 import artifact_pb2, artifact_pb2_grpc, export_pb2_grpc
 from slipway_protos.v1 import export_pb2 as pb
 from support.coordinators.harness import DIGEST, Harness, tiny_export, tiny_task

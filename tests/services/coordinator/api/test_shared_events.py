@@ -10,7 +10,7 @@ import pytest
 from slipway_coordinator.api import messages as messages_module
 from slipway_coordinator.api.messages import ExportsEvents
 from slipway_coordinator.http.responses import ConvertedChanges
-from slipway_coordinator.model.changes import ChangeKind, ExportChange
+from slipway_coordinator.lifecycle.changes import ChangeKind, ExportChange
 from slipway_coordinator.storage.changes import NumberedChange, Position
 from slipway_coordinator.workflow.feed import FeedEvent
 from support.coordinators.harness import tiny_export, tiny_task

@@ -28,7 +28,7 @@ from slipway.settings import Settings
 from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.worker_service import worker_report
-from slipway_coordinator.model.records import ExportRecord, TaskState
+from slipway_coordinator.lifecycle.records import ExportRecord, TaskState
 from slipway_coordinator.workflow.admission import _will_use_gpu
 from slipway_protos.v1 import artifact_pb2, export_pb2, worker_pb2
 from slipway_protos.v1 import coordinator_pb2 as pb

@@ -16,8 +16,8 @@ from slipway.planning.references import AttemptKey
 from slipway.stage_call import Limits, StageCall
 from slipway_coordinator.broker import broker as broker_module
 from slipway_coordinator.broker.broker import Broker
-from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.offers import Answer, Granted, Held, Offer, WorkerReport
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.inbox import InboxEvent
 from slipway_coordinator.storage.journal import Journal

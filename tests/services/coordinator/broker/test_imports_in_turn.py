@@ -14,8 +14,8 @@ import pytest
 from slipway.registry import IMPORT
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.broker import Broker
-from slipway_coordinator.model.offers import Granted, Held, Offer, WorkerReport
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.offers import Granted, Held, Offer, WorkerReport
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.journal import Journal
 from slipway_coordinator.storage.leases import Ledger

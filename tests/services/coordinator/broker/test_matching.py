@@ -18,8 +18,8 @@ from slipway.requirements import Abilities, Needs, Requirements
 from slipway.rpc.values import failure_of_status
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.waiting import Waiting
-from slipway_coordinator.model.offers import Offer, offer_of, requirements_of
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.offers import Offer, offer_of, requirements_of
+from slipway_coordinator.lifecycle.records import AttemptRecord, ExportRecord, TaskRecord, TaskState
 from slipway_coordinator.workflow.periodic import Unserved
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 from slipway_tensorrt_build.format import builders

@@ -12,7 +12,7 @@ from slipway.requirements import Needs, Requirements
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.overview import MOST_GROUPS, Queue, Sight, WaitingGroup, WaitReason, seen_workers
-from slipway_coordinator.model.offers import Offer, WorkerReport
+from slipway_coordinator.lifecycle.offers import Offer, WorkerReport
 
 ALL = Sight(everything=True, project=lambda _: True)
 RED = Sight(everything=False, project=lambda project: project == "red")

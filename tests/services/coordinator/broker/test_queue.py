@@ -21,7 +21,7 @@ from slipway.stage_call import StageCall
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.shares import Shares
 from slipway_coordinator.broker.waiting import Waiting
-from slipway_coordinator.model.offers import Offer
+from slipway_coordinator.lifecycle.offers import Offer
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import DIGEST, Harness, state
 

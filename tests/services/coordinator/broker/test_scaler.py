@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipway.requirements import Needs, Requirements
-from slipway_coordinator.model.records import TaskRecord
+from slipway_coordinator.lifecycle.records import TaskRecord
 from slipway_protos.externalscaler import externalscaler_pb2 as scaler_pb2
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc

@@ -19,7 +19,7 @@ from slipway.security.access.projects import ProjectLimits, Projects
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.broker import Broker
-from slipway_coordinator.model.offers import Held, Offer, WorkerReport
+from slipway_coordinator.lifecycle.offers import Held, Offer, WorkerReport
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.journal import Journal
 from slipway_coordinator.storage.leases import Ledger

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from slipway.console import at_coordinator
-from slipway_coordinator.model.records import ExportState, TaskState
+from slipway_coordinator.lifecycle.records import ExportState, TaskState
 from support.coordinators.artifact_places import content, some_files
 from support.coordinators.event_readers import submit
 from support.coordinators.harness import tiny_export, tiny_task, wait_for

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from slipway_coordinator.http import responses
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 from support.coordinators.event_readers import Reader, submit
 from support.coordinators.harness import wait_for
 from support.coordinators.http_places import HttpPlace

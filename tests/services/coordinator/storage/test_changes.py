@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from slipway_coordinator.model.changes import ChangeKind
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.changes import ChangeKind
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.server import migrate
 from slipway_coordinator.storage import changes as changes_module
 from slipway_coordinator.storage.changes import BEGINNING, Position

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from slipway.errors import ServiceError
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.broker import Broker
-from slipway_coordinator.model.offers import Granted, Held, Offer, WorkerReport
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.offers import Granted, Held, Offer, WorkerReport
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.inbox import InboxEvent
 from slipway_coordinator.storage.journal import Journal

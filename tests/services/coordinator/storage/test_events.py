@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage.events import ENDED_CHANNELS_KEPT, Hub, WatchEvent
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import tiny_export, tiny_task

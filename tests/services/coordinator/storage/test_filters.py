@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway.errors import ServiceError
-from slipway_coordinator.model.records import ExportState
+from slipway_coordinator.lifecycle.records import ExportState
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import SqliteState
 from slipway_coordinator.storage.filters import in_projects, parse_filter, parse_predicate

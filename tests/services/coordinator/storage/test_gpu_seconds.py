@@ -14,8 +14,8 @@ from slipway.planning.references import AttemptKey
 from slipway.requirements import Needs, Requirements
 from slipway.security.access.projects import WINDOW_DAYS
 from slipway.stage_call import StageCall
-from slipway_coordinator.model.offers import Held, Offer
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.offers import Held, Offer
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.leases import Ledger

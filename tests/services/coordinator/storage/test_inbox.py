@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import Inbox, InboxEvent
 
 EXPORT = "projects/p/exports/x"

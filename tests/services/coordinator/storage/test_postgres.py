@@ -17,7 +17,7 @@ from slipway.rpc.messages import configuration_message
 from slipway_coordinator.api.export_service import new_record
 from slipway_coordinator.api.requests import page_of
 from slipway_coordinator.leadership.locks import AdvisoryLock, lock_of
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_coordinator.storage import database as database_module
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import PostgresState, state_at

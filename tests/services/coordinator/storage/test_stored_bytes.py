@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from slipway.artifacts import Manifest, ManifestFile
-from slipway_coordinator.model.quotas import ProjectUsage
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.quotas import ProjectUsage
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import state_at

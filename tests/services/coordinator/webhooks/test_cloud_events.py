@@ -12,7 +12,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 
 from slipway.errors import Failure
 from slipway.observability import metrics
-from slipway_coordinator.model.records import ExportRecord, ExportState, TaskState
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, TaskState
 from slipway_coordinator.storage.deliveries import Delivery
 from slipway_coordinator.webhooks.announcer import WebhookAnnouncer
 from slipway_coordinator.webhooks.cloud_events import MOST_BYTES, EventType, event_body, event_id

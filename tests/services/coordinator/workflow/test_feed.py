@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from slipway.errors import ServiceError
-from slipway_coordinator.model.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage import changes as changes_module
 from slipway_coordinator.storage.changes import BEGINNING, Position
 from slipway_coordinator.storage.database import Database

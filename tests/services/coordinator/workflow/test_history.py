@@ -15,7 +15,7 @@ from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
 from slipway.rpc.messages import configuration_of
 from slipway_coordinator.api.export_service import request_hash
-from slipway_coordinator.model.records import ExportState
+from slipway_coordinator.lifecycle.records import ExportState
 from slipway_coordinator.workflow.periodic import forget_old
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import DIGEST, Harness, state, tiny_export, tiny_task

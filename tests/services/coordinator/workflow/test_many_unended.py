@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway_coordinator import coordinator as coordinator_module
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord
 from support.coordinators.harness import Harness, state, tiny_export, tiny_task, wait_for
 
 _LIMIT_SECONDS = 2.0

@@ -16,7 +16,7 @@ from slipway.errors import ArtifactError, ServiceError
 from slipway.observability import metrics
 from slipway.security.access.projects import ProjectLimits, Projects
 from slipway_coordinator.broker.board import Board
-from slipway_coordinator.model.quotas import ProjectUsage, check_gpu_seconds
+from slipway_coordinator.lifecycle.quotas import ProjectUsage, check_gpu_seconds
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.journal import Journal
 from slipway_coordinator.workflow import metering

@@ -17,9 +17,9 @@ from slipway.artifacts.store import ActionResult
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
 from slipway.rpc.values import dict_of
-from slipway_coordinator.model.records import TaskRecord
-from slipway_coordinator.model.recovery import AS_PLANNED, is_lasting
-from slipway_coordinator.model.rules import load_rules
+from slipway_coordinator.lifecycle.records import TaskRecord
+from slipway_coordinator.lifecycle.recovery import AS_PLANNED, is_lasting
+from slipway_coordinator.lifecycle.rules import load_rules
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_protos.v1 import export_pb2
 from support.coordinators.attempts import failure

@@ -11,7 +11,7 @@ import pytest
 from slipway.configuration import parse
 from slipway.rpc.values import struct_of
 from slipway.sources.addresses import Allowed
-from slipway_coordinator.model import importing
+from slipway_coordinator.lifecycle import importing
 from slipway_protos.v1 import worker_pb2
 from support.coordinators.harness import Harness, states, wait_for
 from support.coordinators.liar import Liar

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
-from slipway_coordinator.model import transitions
-from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.lifecycle import transitions
+from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_coordinator.storage import schema
 from slipway_coordinator.storage.database_access import SqliteState
 from slipway_coordinator.workflow import engine

@@ -11,8 +11,8 @@ import pytest
 from slipway.configuration import parse
 from slipway.registry import IMPORT
 from slipway.rpc.values import failure_of_status
-from slipway_coordinator.model.importing import import_task
-from slipway_coordinator.model.records import TaskRecord
+from slipway_coordinator.lifecycle.importing import import_task
+from slipway_coordinator.lifecycle.records import TaskRecord
 from slipway_coordinator.workflow import engine
 from slipway_protos.v1 import export_pb2, worker_pb2
 from support.coordinators.harness import DIGEST, Harness, state, states, tiny_export, tiny_task, wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipway.rpc.values import dict_of, failure_of_status
-from slipway_coordinator.model.rules import load_rules
+from slipway_coordinator.lifecycle.rules import load_rules
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task, wait_for, watch
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from slipway.security.access.projects import WINDOW_DAYS
-from slipway_coordinator.model.quotas import project_of_export
+from slipway_coordinator.lifecycle.quotas import project_of_export
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.schema import gpu_seconds as _gpu_seconds
 

@@ -18,9 +18,11 @@ from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.experts import EXPERT
 from slipway_quantize.model_weights import LinearWeight, map_tensor
 
-_PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
-"""Place of an expert's matrix among gate, up and down, by its name."""
-_STACKS = ("gate_up_proj", "down_proj")
+_GATE, _UP, _DOWN = 0, 1, 2
+_PARTS = {"gate_proj": _GATE, "w1": _GATE, "up_proj": _UP, "w3": _UP, "down_proj": _DOWN, "w2": _DOWN}
+"""What an expert's matrix is, by its name."""
+_GATED, _PLAIN = ("gate_up_proj", "down_proj"), ("up_proj", "down_proj")
+"""Stacks of a module of experts, with gates and without (Nemotron-H)."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _SHOWN = 8
 
@@ -30,27 +32,36 @@ class Experts:
 
     Args:
         module: Their module; its ``forward`` is replaced, and its stacks are dropped.
-        matrices: Gate, up and down of each expert.
+        matrices: Gate (if the experts have one), up and down of each expert.
     """
 
-    def __init__(self, module: Any, matrices: Sequence[tuple[Layer, Layer, Layer]]) -> None:
+    def __init__(self, module: Any, matrices: Sequence[Mapping[int, Layer]]) -> None:
         self._module, self._matrices = module, matrices
-        for name in _STACKS:
+        for name in _stacks(module):
             module._parameters[name] = torch.nn.Parameter(torch.empty(0), requires_grad=False)
         module.forward = self._forward
 
     def _forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums of the results of each position's experts. (positions, H), (positions, k), (positions, k)."""
         results = torch.zeros_like(hidden_states)
-        for number, (gate, up, down) in enumerate(self._matrices):
+        for number, matrices in enumerate(self._matrices):
             positions, places = torch.where(top_k_index == number)
             if not len(positions):
                 continue
-            inputs = hidden_states[positions]  # one tensor, so that gate and up share what is observed of it
-            inner = self._module._apply_gate(torch.cat([gate.forward(inputs), up.forward(inputs)], dim=-1))
-            weighted = down.forward(inner) * top_k_weights[positions, places, None]
+            inner = self._activate(matrices, hidden_states[positions])
+            weighted = matrices[_DOWN].forward(inner) * top_k_weights[positions, places, None]
             results = results.index_add(0, positions, weighted.to(results.dtype))
         return results
+
+    def _activate(self, matrices: Mapping[int, Layer], inputs: Tensor) -> Tensor:
+        """Return what an expert's second product gets. (positions, H) → (positions, I)."""
+        up = matrices[_UP].forward(inputs)
+        if _GATE not in matrices:
+            activated: Tensor = self._module.act_fn(up)
+            return activated
+        # The same tensor, so that gate and up share what is observed of it.
+        gated: Tensor = self._module._apply_gate(torch.cat([matrices[_GATE].forward(inputs), up], dim=-1))
+        return gated
 
 
 def put_experts(model: Any, experts: Sequence[LinearWeight], tensors: Mapping[str, TensorInfo]) -> dict[str, Layer]:
@@ -73,19 +84,27 @@ def put_experts(model: Any, experts: Sequence[LinearWeight], tensors: Mapping[st
     made: dict[str, Layer] = {}
     for path, module in model.named_modules():
         layer = _LAYER.search(f"{path}.")
-        if layer is None or not set(_STACKS) <= module._parameters.keys():
+        if layer is None or not _stacks(module):
             continue
         _require_known(module)
         own = stored.get(int(layer[1]), {})
+        wanted = {_GATE, _UP, _DOWN} if module.has_gate else {_UP, _DOWN}
         matrices = []
         for number in range(module.num_experts):
             parts = own.get(number, {})
-            if len(parts) != len(set(_PARTS.values())):
+            if parts.keys() != wanted:
                 raise ValueError(f"no file has all matrices of expert {number} of {path!r}")
-            matrices.append(tuple(_layer(parts[place], tensors) for place in sorted(parts)))
-        Experts(module, matrices)  # type: ignore[arg-type]  # three in each, as was just checked
-        made |= {layer.name: layer for expert in matrices for layer in expert}
+            matrices.append({place: _layer(parts[place], tensors) for place in sorted(parts)})
+        Experts(module, matrices)
+        made |= {layer.name: layer for expert in matrices for layer in expert.values()}
     return made
+
+
+def _stacks(module: Any) -> tuple[str, ...]:
+    """Return the names of a module's stacks of experts; none for another module."""
+    if getattr(module, "num_experts", None) is None:
+        return ()
+    return next((names for names in (_GATED, _PLAIN) if set(names) <= module._parameters.keys()), ())
 
 
 def _layer(weight: LinearWeight, tensors: Mapping[str, TensorInfo]) -> Layer:
@@ -95,8 +114,9 @@ def _layer(weight: LinearWeight, tensors: Mapping[str, TensorInfo]) -> Layer:
 
 
 def _require_known(module: Any) -> None:
-    """Refuse experts that compute otherwise than by gate, up and down, without biases."""
-    known = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+    """Refuse experts that compute otherwise than by up and down, with a gate or without, and without biases."""
+    known = {"has_gate": _stacks(module) == _GATED, "has_bias": False, "is_transposed": False}
+    known |= {"is_concatenated": True} if known["has_gate"] else {}
     odd = [name for name, value in known.items() if getattr(module, name, None) is not value]
     if odd or getattr(module, "has_post_expert_norm", False):
         raise ValueError(f"experts of the class {type(module).__name__} compute in a way that is not known here")

@@ -13,7 +13,7 @@ from slipway.registry import IMPORT, known_stage, plays
 from slipway.requirements import ANY, Abilities, Needs, Placement, Requirements
 from slipway.stage import Role
 from slipway.stage_call import Limits, StageCall
-from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.lifecycle.records import ExportRecord, TaskRecord
 
 # Add headroom after an out-of-memory kill: the recorded peak is only a lower bound.
 _AFTER_SHORTAGE = 1.5

@@ -17,9 +17,9 @@ from slipway.formats.registry import formats
 from slipway.levels import LEVELS
 from slipway.reasons import REASONS
 from slipway.registry import known_stage, load_stage
-from slipway_coordinator.model.records import AttemptRecord, Resources, TaskState
-from slipway_coordinator.model.recovery import choose_profile, recover, with_guidance
-from slipway_coordinator.model.rules import Profile, Rule, default_rules, load_rules
+from slipway_coordinator.lifecycle.records import AttemptRecord, Resources, TaskState
+from slipway_coordinator.lifecycle.recovery import choose_profile, recover, with_guidance
+from slipway_coordinator.lifecycle.rules import Profile, Rule, default_rules, load_rules
 from support.coordinators.attempts import START, chain, failure, names
 
 STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "reference", "validate")

@@ -127,7 +127,7 @@ class AttemptRecord(_Record):
 
     ``rule`` and ``note`` name the recovery rule that led to it and what that changed. ``epoch`` is that of its lease,
     ``lost_epoch`` that of the lease before. ``losses`` counts its workers that fell silent unannounced, ``departures`` those
-    that had reported their shutdown before. ``not_before`` and ``avoid`` are as in :class:`~slipway_coordinator.model.offers.Offer`.
+    that had reported their shutdown before. ``not_before`` and ``avoid`` are as in :class:`~slipway_coordinator.lifecycle.offers.Offer`.
     """
 
     number: int

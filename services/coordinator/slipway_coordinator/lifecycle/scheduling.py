@@ -8,8 +8,15 @@ from typing import Any, NamedTuple
 from slipway.errors import Failure, StageError
 from slipway.planning.references import VALIDATION, Source, parse_reference, producers
 from slipway.validation.inputs import input_of, output_of
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, ExportState, Resources, TaskRecord, TaskState
-from slipway_coordinator.model.recovery import NextAttempt
+from slipway_coordinator.lifecycle.records import (
+    AttemptRecord,
+    ExportRecord,
+    ExportState,
+    Resources,
+    TaskRecord,
+    TaskState,
+)
+from slipway_coordinator.lifecycle.recovery import NextAttempt
 
 AGAIN = "outputs-made-again"
 """Name of the rule by which a task that succeeded runs again."""

@@ -13,10 +13,10 @@ from slipway.planning.plan import plan
 from slipway.rpc.messages import configuration_message
 from slipway.sources.addresses import Allowed
 from slipway_coordinator.api.export_service import new_record
-from slipway_coordinator.model import transitions
-from slipway_coordinator.model.records import ExportRecord, ExportState, Resources, TaskRecord, TaskState
-from slipway_coordinator.model.recovery import NextAttempt
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle import transitions
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, Resources, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.recovery import NextAttempt
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_protos.v1 import export_pb2
 
 BASE, ADAPTER, OTHER = ("sha256:" + digit * 64 for digit in "abc")

@@ -18,10 +18,10 @@ from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.planning.references import producers
 from slipway.registry import IMPORT
 from slipway.validation.findings import failure_prefix
-from slipway_coordinator.model.importing import check_outputs, check_texts, with_sources
-from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord, TaskState
-from slipway_coordinator.model.recovery import NextAttempt
-from slipway_coordinator.model.scheduling import advance, deliver_as, end_unbegun, queue_attempt, queue_next
+from slipway_coordinator.lifecycle.importing import check_outputs, check_texts, with_sources
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.recovery import NextAttempt
+from slipway_coordinator.lifecycle.scheduling import advance, deliver_as, end_unbegun, queue_attempt, queue_next
 
 MOST_LOSSES = 5
 """Workers in a row that may fall silent on one attempt before it fails: enough for a few bad machines, too few to wear out a cluster."""

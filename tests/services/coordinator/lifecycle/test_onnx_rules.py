@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from slipway_coordinator.model.records import AttemptRecord, TaskState
-from slipway_coordinator.model.recovery import recover, with_guidance
-from slipway_coordinator.model.rules import Profile, default_rules
+from slipway_coordinator.lifecycle.records import AttemptRecord, TaskState
+from slipway_coordinator.lifecycle.recovery import recover, with_guidance
+from slipway_coordinator.lifecycle.rules import Profile, default_rules
 from slipway_onnx_export.params import ENGINE_OPSETS
 from support.coordinators.attempts import chain, failure
 

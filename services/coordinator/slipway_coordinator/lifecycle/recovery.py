@@ -18,8 +18,8 @@ from slipway.errors import Failure
 from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.reasons import REASONS, Category
 from slipway.texts import counted
-from slipway_coordinator.model.records import AttemptRecord, Resources, TaskRecord, TaskState
-from slipway_coordinator.model.rules import Profile, Rule, RuleTable, default_rules
+from slipway_coordinator.lifecycle.records import AttemptRecord, Resources, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.rules import Profile, Rule, RuleTable, default_rules
 
 _NAME = re.compile(r"\{(\w+)\}")
 _LARGE_MODEL_BYTES = 16 << 30

@@ -22,7 +22,7 @@ from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT
 from slipway.texts import one_line, quoted
 from slipway.validation.inputs import HELDOUT, TEST_INPUTS
-from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.lifecycle.records import ExportRecord, TaskRecord
 
 TASK = "import"
 _LABEL_NAME_LENGTH, _LABEL_LENGTH = 100, 500

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.errors import Failure
-from slipway_coordinator.model import transitions
-from slipway_coordinator.model.records import ExportRecord, ExportState, TaskState
-from slipway_coordinator.model.recovery import NextAttempt
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle import transitions
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, TaskState
+from slipway_coordinator.lifecycle.recovery import NextAttempt
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from support.coordinators.harness import tiny_export, tiny_task
 
 OOPS = Failure(reason="STAGE_ERROR", message="oops")

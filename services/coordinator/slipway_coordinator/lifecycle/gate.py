@@ -22,8 +22,8 @@ from slipway.stage import Role
 from slipway.texts import one_line
 from slipway.validation.findings import TOO_COARSE, failure_prefix, warning_prefix
 from slipway.validation.verdicts import Answer
-from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord, TaskState
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 
 FALLBACK = "fallback"
 MODULES = "modules"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from slipway.errors import Failure
-from slipway_coordinator.model import gate, transitions
-from slipway_coordinator.model.records import ExportRecord, ExportState, TaskRecord, TaskState
-from slipway_coordinator.model.recovery import NextAttempt
-from slipway_coordinator.model.rules import default_rules
-from slipway_coordinator.model.scheduling import AGAIN
-from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.lifecycle import gate, transitions
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.recovery import NextAttempt
+from slipway_coordinator.lifecycle.rules import default_rules
+from slipway_coordinator.lifecycle.scheduling import AGAIN
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.workflow.workflow import decide
 from support.coordinators.harness import tiny_export
 

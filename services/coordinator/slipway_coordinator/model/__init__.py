@@ -1,1 +1,0 @@
-"""An export as data: records, states, transitions and recovery. Pure."""
