@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from slipway.configuration.export import ExportConfiguration
 from slipway.configuration.layers import ENVIRONMENT
-from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.schema import default, keys, values
 from slipway.settings import Settings
 from slipway.settings.sections import Listed, field_meanings

@@ -1,13 +1,13 @@
-"""The configuration of an export: one frozen model, read from a YAML file, ``EXPORT_*`` variables and command-line flags.
+"""The configuration of an export: frozen, and read from a YAML file, ``EXPORT_*`` variables and command-line flags.
 
 :func:`load` reads all three (later ones win) and reports every problem at once. :func:`parse` checks plain data that arrives
 another way, for example over the network, by the same rules.
 """
 
+from slipway.configuration.export import ExportConfiguration
 from slipway.configuration.formats import FormatsConfiguration
 from slipway.configuration.layers import ENVIRONMENT
 from slipway.configuration.loading import LoadedConfiguration, load, parse
-from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.sections import (
     BaseModelConfiguration,
     CheckpointConfiguration,

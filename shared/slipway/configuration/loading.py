@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError as PydanticError
 
+from slipway.configuration.export import ExportConfiguration, cautions
 from slipway.configuration.flags import read_flags
 from slipway.configuration.layers import (
     MOST_PROBLEMS,
@@ -20,7 +21,6 @@ from slipway.configuration.layers import (
     read_environment,
     read_yaml,
 )
-from slipway.configuration.model import ExportConfiguration, cautions
 from slipway.configuration.schema import default, is_table, keys, sections, unknown_setting
 from slipway.configuration.values import is_none
 from slipway.files.paths import has_unknown_home, is_address, user_path

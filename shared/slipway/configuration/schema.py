@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from slipway.configuration.model import ExportConfiguration
+from slipway.configuration.export import ExportConfiguration
 from slipway.formats.registry import formats, levels, refused_format
 from slipway.settings.problems import Problem
 from slipway.settings.sections import Level, Listed, is_section, plain_type

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from slipway.configuration import parse
-from slipway.configuration.model import cautions
+from slipway.configuration.export import cautions
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
