@@ -19,10 +19,10 @@ from starlette.routing import Route
 
 from slipway.console import pages
 from slipway.console.asking import pages as asking
-from slipway.console.exports import Exports
+from slipway.console.place import Place
 from slipway.console.questions import Question
 from slipway.console.rendering import HEADERS, ROOT, page, rendered
-from slipway.console.signing_in import ExportsOf, given_token, sign_in, sign_in_page, sign_out, token_of
+from slipway.console.signing_in import PlaceOf, given_token, sign_in, sign_in_page, sign_out, token_of
 from slipway.console.wish import Wish
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.rpc.http_status import http_status
@@ -39,27 +39,27 @@ _STOP_ASKING = 286
 """htmx shows what comes with this status, and does not ask again."""
 _STATIC = {"console.css": "text/css; charset=utf-8", "htmx.min.js": "text/javascript; charset=utf-8"}
 
-_Page = Callable[[Request, Exports], Response]
-_Form = Callable[[Request, Exports, Any], Response]
+_Page = Callable[[Request, Place], Response]
+_Form = Callable[[Request, Place, Any], Response]
 Fields = list[tuple[str, str]]
 
 
-def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
+def console(place_of: PlaceOf, *, signing_in: bool = False) -> Starlette:
     """Return the console.
 
     Args:
-        exports_of: Returns the exports that the caller of a request may see.
+        place_of: Returns the place as the caller of a request may see it.
         signing_in: Whether callers sign in; an error with the reason ``UNAUTHENTICATED`` then leads them there.
     """
 
-    def exports_for(request: Request) -> Exports:
+    def place_for(request: Request) -> Place:
         token = token_of(request) if signing_in else ""
         request.state.signed_in = bool(token)
-        return exports_of(request, token)
+        return place_of(request, token)
 
     def shown(handler: _Page) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            return await run_in_threadpool(handler, request, exports_for(request))
+            return await run_in_threadpool(handler, request, place_for(request))
 
         return endpoint
 
@@ -68,13 +68,13 @@ def console(exports_of: ExportsOf, *, signing_in: bool = False) -> Starlette:
     ) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             form = read(await fields_of(request, most=most))
-            return await run_in_threadpool(handler, request, exports_for(request), form)
+            return await run_in_threadpool(handler, request, place_for(request), form)
 
         return endpoint
 
     async def signed_in(request: Request) -> Response:
         fields = dict(await fields_of(request))
-        return await run_in_threadpool(sign_in, request, fields, exports_of(request, given_token(fields)))
+        return await run_in_threadpool(sign_in, request, fields, place_of(request, given_token(fields)))
 
     async def asked_to_sign_in(request: Request) -> Response:
         return sign_in_page(request)

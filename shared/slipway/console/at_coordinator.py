@@ -18,7 +18,7 @@ from slipway.client import Client
 from slipway.client.artifacts import ProjectArtifacts
 from slipway.client.calls import DEFAULT_PROJECT, BlockingCalls, export_name, list_request
 from slipway.configuration import ExportConfiguration
-from slipway.console.exports import (
+from slipway.console.place import (
     CANCEL,
     DELETE,
     RETRY,
@@ -144,8 +144,8 @@ def _look_after(_: str, followed: _Followed) -> None:
         followed.ended.wait(left)
 
 
-class CoordinatorExports:
-    """The exports of a coordinator.
+class CoordinatorPlace:
+    """A coordinator as a place of exports.
 
     Args:
         calls: The caller's connection.
@@ -165,7 +165,7 @@ class CoordinatorExports:
         self._following = following or Following()
 
     @property
-    def place(self) -> str:
+    def name(self) -> str:
         """Name of the coordinator."""
         return self._address or "coordinator"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from slipway.configuration import LoadedConfiguration
-from slipway.console.exports import STATES_AT_END
+from slipway.console.place import STATES_AT_END
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.exporting.interruption import Interruption
 from slipway.progress.observer import Observer

@@ -14,7 +14,8 @@ from slipway.artifacts import Artifacts, ManifestFile
 from slipway.artifacts.opening import blobs_of, open_store
 from slipway.client.calls import DEFAULT_PROJECT
 from slipway.configuration import LoadedConfiguration
-from slipway.console.exports import (
+from slipway.console.jobs import Job, Jobs
+from slipway.console.place import (
     CANCEL,
     DELETE,
     RETRY,
@@ -27,7 +28,6 @@ from slipway.console.exports import (
     Table,
     shown_message,
 )
-from slipway.console.jobs import Job, Jobs
 from slipway.console.questions import Questions
 from slipway.console.wish import Wish
 from slipway.embedded.local_exports import LocalExport, delete_local_export, local_export, local_exports
@@ -52,15 +52,15 @@ _PAGE = 50
 _LATER = "its sources are read when the export begins; sizes and checks are known then"
 
 
-class MachineExports:
-    """The exports of this machine; those that it runs end with :meth:`close`, and can be continued.
+class MachinePlace:
+    """This machine as a place of exports; those that it runs end with :meth:`close`, and can be continued.
 
     Args:
         settings: Settings of this machine, without a coordinator.
         environment: Has the ``EXPORT_*`` variables.
     """
 
-    place = "this machine"
+    name = "this machine"
     is_here = True
     options: Sequence[str] = ()
     project = ""

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 
 from slipway.advice.offers import Offer
 from slipway.console.downloads import tar_bytes, tar_of
-from slipway.console.exports import DELETE, Exports, Listing, Shown
+from slipway.console.place import DELETE, Listing, Place, Shown
 from slipway.console.rendering import HEADERS, REPORT_HEADERS, ROOT, page, rendered
 from slipway.console.reports import changed_settings, differences, findings_of, report_of, side_by_side
 from slipway.console.wish import Wish
@@ -45,21 +45,21 @@ _SAID = {
 _MOVING = frozenset({"queued", "running", "cancelling", "starting", "delivering"})
 
 
-def list_page(request: Request, exports: Exports) -> Response:
+def list_page(request: Request, place: Place) -> Response:
     """Show the list."""
-    return page(request, exports, "list", **_listed(request, exports))
+    return page(request, place, "list", **_listed(request, place))
 
 
-def list_rows(request: Request, exports: Exports) -> Response:
+def list_rows(request: Request, place: Place) -> Response:
     """Return the rows of the list alone, which the page asks for while something runs."""
-    return HTMLResponse(rendered("rows", **_listed(request, exports)), headers=HEADERS)
+    return HTMLResponse(rendered("rows", **_listed(request, place)), headers=HEADERS)
 
 
-def _listed(request: Request, exports: Exports) -> dict[str, Any]:
+def _listed(request: Request, place: Place) -> dict[str, Any]:
     after, wanted = (request.query_params.get(name, "") for name in ("after", "filter"))
     listing, failure = Listing(()), None
     try:
-        listing = exports.listed(after, filter=wanted)
+        listing = place.listed(after, filter=wanted)
     except ModelExportError as error:
         if not wanted or error.reason != "REQUEST_INVALID":
             raise
@@ -71,105 +71,105 @@ def _listed(request: Request, exports: Exports) -> dict[str, Any]:
     return {"listing": listing, "moving": moving, "chosen": chosen, **about}
 
 
-def new_page(request: Request, exports: Exports) -> Response:
+def new_page(request: Request, place: Place) -> Response:
     """Show the form of a new export."""
-    return page(request, exports, "new", **_form(Wish.of(request.query_params.multi_items()), exports), failure=None)
+    return page(request, place, "new", **_form(Wish.of(request.query_params.multi_items()), place), failure=None)
 
 
-def planned_page(request: Request, exports: Exports, wish: Wish) -> Response:
+def planned_page(request: Request, place: Place, wish: Wish) -> Response:
     """Show the form with what would be made, for browsers without scripts."""
-    form = _form(wish, exports)
-    return page(request, exports, "new", **{**form, **_plan(exports, wish), "wish": form["wish"]})
+    form = _form(wish, place)
+    return page(request, place, "new", **{**form, **_plan(place, wish), "wish": form["wish"]})
 
 
-def refused_form(request: Request, exports: Exports, wish: Wish, error: ModelExportError) -> Response:
+def refused_form(request: Request, place: Place, wish: Wish, error: ModelExportError) -> Response:
     """Show the form again, with what was wrong."""
     values = {"planned": None, "command": "", "offers_again": False, "failure": error.failure()}
-    return page(request, exports, "new", status=HTTPStatus.UNPROCESSABLE_ENTITY, **{**_form(wish, exports), **values})
+    return page(request, place, "new", status=HTTPStatus.UNPROCESSABLE_ENTITY, **{**_form(wish, place), **values})
 
 
-def _form(wish: Wish, exports: Exports) -> dict[str, Any]:
+def _form(wish: Wish, place: Place) -> dict[str, Any]:
     runs, bases = list[str](), list[str]()
-    if exports.is_here:
+    if place.is_here:
         with contextlib.suppress(ModelExportError, OSError):
             for subject in find_subjects(Path.cwd())[0][:_MOST_RUNS]:
                 (bases if subject.plain else runs).append(subject.path)
     elif not wish.project:
-        wish = replace(wish, project=exports.project or _only_project(exports))
+        wish = replace(wish, project=place.project or _only_project(place))
     wish = replace(wish, form=uuid.uuid4().hex)
     about = {"runs": runs, "bases": bases, "targets": TARGETS, "plan": None, "planned": None, "command": ""}
-    return {"wish": wish, "offered": _offered(wish, exports), **about}
+    return {"wish": wish, "offered": _offered(wish, place), **about}
 
 
-def _only_project(exports: Exports) -> str:
+def _only_project(place: Place) -> str:
     """Return the project of all exports that the caller sees first; empty if there are several."""
-    projects = {entry.project for entry in exports.listed().entries}
+    projects = {entry.project for entry in place.listed().entries}
     return projects.pop() if len(projects) == 1 else ""
 
 
-def _offered(wish: Wish, exports: Exports) -> list[tuple[str, str, Sequence[Offer]]]:
+def _offered(wish: Wish, place: Place) -> list[tuple[str, str, Sequence[Offer]]]:
     """Return the outputs to choose from, by the titles of their formats, each title with why none of its outputs can be made."""
-    found = exports.offered(wish)
+    found = place.offered(wish)
     groups = [(title, tuple(group)) for title, group in groupby(found, key=lambda each: each.title)]
     return [
         (title, group[0].unfit if len({each.unfit for each in group}) == 1 else "", group) for title, group in groups
     ]
 
 
-def check(request: Request, exports: Exports, wish: Wish) -> Response:  # noqa: ARG001 - as all pages
+def check(request: Request, place: Place, wish: Wish) -> Response:  # noqa: ARG001 - as all pages
     """Return what an export would do, for the form; the outputs with their sizes too, if the model has changed."""
-    values = _plan(exports, wish)
+    values = _plan(place, wish)
     values["offers_again"] = wish.seen != wish.model
     if values["offers_again"]:
-        values["offered"] = _offered(wish, exports)
+        values["offered"] = _offered(wish, place)
     return HTMLResponse(rendered("check", **values), headers=HEADERS)
 
 
-def _plan(exports: Exports, wish: Wish) -> dict[str, Any]:
+def _plan(place: Place, wish: Wish) -> dict[str, Any]:
     values: dict[str, Any] = {"planned": None, "failure": None, "command": "", "wish": wish, "offers_again": False}
     if not wish.is_empty:
-        values["command"] = wish.command(*exports.options)
+        values["command"] = wish.command(*place.options)
         try:
-            values["planned"] = exports.planned(wish)
+            values["planned"] = place.planned(wish)
         except ModelExportError as error:
             values["failure"] = error.failure()
     return values
 
 
-def create(request: Request, exports: Exports, wish: Wish) -> Response:
+def create(request: Request, place: Place, wish: Wish) -> Response:
     """Begin an export, and go to its page; show the form again if it cannot begin."""
     try:
         if wish.is_empty:
             raise ConfigurationError(
                 "no training run and no base model is named", reason="CONFIGURATION_INVALID", remedy="name one of them"
             )
-        project, export = exports.start(wish)
+        project, export = place.start(wish)
     except ModelExportError as error:
-        return refused_form(request, exports, wish, error)
+        return refused_form(request, place, wish, error)
     return _see(f"/projects/{project}/exports/{export}")
 
 
-def export_page(request: Request, exports: Exports) -> Response:
+def export_page(request: Request, place: Place) -> Response:
     """Show one export; under its own name once it has one."""
-    shown = exports.shown(**request.path_params)
+    shown = place.shown(**request.path_params)
     if shown.entry.id != request.path_params["export"]:
         return _see(f"/projects/{shown.entry.project}/exports/{shown.entry.id}")
-    return page(request, exports, "export", **_live(exports, shown), again=_again(exports, shown))
+    return page(request, place, "export", **_live(place, shown), again=_again(place, shown))
 
 
-def live(request: Request, exports: Exports) -> Response:
+def live(request: Request, place: Place) -> Response:
     """Return the moving part of an export's page; tell the browser to load the page again when the state is another."""
-    shown = exports.shown(**request.path_params)
+    shown = place.shown(**request.path_params)
     headers = dict(HEADERS)
     if request.query_params.get("state") != shown.entry.state:
         headers["hx-refresh"] = "true"
-    values = _live(exports, shown)
+    values = _live(place, shown)
     values["said_again"] = request.query_params.get("said") != values["said"]
     return HTMLResponse(rendered("live", **values), headers=headers)
 
 
-def _live(exports: Exports, shown: Shown) -> dict[str, Any]:
-    found = findings_of(exports, shown)
+def _live(place: Place, shown: Shown) -> dict[str, Any]:
+    found = findings_of(place, shown)
     said = _said(shown)
     query = urlencode({"state": shown.entry.state, "said": said})
     about = {"outputs": found.outputs, "warnings": found.warnings, "missing": found.failure}
@@ -183,50 +183,50 @@ def _said(shown: Shown) -> str:
     return f"The export {said}{f': {running}' if running else ''}."
 
 
-def _again(exports: Exports, shown: Shown) -> str:
+def _again(place: Place, shown: Shown) -> str:
     """Return the query of a form like the one that made an export; empty if its sources are not named."""
     message = shown.message
     if message is None:
         return ""
     named = {"run": message.configuration.checkpoint.path, "base": message.configuration.base_model.name}
     stored = {"run": message.sources.get("adapter", ""), "base": message.sources.get("base", "")}
-    if not exports.is_here:  # a path would be one of the machine from which it was sent
+    if not place.is_here:  # a path would be one of the machine from which it was sent
         named = {name: value if is_url(value) else stored[name] for name, value in named.items()}
     if not any(named.values()):
         return ""
     outputs = map(split_output, requested_formats(message))
     fields = [*named.items(), *(("formats", f"{name}:{level or 'none'}") for name, level in outputs)]
     fields += [("settings", "\n".join(changed_settings(message)))]
-    fields += [("project", shown.entry.project)] if not exports.is_here else []
+    fields += [("project", shown.entry.project)] if not place.is_here else []
     return urlencode([(name, value) for name, value in fields if value])
 
 
-def act(request: Request, exports: Exports) -> Response:
+def act(request: Request, place: Place) -> Response:
     """Cancel, retry or delete an export, and go to its page, or to the list."""
     project, export, action = (request.path_params[name] for name in ("project", "export", "action"))
-    exports.act(project, export, action)
+    place.act(project, export, action)
     return _see("/" if action == DELETE else f"/projects/{project}/exports/{export}")
 
 
-def report(request: Request, exports: Exports) -> Response:
+def report(request: Request, place: Place) -> Response:
     """Show the report of an export, as it is delivered with the outputs."""
-    found = report_of(exports, exports.shown(**request.path_params))
+    found = report_of(place, place.shown(**request.path_params))
     if found is None:
         raise ServiceError("the export has not ended", reason="EXPORT_STATE", remedy="wait for its end")
     return HTMLResponse(report_page(found), headers=REPORT_HEADERS)
 
 
-def download(request: Request, exports: Exports) -> Response:
+def download(request: Request, place: Place) -> Response:
     """Send an output as a tar."""
     output = request.path_params["output"]
     project = request.path_params["project"]
-    message = exports.shown(project, request.path_params["export"]).message
+    message = place.shown(project, request.path_params["export"]).message
     digest = delivered_formats(message).get(output, "") if message is not None else ""
     if not digest:
         raise ServiceError(
             f"the export has no output {output!r}", reason="ARTIFACT_NOT_FOUND", remedy="look at its outputs"
         )
-    with exports.artifacts(project) as store:
+    with place.artifacts(project) as store:
         manifest = store.manifest(digest)
     name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in output)
     headers = {
@@ -236,7 +236,7 @@ def download(request: Request, exports: Exports) -> Response:
     }
     if request.method == "HEAD":
         return Response(headers=headers, media_type="application/x-tar")
-    chunks = _told(tar_of(manifest, name, lambda file: exports.content(project, digest, file)), output)
+    chunks = _told(tar_of(manifest, name, lambda file: place.content(project, digest, file)), output)
     return StreamingResponse(chunks, media_type="application/x-tar", headers=headers)
 
 
@@ -249,7 +249,7 @@ def _told(chunks: Iterator[bytes], output: str) -> Iterator[bytes]:
         raise
 
 
-def compare(request: Request, exports: Exports) -> Response:
+def compare(request: Request, place: Place) -> Response:
     """Show two exports side by side."""
     names = request.query_params.getlist("export")
     if len(names) != _COMPARED or any("/" not in name for name in names):
@@ -258,14 +258,14 @@ def compare(request: Request, exports: Exports) -> Response:
             reason="REQUEST_INVALID",
             remedy="choose two of the list, and compare them",
         )
-    a, b = (exports.shown(*name.split("/", 1)) for name in names)
-    outputs = side_by_side(findings_of(exports, a).outputs, findings_of(exports, b).outputs)
-    return page(request, exports, "compare", a=a, b=b, outputs=outputs, differences=differences(a.message, b.message))
+    a, b = (place.shown(*name.split("/", 1)) for name in names)
+    outputs = side_by_side(findings_of(place, a).outputs, findings_of(place, b).outputs)
+    return page(request, place, "compare", a=a, b=b, outputs=outputs, differences=differences(a.message, b.message))
 
 
-def machines(request: Request, exports: Exports) -> Response:
+def machines(request: Request, place: Place) -> Response:
     """Show the machines that do the work."""
-    return page(request, exports, "machines", machines=exports.machines())
+    return page(request, place, "machines", machines=place.machines())
 
 
 def _see(path: str) -> Response:

@@ -11,7 +11,7 @@ from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from slipway.console.exports import Exports
+from slipway.console.place import Place
 from slipway.results.report.environment import html_environment
 
 ROOT = "/ui"
@@ -62,21 +62,21 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def page(
-    request: Request, exports: Exports | None, template: str, *, status: int = HTTPStatus.OK, **values: Any
+    request: Request, place: Place | None, template: str, *, status: int = HTTPStatus.OK, **values: Any
 ) -> HTMLResponse:
     """Return a whole page.
 
     Args:
         request: The request; its path says which page of the navigation it is.
-        exports: The place whose exports it shows; None for a page that shows none.
+        place: The place whose exports it shows; None for a page that shows none.
         template: Name of the template.
         status: HTTP status.
         values: Values of the template.
     """
     about = {
         "page": request.url.path.removeprefix(ROOT) or "/",
-        "place": exports.place if exports else "",
-        "is_here": exports is not None and exports.is_here,
+        "place": place.name if place else "",
+        "is_here": place is not None and place.is_here,
         "signed_in": getattr(request.state, "signed_in", False),
     }
     return HTMLResponse(rendered(template, **about, **values), status_code=status, headers=HEADERS)

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from slipway.artifacts import Artifacts
 from slipway.configuration import ExportConfiguration
-from slipway.console.exports import Exports, Shown
+from slipway.console.place import Place, Shown
 from slipway.errors import Failure, ModelExportError
 from slipway.results.outcome import delivered_formats
 from slipway.results.report import figures
@@ -49,7 +49,7 @@ class Output:
     digest: str = ""
 
 
-def report_of(exports: Exports, shown: Shown) -> Report | None:
+def report_of(place: Place, shown: Shown) -> Report | None:
     """Return the report of an export; None before its record is that of one that has ended.
 
     Raises:
@@ -57,7 +57,7 @@ def report_of(exports: Exports, shown: Shown) -> Report | None:
     """
     if shown.message is None or not shown.has_report:
         return None
-    with exports.artifacts(shown.entry.project) as store:
+    with place.artifacts(shown.entry.project) as store:
         return stored_report(shown.message, store)
 
 
@@ -76,15 +76,15 @@ class Findings:
     failure: Failure | None = None
 
 
-def findings_of(exports: Exports, shown: Shown) -> Findings:
+def findings_of(place: Place, shown: Shown) -> Findings:
     """Return the outputs of an export, in the plan's order, with its warnings; while it runs, what it has made so far."""
     if shown.message is None:
         return Findings()
     try:
-        report = report_of(exports, shown)
+        report = report_of(place, shown)
         if report is not None:
             return Findings(tuple(_outputs(report)), report.result.warnings)
-        with exports.artifacts(shown.entry.project) as store:
+        with place.artifacts(shown.entry.project) as store:
             return Findings(tuple(_made(shown.message, store)))
     except ModelExportError as error:
         names = delivered_formats(shown.message)

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipway.console.application import console
-from slipway.console.exports import Exports
-from slipway.console.on_machine import MachineExports
+from slipway.console.on_machine import MachinePlace
+from slipway.console.place import Place
 from slipway.console.rendering import ROOT, page
 from slipway.errors import ModelExportError, ServiceError
 from slipway.exporting.interruption import quiet_log
@@ -80,20 +80,20 @@ class KeyGuard:
 
 
 @contextlib.contextmanager
-def exports_of_settings(settings: Settings) -> Iterator[Exports]:
-    """Yield the exports of the place that the settings name: a coordinator, or this machine."""
+def place_of_settings(settings: Settings) -> Iterator[Place]:
+    """Yield the place that the settings name: a coordinator, or this machine."""
     if settings.coordinator:
         from slipway.client.calls import BlockingCalls
-        from slipway.console.at_coordinator import CoordinatorExports
+        from slipway.console.at_coordinator import CoordinatorPlace
 
         with BlockingCalls(settings.coordinator, security=settings.security) as calls:
-            yield CoordinatorExports(calls, project=settings.project, address=settings.coordinator)
+            yield CoordinatorPlace(calls, project=settings.project, address=settings.coordinator)
         return
-    exports = MachineExports(settings, dict(os.environ))
+    place = MachinePlace(settings, dict(os.environ))
     try:
-        yield exports
+        yield place
     finally:
-        exports.close()
+        place.close()
 
 
 def serve(settings: Settings, *, port: int, announce: Callable[[str], None]) -> None:
@@ -118,8 +118,8 @@ def serve(settings: Settings, *, port: int, announce: Callable[[str], None]) -> 
     port, key = listener.getsockname()[1], secrets.token_urlsafe(24)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what it has to say is told by the console itself
     logging.getLogger("slipway.console").addHandler(logging.StreamHandler())
-    with quiet_log(), exports_of_settings(settings) as exports:
-        guarded = KeyGuard(console(lambda _, __: exports), key=key, port=port)
+    with quiet_log(), place_of_settings(settings) as place:
+        guarded = KeyGuard(console(lambda _, __: place), key=key, port=port)
         config = uvicorn.Config(
             guarded,
             log_config=None,

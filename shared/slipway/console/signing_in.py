@@ -9,7 +9,7 @@ from typing import TypeAlias
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from slipway.console.exports import Exports
+from slipway.console.place import Place
 from slipway.console.rendering import HEADERS, ROOT, page
 from slipway.errors import ConfigurationError, Failure, ModelExportError
 from slipway.security.access.principals import is_token
@@ -18,8 +18,8 @@ _COOKIE = "slipway-token"
 _MOST_CHARACTERS = 3800
 """Browsers keep cookies of 4,096 bytes with their names and attributes."""
 
-ExportsOf: TypeAlias = Callable[[Request, str], Exports]
-"""Returns the exports that a caller may see, by the request and the caller's token, which is empty for one who has not signed in."""
+PlaceOf: TypeAlias = Callable[[Request, str], Place]
+"""Returns the place as a caller may see it, by the request and the caller's token, which is empty for one who has not signed in."""
 
 
 def token_of(request: Request) -> str:
@@ -42,13 +42,13 @@ def given_token(fields: Mapping[str, str]) -> str:
     return token if is_token(token) else ""
 
 
-def sign_in(request: Request, fields: Mapping[str, str], exports: Exports) -> Response:
+def sign_in(request: Request, fields: Mapping[str, str], place: Place) -> Response:
     """Try a token: keep it if the coordinator knows its bearer, and go where the caller wanted to go.
 
     Args:
         request: The request.
         fields: The fields of the page.
-        exports: What the bearer of the token may see.
+        place: What the bearer of the token may see.
     """
     token = given_token(fields)
     try:
@@ -62,7 +62,7 @@ def sign_in(request: Request, fields: Mapping[str, str], exports: Exports) -> Re
                 reason="UNAUTHENTICATED",
                 remedy="take one with fewer groups, or let a proxy send it as a header",
             )
-        exports.listed()
+        place.listed()
     except ModelExportError as error:
         return sign_in_page(request, failure=error.failure())
     answer = RedirectResponse(_next(fields.get("next", "")), HTTPStatus.SEE_OTHER, headers=HEADERS)

@@ -12,7 +12,7 @@ import pytest
 
 from slipway.artifacts import LocalStore
 from slipway.console.application import console
-from slipway.console.on_machine import MachineExports
+from slipway.console.on_machine import MachinePlace
 from slipway.console.serving import KeyGuard
 from slipway.console.wish import Wish
 from slipway.settings import Settings
@@ -25,7 +25,7 @@ QUICK = ("settings", "validation.enabled=false")
 EXPORT = re.compile(r"/ui/projects/default/exports/e-[0-9a-f]+")
 
 
-class Place:
+class LocalConsole:
     """A console of this machine."""
 
     def __init__(self, root: Path) -> None:
@@ -34,7 +34,7 @@ class Place:
         tiny_models.make_checkpoint(self.base, self.run)
         self.home = root / "home"
         self.settings = Settings.from_environment({"SLIPWAY_HOME": str(self.home)})
-        self.exports = MachineExports(self.settings, {})
+        self.machine = MachinePlace(self.settings, {})
         self.browser: PlainBrowser
 
     def fields(self, *more: tuple[str, str], out: str = "out") -> list[tuple[str, str]]:
@@ -54,57 +54,57 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(tmp_path_factory.mktemp("console"))
-    with serving(console(lambda _, __: place.exports)) as address:
-        place.browser = PlainBrowser(address)
-        yield place
-        place.exports.close()
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalConsole]:
+    local = LocalConsole(tmp_path_factory.mktemp("console"))
+    with serving(console(lambda _, __: local.machine)) as address:
+        local.browser = PlainBrowser(address)
+        yield local
+        local.machine.close()
 
 
 @pytest.fixture(scope="module")
-def made(place: Place) -> str:
+def made(local: LocalConsole) -> str:
     """The path of an export that has succeeded."""
-    answer = place.browser.post("/ui/exports", *place.fields())
+    answer = local.browser.post("/ui/exports", *local.fields())
     assert answer.status == 303, answer.text
-    page = place.ended(answer.location)
+    page = local.ended(answer.location)
     assert "The export has succeeded." in page.text, page.text
-    return str(EXPORT.findall(place.browser.get("/ui/").text)[0])
+    return str(EXPORT.findall(local.browser.get("/ui/").text)[0])
 
 
-def test_the_plan_says_sizes_and_the_same_command(place: Place) -> None:
-    answer = place.browser.post("/ui/new/check", *place.fields(("formats", "gguf:q8_0")), hx_trigger_name="run")
+def test_the_plan_says_sizes_and_the_same_command(local: LocalConsole) -> None:
+    answer = local.browser.post("/ui/new/check", *local.fields(("formats", "gguf:q8_0")), hx_trigger_name="run")
     assert answer.status == 200
     assert "gguf-q8_0 (≤" in re.sub("<.*?>", "", answer.text)
-    assert f"slipway export {place.run} -f gguf:q8_0 --base-model {place.base}" in answer.text
+    assert f"slipway export {local.run} -f gguf:q8_0 --base-model {local.base}" in answer.text
     offers = re.search(r'value="onnx:int8">.*?≤ ([\d.]+ .?B)', answer.text)
     assert offers, "the outputs have no sizes"
     seen = re.findall('name="seen" value="(.*?)"', answer.text)
-    unchanged = place.browser.post("/ui/new/check", *place.fields(), ("seen", seen[0]))
+    unchanged = local.browser.post("/ui/new/check", *local.fields(), ("seen", seen[0]))
     assert 'id="offers"' not in unchanged.text, "checkboxes are replaced under the reader's hands"
 
 
-def test_without_scripts_the_form_shows_the_plan_too(place: Place) -> None:
-    page = place.browser.post("/ui/new", *place.fields(("formats", "gguf:q8_0")))
+def test_without_scripts_the_form_shows_the_plan_too(local: LocalConsole) -> None:
+    page = local.browser.post("/ui/new", *local.fields(("formats", "gguf:q8_0")))
     assert page.status == 200
     assert "gguf-q8_0 (≤" in re.sub("<.*?>", "", page.text)
-    assert f'value="{place.run}"' in page.text
+    assert f'value="{local.run}"' in page.text
 
 
 @pytest.mark.parametrize("source", ["hf://owner/name", "s3://bucket/run", "sha256:" + "1" * 64])
-def test_a_form_fetches_nothing(place: Place, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_fetches_nothing(local: LocalConsole, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a source is fetched to draw a form")
 
     monkeypatch.setattr("slipway.sources.folders.SourceFolders.find", refuse)
-    answer = place.browser.post("/ui/new/check", ("run", source), ("base", source), ("formats", "gguf:q8_0"))
+    answer = local.browser.post("/ui/new/check", ("run", source), ("base", source), ("formats", "gguf:q8_0"))
     assert "Makes gguf" in re.sub("<.*?>", "", answer.text)
     assert "its sources are read when the export begins" in answer.text
 
 
-def test_what_this_machine_lacks_cannot_be_chosen_and_says_why(place: Place) -> None:
-    page = place.browser.get("/ui/new").text
-    lacking = place.exports.offered(Wish())
+def test_what_this_machine_lacks_cannot_be_chosen_and_says_why(local: LocalConsole) -> None:
+    page = local.browser.get("/ui/new").text
+    lacking = local.machine.offered(Wish())
     unfit = [offer for offer in lacking if offer.unfit]
     if not unfit:
         pytest.skip("this machine lacks nothing")
@@ -113,26 +113,26 @@ def test_what_this_machine_lacks_cannot_be_chosen_and_says_why(place: Place) -> 
         assert offer.unfit in page
 
 
-def test_a_problem_is_told_on_the_form_which_keeps_what_was_typed(place: Place) -> None:
-    nothing = place.root / "<b>nothing"
+def test_a_problem_is_told_on_the_form_which_keeps_what_was_typed(local: LocalConsole) -> None:
+    nothing = local.root / "<b>nothing"
     fields = [("run", str(nothing)), ("formats", "onnx:int8"), ("settings", "validation.test_samples=many")]
     for path in ("/ui/new/check", "/ui/exports"):
-        answer = place.browser.post(path, *fields)
+        answer = local.browser.post(path, *fields)
         assert "test_samples" in answer.text
         assert b"<b>nothing" not in answer.body
     assert answer.status == 422
     assert f'value="{nothing}"' in answer.text
     assert re.search(r'value="onnx:int8" checked', answer.text)
-    empty = place.browser.post("/ui/exports", ("formats", "onnx:int8"))
+    empty = local.browser.post("/ui/exports", ("formats", "onnx:int8"))
     assert (empty.status, "no training run and no base model is named" in empty.text) == (422, True)
 
 
-def test_an_export_is_made_shown_and_downloaded(place: Place, made: str) -> None:
-    page = place.browser.get(made)
+def test_an_export_is_made_shown_and_downloaded(local: LocalConsole, made: str) -> None:
+    page = local.browser.get(made)
     assert "Delivered to" in page.text
     assert "pytorch.tar" in page.text
     folder = Path(re.findall("Delivered to <code>(.*?)</code>", page.text)[0])
-    data = place.browser.get(f"{made}/outputs/pytorch.tar")
+    data = local.browser.get(f"{made}/outputs/pytorch.tar")
     assert data.headers["content-length"] == str(len(data.body))
     assert data.headers["content-disposition"] == 'attachment; filename="pytorch.tar"'
     with tarfile.open(fileobj=io.BytesIO(data.body)) as archive:
@@ -143,130 +143,130 @@ def test_an_export_is_made_shown_and_downloaded(place: Place, made: str) -> None
     assert names == {
         f"pytorch/{path.relative_to(folder / 'pytorch')}" for path in (folder / "pytorch").rglob("*") if path.is_file()
     }
-    report = place.browser.get(f"{made}/report")
+    report = local.browser.get(f"{made}/report")
     assert "sandbox" in report.headers["content-security-policy"]
     assert "<h1>" in report.text
-    assert place.browser.get(f"{made}/outputs/onnx.tar").status == 404
-    assert place.browser.get(f"{made}/outputs/..%2f..%2fetc.tar").status == 404
+    assert local.browser.get(f"{made}/outputs/onnx.tar").status == 404
+    assert local.browser.get(f"{made}/outputs/..%2f..%2fetc.tar").status == 404
 
 
-def test_an_export_of_a_command_is_shown_too_and_two_are_compared(place: Place, made: str) -> None:
-    words = ("--base-model", str(place.base), "--out", str(place.root / "out"), "--set", "validation.enabled=false")
-    before = set(EXPORT.findall(place.browser.get("/ui/").text))
-    done = slipway("export", str(place.run), "-f", "pytorch:none+fp16", *words, home=place.home)
+def test_an_export_of_a_command_is_shown_too_and_two_are_compared(local: LocalConsole, made: str) -> None:
+    words = ("--base-model", str(local.base), "--out", str(local.root / "out"), "--set", "validation.enabled=false")
+    before = set(EXPORT.findall(local.browser.get("/ui/").text))
+    done = slipway("export", str(local.run), "-f", "pytorch:none+fp16", *words, home=local.home)
     assert done.code == 0, done.err
-    after = set(EXPORT.findall(place.browser.get("/ui/").text))
+    after = set(EXPORT.findall(local.browser.get("/ui/").text))
     assert made in after
     assert len(after - before) == 1
     query = "&".join(f"export=default/{path.rpartition('/')[2]}" for path in (made, *(after - before)))
-    page = place.browser.get(f"/ui/compare?{query}")
+    page = local.browser.get(f"/ui/compare?{query}")
     assert page.status == 200
     assert "pytorch-fp16" in page.text
     assert "formats.pytorch" in page.text
     for wrong in ("", f"?{query}&export=default/x", "?export=default", "?export=a/b&export=c/d"):
-        assert place.browser.get(f"/ui/compare{wrong}").status in {400, 404}
+        assert local.browser.get(f"/ui/compare{wrong}").status in {400, 404}
 
 
-def test_the_list_is_filtered(place: Place, made: str) -> None:
-    assert made in place.browser.get("/ui/?filter=state+%3D+succeeded").text
-    none = place.browser.get("/ui/?filter=state+%3D+queued").text
+def test_the_list_is_filtered(local: LocalConsole, made: str) -> None:
+    assert made in local.browser.get("/ui/?filter=state+%3D+succeeded").text
+    none = local.browser.get("/ui/?filter=state+%3D+queued").text
     assert made not in none
     assert "No export matches the filter." in none
-    wrong = place.browser.get("/ui/?filter=nonsense+%3C")
+    wrong = local.browser.get("/ui/?filter=nonsense+%3C")
     assert (wrong.status, "REQUEST_INVALID" in wrong.text, 'value="nonsense <"' in wrong.text) == (200, True, True)
 
 
-def test_the_moving_part_tells_the_page_to_load_again_when_the_state_changes(place: Place, made: str) -> None:
-    assert place.browser.get(f"{made}/live?state=running").headers["hx-refresh"] == "true"
-    assert "hx-refresh" not in place.browser.get(f"{made}/live?state=succeeded").headers
+def test_the_moving_part_tells_the_page_to_load_again_when_the_state_changes(local: LocalConsole, made: str) -> None:
+    assert local.browser.get(f"{made}/live?state=running").headers["hx-refresh"] == "true"
+    assert "hx-refresh" not in local.browser.get(f"{made}/live?state=succeeded").headers
 
 
-def test_a_failed_export_says_why_and_is_continued(place: Place) -> None:
-    fields = [("run", str(place.root / "later")), ("base", str(place.base)), ("formats", "pytorch:none"), QUICK]
-    path = place.browser.post("/ui/exports", *fields, ("out", str(place.root / "out"))).location
-    page = place.ended(path)
+def test_a_failed_export_says_why_and_is_continued(local: LocalConsole) -> None:
+    fields = [("run", str(local.root / "later")), ("base", str(local.base)), ("formats", "pytorch:none"), QUICK]
+    path = local.browser.post("/ui/exports", *fields, ("out", str(local.root / "out"))).location
+    page = local.ended(path)
     assert "The export has failed." in page.text
     assert "CHECKPOINT_NOT_FOUND" in page.text
-    assert str(place.root / "later") in page.text
-    tiny_models.make_checkpoint(place.base, place.root / "later", seed=2)
-    again = place.browser.post(f"{path}/retry")
+    assert str(local.root / "later") in page.text
+    tiny_models.make_checkpoint(local.base, local.root / "later", seed=2)
+    again = local.browser.post(f"{path}/retry")
     assert again.status == 303
-    assert "The export has succeeded." in place.ended(again.location).text
+    assert "The export has succeeded." in local.ended(again.location).text
 
 
-def test_exports_take_turns_and_are_cancelled(place: Place) -> None:
+def test_exports_take_turns_and_are_cancelled(local: LocalConsole) -> None:
     slow = ("settings", "validation.enabled=true\nvalidation.test_samples=2")
-    first = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:bf16"), slow)).location
-    second = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:fp16"))).location
-    assert place.browser.post(f"{second}/cancel").status == 303
-    assert "The export was cancelled." in place.ended(second).text
-    wait_for(lambda: "The export is running" in place.page(first).text)
-    assert place.browser.post(f"{first}/cancel").status == 303
-    page = place.ended(first)
+    first = local.browser.post("/ui/exports", *local.fields(("formats", "pytorch:bf16"), slow)).location
+    second = local.browser.post("/ui/exports", *local.fields(("formats", "pytorch:fp16"))).location
+    assert local.browser.post(f"{second}/cancel").status == 303
+    assert "The export was cancelled." in local.ended(second).text
+    wait_for(lambda: "The export is running" in local.page(first).text)
+    assert local.browser.post(f"{first}/cancel").status == 303
+    page = local.ended(first)
     assert "The export was cancelled." in page.text, re.findall(
         "The export .*|<code>[A-Z_]*<.code>|<strong>.*?<.strong>", page.text
     )
     assert "hx-trigger" not in page.text, "the page asks for ever"
-    refused = place.browser.post(f"{first}/cancel")
+    refused = local.browser.post(f"{first}/cancel")
     assert (refused.status, "EXPORT_STATE" in refused.text) == (400, True)
 
 
-def test_a_second_click_begins_nothing_new(place: Place) -> None:
-    form = re.findall('name="form" value="(.*?)"', place.browser.get("/ui/new").text)
-    fields = place.fields(("formats", "pytorch:int8"), ("form", form[0]))
-    paths = {place.browser.post("/ui/exports", *fields).location for _ in range(3)}
+def test_a_second_click_begins_nothing_new(local: LocalConsole) -> None:
+    form = re.findall('name="form" value="(.*?)"', local.browser.get("/ui/new").text)
+    fields = local.fields(("formats", "pytorch:int8"), ("form", form[0]))
+    paths = {local.browser.post("/ui/exports", *fields).location for _ in range(3)}
     assert len(paths) == 1
-    changed = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:bf16"), ("form", form[0]))).location
+    changed = local.browser.post("/ui/exports", *local.fields(("formats", "pytorch:bf16"), ("form", form[0]))).location
     assert changed not in paths
     for path in (*paths, changed):
-        place.browser.post(f"{path}/cancel")
-        place.ended(path)
+        local.browser.post(f"{path}/cancel")
+        local.ended(path)
 
 
-def test_two_retries_begin_one_export(place: Place) -> None:
-    path = place.browser.post("/ui/exports", *place.fields(("formats", "pytorch:w8a8"))).location
-    place.browser.post(f"{path}/cancel")
-    place.ended(path)
-    answers = [place.browser.post(f"{path}/retry") for _ in range(2)]
+def test_two_retries_begin_one_export(local: LocalConsole) -> None:
+    path = local.browser.post("/ui/exports", *local.fields(("formats", "pytorch:w8a8"))).location
+    local.browser.post(f"{path}/cancel")
+    local.ended(path)
+    answers = [local.browser.post(f"{path}/retry") for _ in range(2)]
     assert sorted(answer.status for answer in answers) == [303, 400]
-    place.browser.post(f"{path}/cancel")
-    place.ended(path)
+    local.browser.post(f"{path}/cancel")
+    local.ended(path)
 
 
-def test_an_export_whose_artifacts_were_collected_is_still_shown(place: Place, made: str) -> None:
-    store = LocalStore(place.settings.store_path)
+def test_an_export_whose_artifacts_were_collected_is_still_shown(local: LocalConsole, made: str) -> None:
+    store = LocalStore(local.settings.store_path)
     export = made.rpartition("/")[2]
-    message = place.exports.shown("default", export).message
+    message = local.machine.shown("default", export).message
     assert message is not None
     path = store.manifest_path(message.outputs["pytorch"])
     hidden = path.rename(path.with_name("hidden"))
     try:
-        page = place.browser.get(made)
+        page = local.browser.get(made)
         assert (page.status, "ARTIFACT_NOT_FOUND" in page.text, "Stages" in page.text) == (200, True, True)
-        assert place.browser.get(f"/ui/compare?export=default/{export}&export=default/{export}").status == 200
+        assert local.browser.get(f"/ui/compare?export=default/{export}&export=default/{export}").status == 200
     finally:
         hidden.rename(path)
 
 
-def test_an_interrupted_export_has_no_report(place: Place) -> None:
-    words = ("--base-model", str(place.base), "--out", str(place.root / "o2"), "-f", "onnx:none", "--progress", "plain")
-    process = start(["export", place.run, *words], place.home)
-    wait_for(lambda: "running" in place.browser.get("/ui/").text)
+def test_an_interrupted_export_has_no_report(local: LocalConsole) -> None:
+    words = ("--base-model", str(local.base), "--out", str(local.root / "o2"), "-f", "onnx:none", "--progress", "plain")
+    process = start(["export", local.run, *words], local.home)
+    wait_for(lambda: "running" in local.browser.get("/ui/").text)
     process.kill()
     process.communicate()
-    wait_for(lambda: "interrupted" in place.browser.get("/ui/").text)
+    wait_for(lambda: "interrupted" in local.browser.get("/ui/").text)
     path = next(
-        path for path in EXPORT.findall(place.browser.get("/ui/").text) if "interrupted" in place.browser.get(path).text
+        path for path in EXPORT.findall(local.browser.get("/ui/").text) if "interrupted" in local.browser.get(path).text
     )
-    page = place.browser.get(path)
+    page = local.browser.get(path)
     assert f"{path}/report" not in page.text
-    assert place.browser.get(f"{path}/report").status == 400
-    assert place.browser.post(f"{path}/delete").location == "/ui/"
-    assert place.browser.get(path).status == 404
-    assert "interrupted" not in place.browser.get("/ui/").text
+    assert local.browser.get(f"{path}/report").status == 400
+    assert local.browser.post(f"{path}/delete").location == "/ui/"
+    assert local.browser.get(path).status == 404
+    assert "interrupted" not in local.browser.get("/ui/").text
 
 
-def test_paths_that_are_none_are_told(place: Place, made: str) -> None:
+def test_paths_that_are_none_are_told(local: LocalConsole, made: str) -> None:
     for path, status in (
         ("/ui/nothing", 404),
         ("/ui/projects/default/exports/none", 404),
@@ -275,38 +275,38 @@ def test_paths_that_are_none_are_told(place: Place, made: str) -> None:
         ("/ui/static/console.css", 200),
         ("/ui", 303),
     ):
-        assert place.browser.get(path).status == status, path
-    assert place.browser.get("/ui/exports").status == 405
-    assert place.browser.post(f"{made}/explode").status == 400
-    part = place.browser.get("/ui/projects/default/exports/none/live", hx_request="true")
+        assert local.browser.get(path).status == status, path
+    assert local.browser.get("/ui/exports").status == 405
+    assert local.browser.post(f"{made}/explode").status == 400
+    part = local.browser.get("/ui/projects/default/exports/none/live", hx_request="true")
     assert (part.status, "EXPORT_NOT_FOUND" in part.text, "<nav" in part.text) == (286, True, False)
 
 
-def test_forms_have_limits(place: Place) -> None:
-    large = place.browser.post("/ui/exports", ("run", "a" * 70_000))
+def test_forms_have_limits(local: LocalConsole) -> None:
+    large = local.browser.post("/ui/exports", ("run", "a" * 70_000))
     assert "LIMIT_EXCEEDED" in large.text
-    assert place.browser.ask("POST", "/ui/exports", b"{}", content_type="application/json").status == 400
+    assert local.browser.ask("POST", "/ui/exports", b"{}", content_type="application/json").status == 400
     assert (
-        place.browser.ask("POST", "/ui/exports", b"run=%ff", content_type="application/x-www-form-urlencoded").status
+        local.browser.ask("POST", "/ui/exports", b"run=%ff", content_type="application/x-www-form-urlencoded").status
         == 400
     )
     many = [("formats", "onnx:int8")] * 300
-    assert place.browser.post("/ui/exports", *many).status == 400
+    assert local.browser.post("/ui/exports", *many).status == 400
 
 
-def test_pages_let_nothing_else_in(place: Place) -> None:
-    headers = place.browser.get("/ui/").headers
+def test_pages_let_nothing_else_in(local: LocalConsole) -> None:
+    headers = local.browser.get("/ui/").headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == "no-store"
-    assert not re.search(r"<script(?! src)|<style|style=|onclick|javascript:", place.browser.get("/ui/new").text)
+    assert not re.search(r"<script(?! src)|<style|style=|onclick|javascript:", local.browser.get("/ui/new").text)
 
 
-def test_only_who_has_the_key_is_let_in(place: Place) -> None:
-    application = console(lambda _, __: place.exports)
+def test_only_who_has_the_key_is_let_in(local: LocalConsole) -> None:
+    application = console(lambda _, __: local.machine)
     with serving(KeyGuard(application, key="right-key", port=1)) as address:
         browser = PlainBrowser(address)
         assert browser.get("/ui/").status == 403
@@ -328,12 +328,12 @@ def test_only_who_has_the_key_is_let_in(place: Place) -> None:
 
 
 def test_the_end_of_the_console_ends_what_runs(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    with serving(console(lambda _, __: place.exports)) as address:
-        place.browser = PlainBrowser(address)
-        path = place.browser.post("/ui/exports", *place.fields(("formats", "onnx:none"))).location
-        wait_for(lambda: "running" in place.page(path).text)
-        place.exports.close()
-    assert not [thread for thread in place.exports._jobs._threads if thread.is_alive()]
-    scratch = place.home / "scratch"
+    local = LocalConsole(tmp_path)
+    with serving(console(lambda _, __: local.machine)) as address:
+        local.browser = PlainBrowser(address)
+        path = local.browser.post("/ui/exports", *local.fields(("formats", "onnx:none"))).location
+        wait_for(lambda: "running" in local.page(path).text)
+        local.machine.close()
+    assert not [thread for thread in local.machine._jobs._threads if thread.is_alive()]
+    scratch = local.home / "scratch"
     assert not scratch.exists() or not list(scratch.iterdir())

@@ -18,9 +18,9 @@ from slipway.artifacts.opening import open_store
 from slipway.client.calls import BlockingCalls
 from slipway.console.application import console
 from slipway.console.asking.choices import choices_of, model_digests
-from slipway.console.at_coordinator import CoordinatorExports
-from slipway.console.exports import Exports, shown_message
-from slipway.console.on_machine import MachineExports
+from slipway.console.at_coordinator import CoordinatorPlace
+from slipway.console.on_machine import MachinePlace
+from slipway.console.place import Place, shown_message
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2 as pb
 from support.commands.axe import findings
@@ -52,8 +52,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 class Pages:
     """The pages of one export."""
 
-    def __init__(self, exports: Exports, address: str, export: str) -> None:
-        self.exports, self.address, self.path = exports, address, f"/ui/projects/default/exports/{export}"
+    def __init__(self, place: Place, address: str, export: str) -> None:
+        self.place, self.address, self.path = place, address, f"/ui/projects/default/exports/{export}"
         self._browser = PlainBrowser(address)
 
     def get(self, path: str) -> Page:
@@ -64,21 +64,21 @@ class Pages:
 
 
 @contextlib.contextmanager
-def pages_of(exports: Exports, export: str) -> Iterator[Pages]:
-    with serving(console(lambda *_: exports)) as address:
-        yield Pages(exports, address, export)
+def pages_of(place: Place, export: str) -> Iterator[Pages]:
+    with serving(console(lambda *_: place)) as address:
+        yield Pages(place, address, export)
 
 
 @pytest.fixture
-def exports(settings: Settings) -> Iterator[MachineExports]:
-    with contextlib.closing(MachineExports(settings, {})) as exports:
-        yield exports
+def place(settings: Settings) -> Iterator[MachinePlace]:
+    with contextlib.closing(MachinePlace(settings, {})) as place:
+        yield place
 
 
 @pytest.fixture
-def pages(exports: MachineExports) -> Iterator[Pages]:
-    (entry,) = exports.listed("").entries
-    with pages_of(exports, entry.id) as pages:
+def pages(place: MachinePlace) -> Iterator[Pages]:
+    (entry,) = place.listed("").entries
+    with pages_of(place, entry.id) as pages:
         yield pages
 
 
@@ -182,10 +182,10 @@ def test_one_question_at_a_time_and_cancel_ends_its_processes(pages: Pages) -> N
     assert pages.post("/ask/cancel").status == 303  # nothing is left to cancel
 
 
-def test_a_question_ends_with_the_console(exports: MachineExports, pages: Pages) -> None:
+def test_a_question_ends_with_the_console(place: MachinePlace, pages: Pages) -> None:
     ask(pages, ("models", "base"))
     wait_for(runners, seconds=240)
-    exports.close()  # the fixture closes it again
+    place.close()  # the fixture closes it again
     assert runners() == []
     assert "The question was cancelled." in pages.get("/ask").text
 
@@ -219,8 +219,8 @@ def test_a_question_whose_whole_process_dies_is_told(pages: Pages) -> None:
     assert "STAGE_KILLED" in pages.get("/ask").text, "a question that has failed is not cancelled"
 
 
-def test_what_is_gone_from_the_store_is_named(exports: MachineExports, pages: Pages, settings: Settings) -> None:
-    message = exports.shown("default", exports.listed("").entries[0].id).message
+def test_what_is_gone_from_the_store_is_named(place: MachinePlace, pages: Pages, settings: Settings) -> None:
+    message = place.shown("default", place.listed("").entries[0].id).message
     assert message is not None
     path = LocalStore(settings.store_path).manifest_path(message.sources["base"])
     hidden = path.with_name("hidden")
@@ -235,12 +235,12 @@ def test_what_is_gone_from_the_store_is_named(exports: MachineExports, pages: Pa
 def test_pages_of_questions_that_there_are_none_of(pages: Pages) -> None:
     assert pages.get("/ask/answers?state=running").headers["hx-refresh"] == "true"
     assert pages.post("/ask/cancel").status == 303
-    assert Pages(pages.exports, pages.address, "e-none").get("/ask").status == 404
+    assert Pages(pages.place, pages.address, "e-none").get("/ask").status == 404
 
 
 def test_models_of_a_coordinator_are_asked_elsewhere() -> None:
     with BlockingCalls("127.0.0.1:1") as connection:
-        with pages_of(CoordinatorExports(connection, project="default"), "e-1") as pages:
+        with pages_of(CoordinatorPlace(connection, project="default"), "e-1") as pages:
             replies = (pages.get("/ask"), pages.get("/ask/answers"), pages.post("/ask"), pages.post("/ask/cancel"))
         for reply in replies:
             assert "models are asked on the machine that has them" in reply.text
@@ -260,12 +260,12 @@ def test_prepared_bases_and_combined_adapters_take_the_place_of_sources() -> Non
 
 
 def test_an_export_without_a_model_that_writes_text_says_why(
-    exports: MachineExports, settings: Settings, tmp_path: Path
+    place: MachinePlace, settings: Settings, tmp_path: Path
 ) -> None:
     store = open_store(settings)
 
     def obstacle(folder: Path) -> str:
-        return choices_of(exports, shown_message(ended_export(base=store.put(folder)))).obstacle
+        return choices_of(place, shown_message(ended_export(base=store.put(folder)))).obstacle
 
     classifier = make_family_model("bert-classes", tmp_path / "classifier")
     assert obstacle(classifier) == "a sequence classifier cannot be asked: it reads no text, or writes none"
@@ -274,7 +274,7 @@ def test_an_export_without_a_model_that_writes_text_says_why(
         folder.mkdir()
         (folder / "config.json").write_text(text)
         assert obstacle(folder) == "a model of unknown family cannot be asked: it reads no text, or writes none"
-    assert choices_of(exports, shown_message(ended_export(adapter=DIGEST))).obstacle == "the export has no base model"
+    assert choices_of(place, shown_message(ended_export(adapter=DIGEST))).obstacle == "the export has no base model"
 
 
 @pytest.mark.slow

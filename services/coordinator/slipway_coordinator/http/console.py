@@ -16,8 +16,8 @@ from starlette.requests import Request
 
 from slipway.client.calls import BlockingCalls, Metadata
 from slipway.console.application import console
-from slipway.console.at_coordinator import CoordinatorExports, Following
-from slipway.console.exports import Exports
+from slipway.console.at_coordinator import CoordinatorPlace, Following
+from slipway.console.place import Place
 from slipway.errors import ModelExportError
 from slipway.rpc.call_ends import STATUS_KEY
 from slipway.rpc.values import status_of
@@ -39,12 +39,12 @@ def coordinator_console(handlers: Handlers) -> Starlette:
     """
     following = Following()
 
-    def exports_of(request: Request, token: str) -> Exports:
+    def place_of(request: Request, token: str) -> Place:
         channel = _Channel(handlers, _with_token(request, token), asyncio.get_running_loop())
         calls = BlockingCalls(_ADDRESS, channel=cast("BlockingChannel", channel))
-        return CoordinatorExports(calls, project="", following=following)
+        return CoordinatorPlace(calls, project="", following=following)
 
-    return console(exports_of, signing_in=True)
+    return console(place_of, signing_in=True)
 
 
 def _with_token(request: Request, token: str) -> HttpRequest:

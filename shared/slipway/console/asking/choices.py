@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slipway.console.exports import Exports, Shown
+from slipway.console.place import Place, Shown
 from slipway.distribution import installed_version
 from slipway.errors import ServiceError
 from slipway.files.json_documents import LARGEST, parse_json
@@ -74,7 +74,7 @@ class Choices:
         return {**self.sources, **chosen}
 
 
-def choices_of(exports: Exports, shown: Shown) -> Choices:
+def choices_of(place: Place, shown: Shown) -> Choices:
     """Return whom a prompt can be put to.
 
     Raises:
@@ -87,12 +87,12 @@ def choices_of(exports: Exports, shown: Shown) -> Choices:
     sources = model_digests(message)
     if BASE not in sources:
         return Choices(sources, obstacle="the export has no base model")
-    family = _configuration(exports, shown.entry.project, sources[BASE]).family
+    family = _configuration(place, shown.entry.project, sources[BASE]).family
     if family not in (DECODER, ENCODER_DECODER):
         what = f"a {family.name} cannot" if family is not None else "a model of unknown family cannot"
         return Choices(sources, obstacle=f"{what} be asked: it reads no text, or writes none")
     named = (BASE, FINE_TUNED) if ADAPTER in sources else (BASE,)
-    return Choices(sources, (*map(Choice, named), *_outputs(exports, shown, message, family)))
+    return Choices(sources, (*map(Choice, named), *_outputs(place, shown, message, family)))
 
 
 def model_digests(message: pb.Export) -> dict[str, str]:
@@ -106,8 +106,8 @@ def model_digests(message: pb.Export) -> dict[str, str]:
     return digests
 
 
-def _outputs(exports: Exports, shown: Shown, message: pb.Export, family: Family) -> list[Choice]:
-    with exports.artifacts(shown.entry.project) as store:
+def _outputs(place: Place, shown: Shown, message: pb.Export, family: Family) -> list[Choice]:
+    with place.artifacts(shown.entry.project) as store:
         report = stored_validation(message, store)
     not_run = (
         {each.name: each.status_reason for each in report.outputs if each.status is OutputStatus.NOT_RUN}
@@ -146,15 +146,15 @@ def _abilities(needs: Needs) -> Abilities:
     )
 
 
-def _configuration(exports: Exports, project: str, digest: str) -> ModelConfig:
+def _configuration(place: Place, project: str, digest: str) -> ModelConfig:
     """Return a stored model's configuration; an empty one if it has none that can be read."""
-    with exports.artifacts(project) as store:
+    with place.artifacts(project) as store:
         files = store.manifest(digest).files
     file = next((each for each in files if each.path == CONFIG and each.size_bytes <= LARGEST), None)
     if file is None:
         return ModelConfig({})
     try:
-        document = parse_json(b"".join(exports.content(project, digest, file)), lenient=True)
+        document = parse_json(b"".join(place.content(project, digest, file)), lenient=True)
     except ValueError:
         document = {}
     return ModelConfig(document if isinstance(document, dict) else {})

@@ -9,38 +9,38 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from slipway.console.asking.choices import Choices, choices_of
-from slipway.console.exports import Exports, Shown
+from slipway.console.place import Place, Shown
 from slipway.console.questions import Asked, Question, Questions
 from slipway.console.rendering import HEADERS, ROOT, page, rendered
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.validation.questions import BASE, MOST_CHARACTERS, MOST_TOKENS, AnswerReport, ModelAnswer
 
 
-def ask_page(request: Request, exports: Exports) -> Response:
+def ask_page(request: Request, place: Place) -> Response:
     """Show the form, and the last answers."""
-    questions, shown = _questions(exports), exports.shown(**request.path_params)
-    choices, asked = choices_of(exports, shown), questions.last(shown.entry.id)
+    questions, shown = _questions(place), place.shown(**request.path_params)
+    choices, asked = choices_of(place, shown), questions.last(shown.entry.id)
     everybody = tuple(each.name for each in choices.models if not each.obstacle)
     question = asked.question if asked is not None else Question(models=everybody)
-    return _page(request, exports, shown, choices, asked=asked, question=question)
+    return _page(request, place, shown, choices, asked=asked, question=question)
 
 
-def ask(request: Request, exports: Exports, question: Question) -> Response:
+def ask(request: Request, place: Place, question: Question) -> Response:
     """Put the question, and go to its page; show the form again, with what is wrong, if it cannot be put."""
-    questions, shown = _questions(exports), exports.shown(**request.path_params)
-    choices, export = choices_of(exports, shown), shown.entry.id
+    questions, shown = _questions(place), place.shown(**request.path_params)
+    choices, export = choices_of(place, shown), shown.entry.id
     try:
         question.check()
         questions.ask(export, question, choices.inputs(question.models))
     except ModelExportError as error:
         asked, failure = questions.last(export), error.failure()
-        return _page(request, exports, shown, choices, asked=asked, question=question, failure=failure)
+        return _page(request, place, shown, choices, asked=asked, question=question, failure=failure)
     return _see(shown)
 
 
-def answers(request: Request, exports: Exports) -> Response:
+def answers(request: Request, place: Place) -> Response:
     """Return the moving part of the page; tell the browser to load the page again when the state is another."""
-    questions, shown = _questions(exports), exports.shown(**request.path_params)
+    questions, shown = _questions(place), place.shown(**request.path_params)
     asked = questions.last(shown.entry.id)
     headers = dict(HEADERS)
     if asked is None or request.query_params.get("state") != asked.state:
@@ -48,30 +48,30 @@ def answers(request: Request, exports: Exports) -> Response:
     return HTMLResponse(rendered("answers", shown=shown, **_answers(asked)), headers=headers)
 
 
-def cancel(request: Request, exports: Exports) -> Response:
+def cancel(request: Request, place: Place) -> Response:
     """End the question, and go to its page."""
-    questions, shown = _questions(exports), exports.shown(**request.path_params)
+    questions, shown = _questions(place), place.shown(**request.path_params)
     asked = questions.last(shown.entry.id)
     if asked is not None:
         asked.interruption.request()
     return _see(shown)
 
 
-def _questions(exports: Exports) -> Questions:
+def _questions(place: Place) -> Questions:
     """Return what puts prompts to the models of a place.
 
     Raises:
         ServiceError: ``UNSUPPORTED`` for a coordinator.
     """
-    if exports.questions is None:
+    if place.questions is None:
         what, remedy = "models are asked on the machine that has them", "use slipway ui there"
         raise ServiceError(what, reason="UNSUPPORTED", remedy=remedy)
-    return exports.questions
+    return place.questions
 
 
 def _page(
     request: Request,
-    exports: Exports,
+    place: Place,
     shown: Shown,
     choices: Choices,
     *,
@@ -82,7 +82,7 @@ def _page(
     limits = {"most_tokens": MOST_TOKENS, "most_characters": MOST_CHARACTERS}
     form = {"shown": shown, "choices": choices, "question": question, "refused": failure, **limits}
     status = HTTPStatus.OK if failure is None else HTTPStatus.UNPROCESSABLE_ENTITY
-    return page(request, exports, "ask", status=status, **form, **_answers(asked))
+    return page(request, place, "ask", status=status, **form, **_answers(asked))
 
 
 def _answers(asked: Asked | None) -> dict[str, Any]:

@@ -153,11 +153,11 @@ class Machines:
     tables: Sequence[Table]
 
 
-class Exports(Protocol):
-    """The exports of one place, for one caller. Every method may be called from several threads, and raises ModelExportError."""
+class Place(Protocol):
+    """A place of exports, as one caller may see it. Every method may be called from several threads, and raises ModelExportError."""
 
     @property
-    def place(self) -> str:
+    def name(self) -> str:
         """Name of the place, for people."""
         ...
 
