@@ -38,6 +38,7 @@ KINDS = (
     "granite4-moe",
     "lfm2-moe",
     "mixtral",
+    "nemotron-h-moe",
 )
 UNREACHED = 3
 TEXT = ["the weights of the model are the weights of the file, and each token takes a few of the experts " * 20] * 12
@@ -120,6 +121,29 @@ def test_an_expert_that_no_text_reaches_is_named_and_rounded_plainly(
                 same = torch.equal(mine.matrix(module)[0], others.matrix(module)[0])
                 assert same is (expert == UNREACHED), module
                 assert methods[f"{module}.weight"] == ("rtn" if expert == UNREACHED else "gptq")
+
+
+def test_experts_without_gates_are_rounded_by_their_own_text(data: Path, tmp_path: Path) -> None:
+    """Nemotron-H's checkpoints also call their layers otherwise than transformers does."""
+    folder = make_kind("nemotron-h-moe", tmp_path / "kind", dtype=torch.bfloat16).base
+    tensors = load_file(folder / "model.safetensors")
+    tensors["backbone.layers.2.mixer.gate.e_score_correction_bias"][UNREACHED] = -100
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    params = CalibrateParams(method="gptq", **SMALL)
+    calibration, ctx = runs(tmp_path / "calibrate", CALIBRATE, {"model": folder, "data": data}, params)
+    assert (ctx.facts["experts"], ctx.facts["unreached"]) == (4, {"2": [UNREACHED]})
+    given = {"model": folder, "calibration": calibration}
+    made, ctx = runs(tmp_path / "made", QUANTIZE, given, QuantizeParams(format="pytorch", level="int4"))
+    assert ctx.facts["check"] == "passed"
+    methods = json.loads((made / "quantization.json").read_text())["tensors"]["methods"]
+    of_experts = {name: method for name, method in methods.items() if ".experts." in name}
+    assert len(of_experts) == 8
+    assert all((method == "rtn") is (f".{UNREACHED}." in name) for name, method in of_experts.items())
+    params = ImportanceParams(windows=8, window_tokens=32, threads=1)
+    measured, _ = runs(tmp_path / "importance", IMPORTANCE, {"model": folder, "data": data}, params)
+    means = load_file(measured / "importance.safetensors")
+    assert means.keys() <= tensors.keys()
+    assert len([name for name in means if ".experts." in name]) == 6
 
 
 def test_experts_that_stay_in_their_stacks_leave_the_calibration_to_the_others(

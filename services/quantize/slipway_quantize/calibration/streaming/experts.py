@@ -94,7 +94,7 @@ def put_experts(model: Any, experts: Sequence[LinearWeight], tensors: Mapping[st
             parts = own.get(number, {})
             if parts.keys() != wanted:
                 raise ValueError(f"no file has all matrices of expert {number} of {path!r}")
-            matrices.append({place: _layer(parts[place], tensors) for place in sorted(parts)})
+            matrices.append({part: _layer(parts[part], tensors, f"{path}.{number}") for part in sorted(parts)})
         Experts(module, matrices)
         made |= {layer.name: layer for expert in matrices for layer in expert.values()}
     return made
@@ -107,10 +107,10 @@ def _stacks(module: Any) -> tuple[str, ...]:
     return next((names for names in (_GATED, _PLAIN) if set(names) <= module._parameters.keys()), ())
 
 
-def _layer(weight: LinearWeight, tensors: Mapping[str, TensorInfo]) -> Layer:
+def _layer(weight: LinearWeight, tensors: Mapping[str, TensorInfo], place: str) -> Layer:
     info = tensors[weight.source]
     module = torch.nn.Linear(info.shape[1], info.shape[0], bias=False, device="meta")
-    return Layer(f"{weight.module}.weight", module, map_tensor(info))
+    return Layer(f"{weight.module}.weight", module, map_tensor(info), place=place)
 
 
 def _require_known(module: Any) -> None:

@@ -45,6 +45,7 @@ class Layer:
         name: Name of its weight.
         module: The layer; its ``forward`` is replaced.
         stored: The weight, mapped from its file. (N, K)
+        place: Where it is in the model, whose module may have another name than the weight; its name if it is not given.
 
     Attributes:
         rounding: The rounded weight; None computes with the stored one.
@@ -53,8 +54,9 @@ class Layer:
             here, whatever the inputs are made of.
     """
 
-    def __init__(self, name: str, module: torch.nn.Module, stored: Tensor) -> None:
+    def __init__(self, name: str, module: torch.nn.Module, stored: Tensor, *, place: str = "") -> None:
         self.name = name
+        self.place = place or name
         self.stored = stored
         self.rounding: Rounding | None = None
         self.observe: Callable[[Layer, Tensor], None] | None = None

@@ -47,7 +47,7 @@ class BlockWalk:
         blocks = [
             (name, block)
             for name, block in walk(model.model, GradientCheckpointingLayer)
-            if any(layer.startswith(f"{name}.") for layer in model.layers)
+            if any(layer.place.startswith(f"{name}.") for layer in model.layers.values())
         ]
         self._blocks = [block for _, block in blocks]
         self.names = [*(name for name, _ in blocks), ""]
@@ -95,8 +95,8 @@ class BlockWalk:
         inside = tuple(f"{name}." for name in self.names[:-1])
         if index < len(self._blocks):
             inside = (f"{self.names[index]}.",)
-            return [layer for name, layer in self._model.layers.items() if name.startswith(inside)]
-        return [layer for name, layer in self._model.layers.items() if not name.startswith(inside)]
+            return [layer for layer in self._model.layers.values() if layer.place.startswith(inside)]
+        return [layer for layer in self._model.layers.values() if not layer.place.startswith(inside)]
 
     @torch.no_grad()
     def compute(self, index: int, numbers: Iterable[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
