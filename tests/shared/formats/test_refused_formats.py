@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.configuration import load, model, parse
+from slipway.configuration import export, load, parse
 from slipway.distribution import DISTRIBUTION
 from slipway.errors import ConfigurationError
 from slipway.formats import registry
@@ -138,7 +138,7 @@ def test_a_configuration_warns_of_it_and_refuses_its_settings(site: Site, tmp_pa
     where = {"EXPORT_BASE_MODEL": "owner/name"}
     found = load(None, environment=where).warnings
     assert any("'npz' of npz-format cannot be used" in warning for warning in found)
-    assert model.cautions(parse({})) == tuple(found)
+    assert export.cautions(parse({})) == tuple(found)
     file = tmp_path / "export.yaml"
     file.write_text("export:\n  formats:\n    npz: {enabled: true}\n")
     for name in ("EXPORT_ENABLE_NPZ", "EXPORT_NPZ_SQUEEZE"):
