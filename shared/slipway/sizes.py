@@ -29,6 +29,8 @@ _UNITS = {
 FLOAT32_BYTES = 4
 GRAPH_BYTES = 2 << 20
 """Size of a graph's nodes, without weights."""
+_PROGRAM_BYTES = 4 << 20
+"""Size of a program's instructions, without weights."""
 
 
 def parse_size(text: str) -> int:
@@ -102,5 +104,12 @@ class ModelSize:
 
     def at_level(self, level: str) -> int:
         """Return the size of the model at a level, with its other files; an unknown level counts as float32."""
+        return self._at_level(level, self.weights)
+
+    def program_bytes(self, level: str) -> int:
+        """Return an upper bound of the size at a level as a program, which stores a matrix that is tied to the embedding twice."""
+        return self._at_level(level, self.weights + self.largest) + _PROGRAM_BYTES
+
+    def _at_level(self, level: str, weights: int) -> int:
         each = LEVELS[level].bytes_per_weight if level in LEVELS else FLOAT32_BYTES
-        return int(self.weights * each) + self.companion_bytes
+        return int(weights * each) + self.companion_bytes

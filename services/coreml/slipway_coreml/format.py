@@ -7,13 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from slipway.formats import (
-    LEVELS,
     Fit,
     Format,
     FormatRequest,
-    FormatSettings,
     LevelSettings,
-    ModelSize,
     Needs,
     PlannedTask,
     Quantization,
@@ -21,11 +18,9 @@ from slipway.formats import (
     Requirements,
     Runtime,
     Usage,
+    one_per_level,
 )
 from slipway.model.families import FAMILIES, TEXT_FAMILIES
-
-PROGRAM_BYTES = 4 << 20
-"""Size of a program's instructions, without weights."""
 
 
 class CoremlConfiguration(LevelSettings):
@@ -45,32 +40,19 @@ class CoremlConfiguration(LevelSettings):
 def plan(request: FormatRequest[CoremlConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan one task for each level, and one for the unquantized package if it is requested."""
     settings = request.settings
-    levels = (*(("none",) if settings.unquantized else ()), *request.levels)
-    names = {level: request.name if level == "none" else f"{request.name}-{level}" for level in levels}
-    return tuple(
-        PlannedTask(
-            id=name,
-            stage="coreml",
-            params={
-                "level": level,
-                "precision": settings.precision,
-                "max_length": settings.max_length,
-                "call_length": settings.call_length,
-                **({"group_size": request.group_size} if level == "int4" else {}),
-            },
-            inputs={"pytorch": request.model},
-            format=name,
-            requirements=Requirements(any_of=(Needs(libraries=("coremltools",)),)),
-            output="coreml",
-        )
-        for level, name in names.items()
+    return one_per_level(
+        request,
+        "coreml",
+        {"pytorch": request.model},
+        lambda level: {
+            "level": level,
+            "precision": settings.precision,
+            "max_length": settings.max_length,
+            "call_length": settings.call_length,
+            **({"group_size": request.group_size} if level == "int4" else {}),
+        },
+        requirements=Requirements(any_of=(Needs(libraries=("coremltools",)),)),
     )
-
-
-def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
-    """Return an upper bound of an output's size: ``precision`` may be float32, and a tied matrix may be stored twice."""
-    weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
-    return int((size.weights + size.largest) * weight) + size.companion_bytes + PROGRAM_BYTES
 
 
 FORMAT = Format(
@@ -83,7 +65,7 @@ FORMAT = Format(
         refused={"fp16": RefusedLevel("it is not a level: the package computes and stores float16", instead="none")}
     ),
     rank=45,
-    output_bytes=output_bytes,
+    output_bytes=lambda _, level, size: size.program_bytes(level),
     runtime=Runtime(
         name="coreml",
         files=("*.mlpackage",),

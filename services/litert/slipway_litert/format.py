@@ -5,13 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from slipway.formats import (
-    LEVELS,
     Fit,
     Format,
     FormatRequest,
-    FormatSettings,
     LevelSettings,
-    ModelSize,
     Needs,
     PlannedTask,
     Quantization,
@@ -19,12 +16,10 @@ from slipway.formats import (
     Requirements,
     Runtime,
     Usage,
+    one_per_level,
 )
 from slipway.model.families import FAMILIES, TEXT_FAMILIES
 from slipway_litert.params import LEVEL
-
-PROGRAM_BYTES = 4 << 20
-"""Size of a program's instructions, without weights."""
 
 
 class LitertConfiguration(LevelSettings):
@@ -42,25 +37,17 @@ class LitertConfiguration(LevelSettings):
 def plan(request: FormatRequest[LitertConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan one task for each level, and one for the float32 program if it is requested."""
     settings = request.settings
-    levels = (*(("none",) if settings.unquantized else ()), *request.levels)
-    return tuple(
-        PlannedTask(
-            id=request.name if level == "none" else f"{request.name}-{level}",
-            stage="litert",
-            params={"level": level, "max_length": settings.max_length, "call_length": settings.call_length},
-            inputs={"pytorch": request.model},
-            format=request.name if level == "none" else f"{request.name}-{level}",
-            requirements=Requirements(any_of=(Needs(libraries=("litert-torch",)),)),
-            output="litert",
-        )
-        for level in levels
+    return one_per_level(
+        request,
+        "litert",
+        {"pytorch": request.model},
+        lambda level: {
+            "level": level,
+            "max_length": settings.max_length,
+            "call_length": settings.call_length,
+        },
+        requirements=Requirements(any_of=(Needs(libraries=("litert-torch",)),)),
     )
-
-
-def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
-    """Return an upper bound of an output's size: a matrix that is tied to the embedding is stored twice."""
-    weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
-    return int((size.weights + size.largest) * weight) + size.companion_bytes + PROGRAM_BYTES
 
 
 FORMAT = Format(
@@ -71,7 +58,7 @@ FORMAT = Format(
     levels=(LEVEL,),
     quantization=Quantization(refused={"int4": RefusedLevel("its 4-bit weights are not made here", instead=LEVEL)}),
     rank=45,
-    output_bytes=output_bytes,
+    output_bytes=lambda _, level, size: size.program_bytes(level),
     runtime=Runtime(
         name="litert",
         files=("*.tflite",),

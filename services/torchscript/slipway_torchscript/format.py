@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from slipway.formats import (
-    LEVELS,
     Fit,
     Format,
     FormatRequest,
-    FormatSettings,
     LevelSettings,
-    ModelSize,
     Needs,
     PlannedTask,
     Quantization,
@@ -19,6 +16,7 @@ from slipway.formats import (
     Requirements,
     Runtime,
     Usage,
+    one_per_level,
 )
 from slipway.model.families import FAMILIES, TEXT_FAMILIES
 from slipway_torchscript import params
@@ -56,42 +54,27 @@ class TorchExportConfiguration(LevelSettings):
 
 def plan_torchscript(request: FormatRequest[TorchScriptConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan one task for each level, and one for the float32 graph if it is requested."""
-    flow = request.settings.control_flow
-    return _plan(
-        request, "torchscript", {"optimize": request.settings.optimize} | ({"control_flow": flow} if flow else {})
+    settings = request.settings
+    flow = {"control_flow": settings.control_flow} if settings.control_flow else {}
+    return one_per_level(
+        request,
+        "torchscript",
+        {"pytorch": request.model},
+        lambda level: {"level": level, "optimize": settings.optimize, **flow},
+        requirements=_REQUIREMENTS,
     )
 
 
 def plan_torch_export(request: FormatRequest[TorchExportConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan one task for each level, and one for the float32 program if it is requested."""
-    return _plan(request, "torch_export", {"aot": request.settings.aot})
-
-
-def _plan(
-    request: FormatRequest[TorchScriptConfiguration] | FormatRequest[TorchExportConfiguration],
-    stage: str,
-    settings: dict[str, object],
-) -> tuple[PlannedTask, ...]:
-    levels = (*(("none",) if request.settings.unquantized else ()), *request.levels)
-    names = {level: request.name if level == "none" else f"{request.name}-{level}" for level in levels}
-    return tuple(
-        PlannedTask(
-            id=name,
-            stage=stage,
-            params={"level": level, **settings},
-            inputs={"pytorch": request.model},
-            format=name,
-            requirements=_REQUIREMENTS,
-            output=stage,
-        )
-        for level, name in names.items()
+    aot = request.settings.aot
+    return one_per_level(
+        request,
+        "torch_export",
+        {"pytorch": request.model},
+        lambda level: {"level": level, "aot": aot},
+        requirements=_REQUIREMENTS,
     )
-
-
-def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
-    """Return an upper bound of an output's size; the graph itself is small."""
-    weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
-    return int(size.weights * weight) + size.companion_bytes + size.graph_bytes
 
 
 TORCHSCRIPT = Format(
@@ -102,7 +85,7 @@ TORCHSCRIPT = Format(
     levels=tuple(params.LEVELS),
     quantization=Quantization(refused=_REFUSED),
     rank=30,
-    output_bytes=output_bytes,
+    output_bytes=lambda _, level, size: size.at_level(level) + size.graph_bytes,
     runtime=Runtime(
         name="torchscript",
         files=(SCRIPT,),
@@ -127,7 +110,7 @@ TORCH_EXPORT = Format(
     levels=tuple(params.LEVELS),
     quantization=Quantization(refused=_REFUSED),
     rank=31,
-    output_bytes=output_bytes,
+    output_bytes=lambda _, level, size: size.at_level(level) + size.graph_bytes,
     runtime=Runtime(
         name="torch.export",
         files=(PROGRAM,),

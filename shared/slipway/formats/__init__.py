@@ -3,7 +3,7 @@
 from slipway.formats.contract import Format, Quantization, RefusedLevel, Runtime, SectionRules, Usage, Variants
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.targets import TARGETS, Fit
-from slipway.formats.tasks import FormatRequest, PlannedTask, quantized
+from slipway.formats.tasks import FormatRequest, PlannedTask, one_per_level, quantized
 from slipway.levels import LEVELS, QuantizationLevel
 from slipway.requirements import Needs, Requirements
 from slipway.settings.problems import Problem
@@ -36,6 +36,7 @@ __all__ = [
     "Usage",
     "Variants",
     "as_tuple",
+    "one_per_level",
     "quantized",
     "wrong_value",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from slipway.formats.settings import FormatSettings
+from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.levels import LEVELS, widths_of
 from slipway.registry import known_stage, stage_of
 from slipway.requirements import ANY, Requirements
@@ -15,6 +15,7 @@ from slipway.stage_call import StageCall
 from slipway.texts import file_name
 
 S = TypeVar("S", bound=FormatSettings)
+L = TypeVar("L", bound=LevelSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,39 @@ class FormatRequest(Generic[S]):
     def file_name(self) -> str:
         """Return the fine-tuned model's name as the beginning of a file's name; ``model`` without one."""
         return file_name(self.model_name) or "model"
+
+
+def one_per_level(
+    request: FormatRequest[L],
+    stage: str,
+    inputs: Mapping[str, str],
+    params: Callable[[str], Mapping[str, Any]],
+    *,
+    requirements: Requirements = ANY,
+) -> tuple[PlannedTask, ...]:
+    """Plan a task of a stage for every requested level, and one for the unquantized output if it is requested.
+
+    Args:
+        request: The request to the format.
+        stage: The stage, whose output has its name.
+        inputs: Source of each input.
+        params: Return the stage's parameters for a level; ``none`` for the unquantized output.
+        requirements: Requirements for workers.
+    """
+    levels = (*(("none",) if request.settings.unquantized else ()), *request.levels)
+    names = {level: request.name if level == "none" else f"{request.name}-{level}" for level in levels}
+    return tuple(
+        PlannedTask(
+            id=name,
+            stage=stage,
+            params=params(level),
+            inputs=inputs,
+            format=name,
+            requirements=requirements,
+            output=stage,
+        )
+        for level, name in names.items()
+    )
 
 
 def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ...]:
