@@ -37,7 +37,7 @@ from slipway.planning.references import VALIDATION
 from slipway.progress.tracking import ExportProgress, Tracked
 from slipway.results.report import figures
 from slipway.rpc.values import ENDED_STATES, failure_of_status
-from slipway.sizes import format_size
+from slipway.rpc.workers import describe_worker
 from slipway.sources.addresses import is_url
 from slipway.texts import counted
 from slipway_protos.v1 import coordinator_pb2
@@ -277,15 +277,9 @@ def _obstacle(part: coordinator_pb2.Format | coordinator_pb2.FormatLevel) -> str
 
 
 def _worker_row(worker: coordinator_pb2.Worker) -> tuple[str, ...]:
-    machine = worker.machine
-    return (
-        worker.name,
-        coordinator_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower(),
-        f"{worker.running_tasks} of {worker.slots}",
-        ", ".join(worker.stages),
-        format_size(machine.task_memory_bytes) if machine.task_memory_bytes else "–",
-        str(machine.processors or "–"),
-        f"{machine.gpu_architecture}, {format_size(machine.gpu_memory_bytes)}" if machine.gpu_architecture else "none",
+    described = describe_worker(worker)
+    return described._replace(
+        task_memory=described.task_memory or "–", processors=described.processors or "–", gpu=described.gpu or "none"
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from slipway.artifacts import LocalStore
 from slipway.base_match import BaseMatchStatus
@@ -32,8 +33,32 @@ from slipway.texts import counted
 from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
 
 
+class Plan(ABC):
+    """What would be done, and whether it can be."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether nothing makes it impossible."""
+        return self.error() is None
+
+    @abstractmethod
+    def error(self) -> ModelExportError | None:
+        """Return the error that makes it impossible; None if nothing does."""
+
+    def require(self) -> Self:
+        """Return this plan if it can be carried out.
+
+        Raises:
+            ModelExportError: :meth:`error`.
+        """
+        error = self.error()
+        if error is not None:
+            raise error
+        return self
+
+
 @dataclass(frozen=True, repr=False)
-class ExportPlan:
+class ExportPlan(Plan):
     """What an export would do, as ``slipway export --plan`` shows it; :meth:`to_json` returns what ``--json`` prints.
 
     Attributes:
@@ -47,11 +72,6 @@ class ExportPlan:
     sources: Sources | None
     checked: Preflight
     tasks: tuple[PlannedTask, ...]
-
-    @property
-    def possible(self) -> bool:
-        """Whether no check makes the export impossible."""
-        return self.error() is None
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -75,17 +95,6 @@ class ExportPlan:
     def error(self) -> ModelExportError | None:
         """Return the error of the first check that makes the export impossible; None if none does."""
         return self.checked.error()
-
-    def require(self) -> ExportPlan:
-        """Return this plan if the export is possible.
-
-        Raises:
-            ModelExportError: :meth:`error`.
-        """
-        error = self.error()
-        if error is not None:
-            raise error
-        return self
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""

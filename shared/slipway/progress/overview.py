@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
-from slipway.progress.observer import Observer, Silent
-from slipway.progress.rows import ENDED, Overall, Rows
+from slipway.progress.observer import Observer
+from slipway.progress.rows import ENDED
+from slipway.progress.tracking import Tracked
 from slipway.texts import counted
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -48,13 +48,12 @@ class Overview:
         return _RowOf(label, self._observer, self._lock)
 
 
-class _RowOf(Silent):
+class _RowOf(Tracked):
     """Keeps the tasks of one export, and tells its share and its state as those of a task."""
 
     def __init__(self, name: str, observer: Observer, lock: threading.RLock) -> None:
-        super().__init__()
-        self._name, self._observer, self._lock = name, observer, lock
-        self._rows, self._overall = Rows(resuming=True), Overall()
+        super().__init__(lock=lock)
+        self._name, self._observer = name, observer
         self._attempt = pb.Attempt(number=1)
         self._state = self._phase = ""
 
@@ -65,22 +64,12 @@ class _RowOf(Silent):
                 self._tell_state("running")
                 self._tell_share(message)
 
-    def expect(self, task_seconds: Mapping[str, float]) -> None:
-        """Weight the tasks by their expected time."""
-        self._overall.task_seconds = task_seconds
-
-    def event(self, event: pb.ExportEvent) -> None:
-        """Take an event of the export."""
-        super().event(event)
-        if event.WhichOneof("event") == "log":
-            return
-        with self._lock:
-            self._rows.take(event)
-            self._overall.update(self._rows)
-            self._tell_state(self._rows.state)
-            running = [row for row in self._rows.tasks.values() if row.state == "running"]
-            if running and self._rows.state not in ENDED:
-                self._tell_share(running[0].task)
+    def changed(self) -> None:
+        """Tell the state, and the share of the work that is done."""
+        self._tell_state(self._rows.state)
+        running = [row for row in self._rows.tasks.values() if row.state == "running"]
+        if running and self._rows.state not in ENDED:
+            self._tell_share(running[0].task)
 
     def log(self, level: int, message: str) -> None:
         """Pass a line to the log, with the name of the export."""

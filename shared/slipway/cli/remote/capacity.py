@@ -16,7 +16,7 @@ from slipway.registry import stage_names
 from slipway.requirements import Placement
 from slipway.rpc.formats import describe_formats
 from slipway.rpc.values import failure_of_status, status_of
-from slipway.sizes import format_size
+from slipway.rpc.workers import describe_worker
 from slipway.terminal.columns import Column, FittedTable, SharedHint
 from slipway.terminal.console import duration, errors, print_json, show
 from slipway_protos.v1 import coordinator_pb2 as pb
@@ -102,18 +102,7 @@ def _workers_table(workers: Sequence[pb.Worker]) -> FittedTable:
         hint="",
     )
     for each in sorted(workers, key=lambda worker: worker.name):
-        machine = each.machine
-        gpu = f"{machine.gpu_architecture}, {format_size(machine.gpu_memory_bytes)}"
-        table.add_row(
-            each.name,
-            pb.WorkerState.Name(each.state).removeprefix("WORKER_STATE_").lower(),
-            f"{each.running_tasks} of {each.slots}",
-            ", ".join(each.stages),
-            format_size(machine.task_memory_bytes) if machine.task_memory_bytes else "",
-            str(machine.processors or ""),
-            gpu if machine.gpu_architecture else "",
-            each.join_time.ToDatetime().isoformat(" ", "seconds"),
-        )
+        table.add_row(*describe_worker(each), each.join_time.ToDatetime().isoformat(" ", "seconds"))
     return table
 
 

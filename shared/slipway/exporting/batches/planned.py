@@ -17,7 +17,7 @@ from slipway.exporting.batches.result import TABLE, check_table
 from slipway.exporting.batches.subjects import LeftOut, Subject, nothing_to_export
 from slipway.exporting.destinations import Reached, require_destinations
 from slipway.exporting.opening import artifacts_at
-from slipway.exporting.planned import ExportPlan, make_plan
+from slipway.exporting.planned import ExportPlan, Plan, make_plan
 from slipway.exporting.preparing import find_uploads
 from slipway.machine.known_faults import translate_fault
 from slipway.planning.preflight import Finding, check_disk
@@ -67,7 +67,7 @@ class PlannedExport:
 
 
 @dataclass(frozen=True, repr=False)
-class BatchPlan:
+class BatchPlan(Plan):
     """What a batch would do, as ``slipway export --each FOLDER --plan`` shows it; :meth:`to_json` returns what ``--json`` prints.
 
     Attributes:
@@ -79,11 +79,6 @@ class BatchPlan:
     exports: tuple[PlannedExport, ...]
     left_out: tuple[LeftOut, ...]
     findings: tuple[Finding, ...]
-
-    @property
-    def possible(self) -> bool:
-        """Whether every export can run."""
-        return self.error() is None
 
     @property
     def expected_seconds(self) -> float:
@@ -105,17 +100,6 @@ class BatchPlan:
         errors = [each.error for each in self.exports if each.error is not None]
         deciding = Failure.deciding(error.failure() for error in errors)
         return next((error for error in errors if error.failure() == deciding), None)
-
-    def require(self) -> BatchPlan:
-        """Return this plan if every export can run.
-
-        Raises:
-            ModelExportError: :meth:`error`.
-        """
-        error = self.error()
-        if error is not None:
-            raise error
-        return self
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
