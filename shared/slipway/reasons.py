@@ -74,6 +74,7 @@ REASONS: Mapping[str, Reason] = {
     "PARAMS_INVALID": Reason(_C.INVALID_INPUT, "a stage was given parameters that its model refuses"),
     "STAGE_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution has a stage of this name"),
     "SERVICE_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution brings the coordinator"),
+    "ENGINE_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution brings an engine of this name"),
     "FORMAT_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution has a format of this name"),
     "FORMAT_INVALID": Reason(
         _C.INVALID_INPUT,
@@ -341,6 +342,16 @@ REASONS: Mapping[str, Reason] = {
     ),
     "WORKERS_DRAINING": Reason(
         _C.UNAVAILABLE, "the workers that can run this stage take no new tasks at the moment", retryable=True
+    ),
+    "ENGINE_UNAVAILABLE": Reason(
+        _C.UNAVAILABLE, "the cluster of an engine does not respond, or no address names one", retryable=True
+    ),
+    "ENGINE_UNFIT": Reason(
+        _C.PRECONDITION,
+        "a node of an engine lacks this version of Slipway, or does not see the artifact store or reach the coordinator",
+    ),
+    "ENGINE_FAILED": Reason(
+        _C.ABORTED, "an engine started several workers for a task, and all ended before they took it"
     ),
     "INTERNAL": Reason(_C.INTERNAL, "a fault in Slipway itself"),
 }

@@ -138,4 +138,12 @@ def worker_parser(prog: str) -> argparse.ArgumentParser:
         metavar="N",
         help="seconds for running tasks after SIGTERM (%(default)g)",
     )
+    group = parser.add_argument_group("engines", "How an engine starts a worker for one task.")
+    group.add_argument(
+        "--once", default="", metavar="EXPORT:TASK:ATTEMPT", help="take only this attempt of a task, and end after it"
+    )
+    group.add_argument("--cores", type=at_least(1), metavar="N", help="cores to use; by default all usable ones")
+    group.add_argument(
+        "--memory-bytes", type=at_least(1), metavar="N", help="memory to use; by default what is free at the start"
+    )
     return parser

@@ -14,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending", "parameters", "slots")
+    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending", "parameters", "slots", "only_task")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class SynchronizeRequest(_message.Message):
     ENDING_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_TASK_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     stages: _containers.RepeatedScalarFieldContainer[str]
     capabilities: Capabilities
@@ -42,7 +43,8 @@ class SynchronizeRequest(_message.Message):
     ending: bool
     parameters: _containers.MessageMap[str, StageParameters]
     slots: int
-    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ..., parameters: _Optional[_Mapping[str, StageParameters]] = ..., slots: _Optional[int] = ...) -> None: ...
+    only_task: str
+    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ..., parameters: _Optional[_Mapping[str, StageParameters]] = ..., slots: _Optional[int] = ..., only_task: _Optional[str] = ...) -> None: ...
 
 class StageParameters(_message.Message):
     __slots__ = ("names",)

@@ -38,6 +38,7 @@ from slipway_coordinator.api.starting import Gate
 from slipway_coordinator.api.worker_service import WorkerService
 from slipway_coordinator.broker.scaler import SERVICE as SCALER
 from slipway_coordinator.broker.scaler import ExternalScaler
+from slipway_coordinator.broker.submitter import EngineSetup, Submitter
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
 from slipway_coordinator.leadership.file_lock import StateLock
 from slipway_coordinator.leadership.forwarding import Forwarder
@@ -80,6 +81,7 @@ class CoordinatorServer:
         store: Opens the artifact store, for clients and precedents; called at the first use.
         security: Access rules of connections and calls.
         webhooks: Receivers of events; None for none.
+        engine: Returns the engine that runs tasks, given the port that the server listens on; None if workers pull them.
     """
 
     def __init__(
@@ -90,11 +92,14 @@ class CoordinatorServer:
         store: Callable[[], ArtifactStore],
         security: ServerSecurity | None = None,
         webhooks: WebhooksFile | None = None,
+        engine: Callable[[int], EngineSetup] | None = None,
     ) -> None:
+        self._engine = engine
+        self._submitter: Submitter | None = None
         self._security = security or ServerSecurity()
         projects = self._security.authenticator.projects
         announcer = None if webhooks is None else WebhookAnnouncer(webhooks.current)
-        blobs = functools.cache(lambda: blobs_of(store()))
+        self._blobs = blobs = functools.cache(lambda: blobs_of(store()))
         self.coordinator = Coordinator(
             options,
             precedents=Precedents(store),
@@ -181,9 +186,17 @@ class CoordinatorServer:
         """Resume the stored exports, then accept calls. The caller holds the state's lock.
 
         Raises:
-            ServiceError: the state cannot be used.
+            ServiceError: the state cannot be used, or the engine cannot run tasks.
         """
         await asyncio.to_thread(self._webhooks.refresh)  # a standby may have waited for days
+        if self._engine is not None:
+            self._submitter = Submitter(
+                self.coordinator.broker,
+                self._engine(self.port),
+                self.coordinator.hub,
+                lambda digest: self._blobs().manifest(digest),
+            )
+            await self._submitter.start()
         await self.coordinator.start()
         self._sender.start()
         self._gate.is_open = True
@@ -197,6 +210,8 @@ class CoordinatorServer:
         await self._server.stop(grace=0.2)
         await self._artifacts.transfers.close()
         await self._sender.stop()
+        if self._submitter is not None:
+            await self._submitter.stop()
         if self._gate.is_open:
             await self.coordinator.stop()
 

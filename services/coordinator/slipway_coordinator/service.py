@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway.contracts.coordinator import CoordinatorService, Server
+from slipway.contracts.coordinator import CoordinatorService, EmbeddedEngine, Server
 from slipway.errors import ServiceError
 from slipway.service_flags import at_least, service_parser
 from slipway.texts import number_of
@@ -128,13 +128,29 @@ def hold(state: Path) -> Iterator[None]:
 
 
 class _EmbeddedServer:
-    def __init__(self, state: Path, address: str, store: Callable[[], Any]) -> None:
+    def __init__(self, state: Path, address: str, store: Callable[[], Any], engine: EmbeddedEngine | None) -> None:
+        from slipway_coordinator.broker.submitter import EngineSetup
         from slipway_coordinator.coordinator import CoordinatorOptions
         from slipway_coordinator.server import CoordinatorServer
         from slipway_coordinator.storage.database_access import SqliteState
 
-        options = CoordinatorOptions(state=SqliteState(state), workers_gone=True, no_worker_seconds=2.0)
-        self._state, self._server = state, CoordinatorServer(options, address=address, store=store)
+        self._state = state
+        if engine is None:
+            options = CoordinatorOptions(state=SqliteState(state), workers_gone=True, no_worker_seconds=2.0)
+            self._server = CoordinatorServer(options, address=address, store=store)
+        else:
+            options = CoordinatorOptions(state=SqliteState(state))
+            self._server = CoordinatorServer(
+                options,
+                address=address,
+                store=store,
+                security=engine.security,
+                engine=lambda port: EngineSetup(engine.name, engine.open(port), engine.owner, cancels_at_stop=True),
+            )
+
+    @property
+    def port(self) -> int:
+        return self._server.port
 
     async def start(self) -> None:
         import sqlalchemy as sa
@@ -156,9 +172,9 @@ class _EmbeddedServer:
         await self._server.stop()
 
 
-def embedded_server(state: Path, address: str, store: Callable[[], Any]) -> Server:
-    """Return a coordinator of one state, whose only worker is in the same process."""
-    return _EmbeddedServer(state, address, store)
+def embedded_server(state: Path, address: str, store: Callable[[], Any], engine: EmbeddedEngine | None) -> Server:
+    """Return a coordinator of one state, whose only worker is in the same process, or whose tasks run on an engine."""
+    return _EmbeddedServer(state, address, store, engine)
 
 
 def exports(state: Path, filter: str) -> Sequence[export_pb2.Export]:  # noqa: A002 - the field's name everywhere

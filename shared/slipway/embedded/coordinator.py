@@ -1,6 +1,7 @@
 """A coordinator and one worker inside this process, used by ``slipway export`` when no coordinator is named.
 
-They are the same coordinator and worker as on a cluster, over a private unix socket. Each export has its own state file and lock,
+They are the same coordinator and worker as on a cluster, over a private unix socket. If the settings choose an engine, tasks run on its nodes
+instead, and the coordinator listens where these reach it (:mod:`slipway.embedded.engine_side`). Each export has its own state file and lock,
 so the same command resumes where it stopped, and different exports run side by side over one store.
 """
 
@@ -20,6 +21,7 @@ from urllib.parse import quote
 from slipway.artifacts.opening import open_store
 from slipway.client import Client
 from slipway.contracts.coordinator import coordinator_service
+from slipway.embedded.engine_side import EngineSide, check_engine, engine_side
 from slipway.execution.runner import TaskRunner
 from slipway.machine.shortages import check_address_space
 from slipway.registry import stage_names
@@ -46,6 +48,7 @@ class Embedded:
     Raises:
         ServiceError: On entering; reason ``COORDINATOR_LOCKED`` while another process runs the same export, ``STATE_SCHEMA``
             if its state is damaged.
+        ModelExportError: What :func:`~slipway.embedded.engine_side.check_engine` raises; ``ENGINE_UNAVAILABLE`` or ``ENGINE_UNFIT``.
         OSError: A file of its state cannot be opened, or is not a regular file.
         StageError: ``OUT_OF_MEMORY`` if it does not fit into the address space of this process.
     """
@@ -65,13 +68,19 @@ class Embedded:
         check_address_space()
         with ExitStack() as stack:
             stack.enter_context(coordinator_service().hold(self._folder / "state.db"))
-            address = f"unix:{quote(str(self._socket(stack)))}"
-            started: Future[None] = Future()
-            thread = threading.Thread(target=self._serve, args=(address, started), name="slipway-embedded", daemon=True)
+            choice = check_engine(self._settings)
+            side = None if choice is None else stack.enter_context(engine_side(choice, self._settings, self._folder))
+            address = f"unix:{quote(str(self._socket(stack)))}" if side is None else side.address
+            started: Future[int] = Future()
+            arguments = (address, side, started)
+            thread = threading.Thread(target=self._serve, args=arguments, name="slipway-embedded", daemon=True)
             thread.start()
             stack.callback(self._end, thread)
-            started.result()
-            self.client = stack.enter_context(Client(address))
+            port = started.result()
+            if side is None:
+                self.client = stack.enter_context(Client(address))
+            else:
+                self.client = stack.enter_context(Client(side.client_address(port), security=side.client))
             self._stack = stack.pop_all()
         return self
 
@@ -86,29 +95,35 @@ class Embedded:
         stack.callback(path.unlink, missing_ok=True)
         return path
 
-    def _serve(self, address: str, started: Future[None]) -> None:
+    def _serve(self, address: str, side: EngineSide | None, started: Future[int]) -> None:
         try:
             with (
                 asyncio.Runner() as runner
             ):  # not asyncio.run, which notebooks replace by one for loops that run already
-                runner.run(self._run(address, started))
+                runner.run(self._run(address, side, started))
         except Exception as error:
             if not started.done():
                 started.set_exception(error)
             else:
                 log.exception("the embedded coordinator stopped")
 
-    async def _run(self, address: str, started: Future[None]) -> None:
+    async def _run(self, address: str, side: EngineSide | None, started: Future[int]) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = coordinator_service().server(self._folder / "state.db", address, lambda: open_store(self._settings))
-        worker = self._worker(address)
+        server = coordinator_service().server(
+            self._folder / "state.db",
+            address,
+            lambda: open_store(self._settings),
+            None if side is None else side.engine,
+        )
+        worker = self._worker(address) if side is None else None
         await server.start()
         try:
-            working = asyncio.create_task(worker.run())
-            started.set_result(None)
+            working = None if worker is None else asyncio.create_task(worker.run())
+            started.set_result(server.port)
             await self._stop.wait()
-            worker.stop()
-            await working
+            if worker is not None and working is not None:
+                worker.stop()
+                await working
         finally:
             await server.stop()
 

@@ -48,6 +48,10 @@ class Settings(BaseModel):
         transfer_rate: Lowest average of bytes per second, over a minute, at which a client must send to a coordinator or read from
             it; by default ``16KiB`` (``SLIPWAY_TRANSFER_RATE``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
+        engine: What runs the tasks of an export without a coordinator: ``NAME`` or ``NAME:ADDRESS``, such as ``ray``; empty, or ``pull``,
+            runs them in the command (``SLIPWAY_ENGINE``).
+        engine_listen: ``HOST:PORT`` at which the nodes of that engine reach the command, by default ``127.0.0.1:0``: a free port, for nodes
+            on this machine. Any other host needs TLS (``SLIPWAY_ENGINE_LISTEN``).
         scratch: Folder of running stages; best on the file system of ``home``, where results are committed without a
             copy (``SLIPWAY_SCRATCH``).
         stage_environment: Names of environment variables, separated by commas, that stages get in addition to
@@ -80,6 +84,8 @@ class Settings(BaseModel):
     hub_endpoint: str = ""
     transfer_rate: int = 16 << 10
     coordinator: str = ""
+    engine: str = ""
+    engine_listen: str = "127.0.0.1:0"
     scratch: Path
     stage_environment: tuple[str, ...] = ()
     log_level: LogLevel = "info"
@@ -129,6 +135,8 @@ class Settings(BaseModel):
             "hub_endpoint": environment.get("HF_ENDPOINT", "").rstrip("/"),
             "transfer_rate": _read_size(environment, "SLIPWAY_TRANSFER_RATE", least=1),
             "coordinator": environment.get("SLIPWAY_COORDINATOR"),
+            "engine": environment.get("SLIPWAY_ENGINE"),
+            "engine_listen": environment.get("SLIPWAY_ENGINE_LISTEN"),
             "stage_environment": added_names(environment),
             "log_level": _read_choice(environment, "SLIPWAY_LOG_LEVEL", get_args(LogLevel)),
             "tracing": _read_choice(environment, "SLIPWAY_TRACING", get_args(Tracing)),

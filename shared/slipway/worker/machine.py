@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipway.errors import ConfigurationError
@@ -50,6 +50,14 @@ class Machine:
     def default_slots(self) -> int:
         """Return the number of tasks to run side by side: independent branches gain, but each needs its own core and memory."""
         return 2 if self.cores > 1 and not self.gpu_architecture else 1
+
+    def within(self, *, cores: int | None, memory_bytes: int | None) -> Machine:
+        """Return the part of this machine that others leave to this process; None for no limit."""
+        return replace(
+            self,
+            cores=min(self.cores, cores or self.cores),
+            memory_bytes=min(self.memory_bytes or memory_bytes or 0, memory_bytes or self.memory_bytes),
+        )
 
     def capabilities(self, *, slots: int) -> worker_pb2.Capabilities:
         """Return the capabilities to report; memory is the share of one of ``slots`` tasks."""

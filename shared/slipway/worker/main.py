@@ -59,7 +59,23 @@ def _run(arguments: argparse.Namespace) -> None:
     ):
         if port:
             log.info(f"metrics on port {port}")
-        asyncio.run(serve(arguments, settings, stages))
+        asyncio.run(run_once(arguments, settings, stages) if arguments.once else serve(arguments, settings, stages))
+
+
+async def run_once(arguments: argparse.Namespace, settings: Settings, stages: tuple[str, ...]) -> None:
+    """Take one attempt from the coordinator, run it, and end; SIGTERM and SIGINT return it.
+
+    Raises:
+        ServiceError: ``COORDINATOR_UNAVAILABLE`` if the coordinator was silent for too long.
+    """
+    worker = _worker(arguments, settings, stages, slots=1, only_task=arguments.once)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+    log.info(f"worker {worker.options.worker_id} runs {arguments.once} for {worker.options.coordinator}")
+    with reading(lambda: gauges(worker)), reading(lambda: cache_size(settings)):
+        await worker.run()
+    if worker.failure is not None:
+        raise worker.failure.error()
 
 
 async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple[str, ...]) -> None:
@@ -68,20 +84,11 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     Raises:
         ServiceError: the address to listen on cannot be bound.
     """
-    settings.scratch.mkdir(parents=True, exist_ok=True)
-    machine = probe(settings.scratch, stages)
-    runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
-    identity = with_security_flags(arguments, settings.security)
-    options = WorkerOptions(
-        coordinator=arguments.coordinator or settings.coordinator,
-        stages=stages,
-        slots=arguments.slots or machine.default_slots(),
-        drain_seconds=arguments.drain_seconds,
-        security=identity,
-    )
-    worker = Worker(options, runner, machine)
+    worker = _worker(arguments, settings, stages, slots=arguments.slots)
+    options = worker.options
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+    identity = with_security_flags(arguments, settings.security)
     security = worker_security(identity, address=arguments.listen, health_address=arguments.health_listen)
     server = security.server()
     health = add_health_and_reflection(server, SERVICE)
@@ -98,6 +105,28 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     finally:
         health.end()
         await server.stop(grace=1.0)
+
+
+def _worker(
+    arguments: argparse.Namespace,
+    settings: Settings,
+    stages: tuple[str, ...],
+    *,
+    slots: int | None,
+    only_task: str = "",
+) -> Worker:
+    settings.scratch.mkdir(parents=True, exist_ok=True)
+    machine = probe(settings.scratch, stages).within(cores=arguments.cores, memory_bytes=arguments.memory_bytes)
+    options = WorkerOptions(
+        coordinator=arguments.coordinator or settings.coordinator,
+        stages=stages,
+        slots=slots or machine.default_slots(),
+        drain_seconds=arguments.drain_seconds,
+        security=with_security_flags(arguments, settings.security),
+        only_task=only_task,
+    )
+    runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
+    return Worker(options, runner, machine)
 
 
 def gauges(worker: Worker) -> Iterator[metrics.Sample]:

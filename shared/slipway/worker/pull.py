@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from datetime import timedelta
 
 import grpc
 
-from slipway.errors import Failure
+from slipway.errors import Failure, ServiceError
 from slipway.execution.runner import TaskRunner
 from slipway.rpc.call_ends import failure_of_call
 from slipway.security.channels import AsyncChannel
@@ -29,6 +30,7 @@ _IDLE_POLL_SECONDS = 30.0
 _CALL_SLACK_SECONDS = 15.0
 _LONGEST_BACKOFF_SECONDS = 5.0
 _GOODBYE_SECONDS = 2.0
+_LOOK_SECONDS = 1.0
 
 
 def new_worker_id() -> str:
@@ -50,6 +52,9 @@ class WorkerOptions:
         waits_for_room: Take no tasks while the disk of the work folders is nearly full. If false, tasks start anyway and may
             fail with DISK_FULL.
         worker_id: Name; unique for every start of a worker.
+        only_task: Key of the only attempt it takes, after which it stops; empty for any.
+        patience_seconds: With ``only_task``: how long the coordinator may be silent before it gives up, while it waits for the attempt
+            and while it runs it.
     """
 
     coordinator: str
@@ -60,6 +65,8 @@ class WorkerOptions:
     security: Security | None = None
     waits_for_room: bool = True
     worker_id: str = field(default_factory=new_worker_id)
+    only_task: str = ""
+    patience_seconds: tuple[float, float] = (120.0, 600.0)
 
 
 class Worker:
@@ -69,6 +76,9 @@ class Worker:
         options: Its options.
         runner: Runs one task.
         machine: Its resources.
+
+    Attributes:
+        failure: Why it gave up with its only task; None otherwise.
     """
 
     def __init__(self, options: WorkerOptions, runner: TaskRunner, machine: Machine) -> None:
@@ -81,7 +91,9 @@ class Worker:
         self._direct = 0
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
+        self._heard = time.monotonic()
         self._channel: AsyncChannel
+        self.failure: Failure | None = None
 
     @property
     def free_slots(self) -> int:
@@ -114,7 +126,9 @@ class Worker:
         async with AsyncChannel(self.options.coordinator, self.options.security) as self._channel:
             if self.options.waits_for_room:
                 self.room.look()
-            background = [asyncio.create_task(work) for work in (self._pull(), self._watch_room())]
+            background = [
+                asyncio.create_task(work) for work in (self._pull(), self._watch_room(), self._watch_silence())
+            ]
             try:
                 await self._stopping.wait()
                 await self._drain()
@@ -138,6 +152,19 @@ class Worker:
             if self.room.look():
                 self._changed.set()
 
+    async def _watch_silence(self) -> None:
+        """Stop a worker of one task that nobody waits for any more: its engine would keep a place for it for ever."""
+        while self.options.only_task:
+            await asyncio.sleep(_LOOK_SECONDS)
+            limit = self.options.patience_seconds[bool(self._running)]
+            if time.monotonic() - self._heard > limit:
+                self.failure = ServiceError(
+                    f"the coordinator at {self.options.coordinator} has been silent for {limit:g} s",
+                    reason="COORDINATOR_UNAVAILABLE",
+                    remedy="see that it runs, and that this node reaches its address",
+                ).failure()
+                self.stop()
+
     async def _pull(self) -> None:
         failures, told = 0, ""
         while True:
@@ -159,6 +186,10 @@ class Worker:
             if response is None:
                 self._take_back(request)
                 continue
+            self._heard = time.monotonic()
+            if self.options.only_task in response.cancel_tasks and not self._running:
+                log.info(f"{self.options.only_task} is not to be run any more")
+                self.stop()
             self._start(list(response.leases))
             ending = [self._running[key].cancel() for key in response.cancel_tasks if key in self._running]
             if response.cancel_tasks and not any(ending):
@@ -197,6 +228,7 @@ class Worker:
             max_wait=timedelta(seconds=self.options.report_seconds if self._running else _IDLE_POLL_SECONDS),
             running=[running.report() for running in self._running.values()],
             parameters=self._parameters,
+            only_task=self.options.only_task,
         )
 
     def _take_back(self, request: worker_pb2.SynchronizeRequest) -> None:
@@ -228,6 +260,8 @@ class Worker:
         finally:
             self._running.pop(running.lease.task, None)
             self._changed.set()
+            if self.options.only_task:
+                self.stop()
 
     async def _hand_in(self, request: worker_pb2.CompleteTaskRequest) -> None:
         """Hand in a result, retrying for as long as it takes; meanwhile the task is reported as running, so its lease stays."""

@@ -23,6 +23,7 @@ from slipway.execution.runner import TaskRunner
 from slipway.security.server import ServerSecurity
 from slipway.worker.machine import probe
 from slipway.worker.pull import Worker, WorkerOptions
+from slipway_coordinator.broker.submitter import EngineSetup
 from slipway_coordinator.coordinator import CoordinatorOptions
 from slipway_coordinator.leadership.file_lock import hold_lock
 from slipway_coordinator.leadership.locks import lock_of
@@ -72,6 +73,7 @@ class Harness:
     options: Mapping[str, Any] = field(default_factory=dict)
     security: ServerSecurity | None = None  # if given, the coordinator listens on a port of loopback
     webhooks: Path | None = None
+    engine: Callable[[int], EngineSetup] | None = None
 
     @property
     def address(self) -> str:
@@ -139,6 +141,7 @@ class Harness:
                     store=self.open_store,
                     security=self.security,
                     webhooks=None if self.webhooks is None else WebhooksFile(self.webhooks),
+                    engine=self.engine,
                 )
                 await self.server.start()
                 started.set_result(None)

@@ -163,6 +163,7 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
         libraries=dict(can.versions),
         parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
         running=tuple(Held(AttemptKey.parse(running.task), running.lease_epoch) for running in request.running),
+        only_task=AttemptKey.parse(request.only_task) if request.only_task else None,
     )
 
 

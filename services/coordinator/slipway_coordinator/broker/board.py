@@ -65,11 +65,12 @@ class KnownWorker:
 
 @dataclass
 class ExportOffers:
-    """Offers, revoked attempts, and attempts awaiting their result."""
+    """Offers, revoked attempts, attempts awaiting their result, and which attempt made an artifact, by its digest."""
 
     offers: Mapping[AttemptKey, Offer] = field(default_factory=dict)
     revoked: frozenset[AttemptKey] = frozenset()
     done: set[AttemptKey] = field(default_factory=set)
+    made_by: dict[str, AttemptKey] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Board:
         ttl: Seconds a lease lives without a report.
         clock: Seconds; only differences matter.
         projects: Returns the weights of projects.
+        engine: Name of the engine that starts a worker for each attempt; empty if workers pull any.
         waiting: Offers that no worker holds.
         held: Leases by the key of their attempt.
         workers: Workers that reported recently, by name.
@@ -89,6 +91,7 @@ class Board:
     ttl: float
     clock: Callable[[], float]
     projects: CurrentProjects = lambda: ALIKE
+    engine: str = ""
     waiting: Waiting = field(default_factory=Waiting)
     held: dict[AttemptKey, Lease] = field(default_factory=dict)
     workers: dict[str, KnownWorker] = field(default_factory=dict)
@@ -129,6 +132,8 @@ class Board:
         chosen: list[Offer] = []
         if free <= 0 or not self.waiting:
             return chosen
+        if report.only_task is not None or self.engine:
+            return self._choose_only(report)
         shares = self._shares.setdefault(report.stages, Shares())
         weight, ready, running = self.projects().weight, self.ready(), self._running_by_project(report.stages)
         while free > 0 and not self._has_exclusive(report.worker):
@@ -143,6 +148,15 @@ class Board:
             self.hold(offer.key, report.worker, epoch=0, offer=offer)
             free, busy = free - 1, busy + 1
         return chosen
+
+    def _choose_only(self, report: WorkerReport) -> list[Offer]:
+        """Choose the attempt for which an engine started this worker. The stage itself reports best what its node lacks."""
+        offer = self.waiting.get(report.only_task) if report.only_task is not None else None
+        if offer is None or offer.stage not in report.stages:
+            return []
+        self.waiting.remove(offer.key)
+        self.hold(offer.key, report.worker, epoch=0, offer=offer)
+        return [offer]
 
     def end_wait(self, key: AttemptKey) -> float:
         """Return the seconds since an attempt was offered, and stop counting."""
@@ -217,6 +231,19 @@ class Board:
         """Return whether a worker should continue an attempt."""
         lease = self.held.get(held.task)
         return lease is not None and (lease.worker, lease.epoch) == (worker, held.epoch) and not lease.revoked
+
+    def is_wanted(self, key: AttemptKey) -> bool:
+        """Return whether an attempt should run, or run on. It is unknown until its export was resumed."""
+        wanted = self.wanted.get(key.export)
+        return wanted is not None and key in wanted.offers and key not in wanted.revoked and key not in wanted.done
+
+    def cannot_take(self, report: WorkerReport) -> bool:
+        """Return whether a worker of one task waits for an attempt that it will never get."""
+        key = report.only_task
+        if key is None or report.running or key.export not in self.wanted:
+            return False
+        lease = self.held.get(key)
+        return not self.is_wanted(key) if lease is None else lease.worker != report.worker
 
     def wanted_offer(self, key: AttemptKey) -> Offer | None:
         """Return the offer of an attempt if its export still wants it."""

@@ -12,13 +12,14 @@ little later. Calls about one worker, or about one export, take turns; others ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from slipway.errors import ServiceError
+from slipway.errors import Failure, ServiceError
 from slipway.observability import metrics
 from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
@@ -82,7 +83,8 @@ class Broker:
             for key in offers.keys() & self.board.held.keys():
                 self.board.held[key].offer, self.board.held[key].revoked = offers[key], key in revoked
             new = [key for key in offers if not self.board.is_known(key) and key not in done]
-            self.board.wanted[export] = ExportOffers(offers, revoked, done)
+            made_by = before.made_by if before is not None else {}
+            self.board.wanted[export] = ExportOffers(offers, revoked, done, made_by)
             if new or before is None or not before.done.issuperset(gone):
                 rows, told = await self.journal.commit(
                     lambda: self.ledger.settle(export, offers, new=new, revoked=revoked), later=True
@@ -150,6 +152,8 @@ class Broker:
             for held in report.running if arriving else ():
                 await self._renew(report.worker, held)
             cancel = [held.task for held in report.running if not board.should_continue(report.worker, held)]
+            if report.only_task is not None and board.cannot_take(report):
+                return Answer(cancel=(report.only_task,))
             granted = board.unreported_leases(report)
             free = 0 if report.draining else report.free_slots - len(granted)
             chosen = board.choose(report, free=free, busy=len(report.running) + len(granted))
@@ -237,6 +241,7 @@ class Broker:
                 self.board.withdraw(held.task)
                 if held.export in self.board.wanted:
                     self.board.wanted[held.export].done.add(held.task)
+                    self.board.wanted[held.export].made_by |= dict.fromkeys(event.outputs.values(), held.task)
             if lease is not None and lease.offer is not None and event.kind is EventKind.SUCCEEDED:
                 self.board.note_imported(lease.offer)
             self.deliver(told)
@@ -252,30 +257,86 @@ class Broker:
             self.board.forget_silent()
         await self._wake()
 
-    @shield
     async def _take_back(self, late: Sequence[tuple[AttemptKey, Lease]]) -> None:
         for key, lease in late:
-            if not self.board.drop_lease(key, lease):
-                continue
-            held, offer, departed = Held(key, lease.epoch), lease.offer, self.board.is_ending(lease.worker)
+            departed = self.board.is_ending(lease.worker)
+            await self._end_lease(key, lease, departed=departed, why="has departed" if departed else "is silent")
+
+    @shield
+    async def _end_lease(self, key: AttemptKey, lease: Lease, *, departed: bool, why: str) -> None:
+        if not self.board.drop_lease(key, lease):
+            return
+        held, offer = Held(key, lease.epoch), lease.offer
+        try:
+            taken, told = await self.journal.commit(
+                lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked, departed=departed)
+            )
+        except ServiceError:
+            self.board.held.setdefault(key, lease)  # the next call tries again
+            raise
+        if not taken:
+            return  # its result arrived meanwhile
+        self.deliver(told)
+        with within(offer.traceparent if offer is not None else ""):
+            log.warning(f"worker {lease.worker} {why}: {key} is taken back")
+        if offer is None:
+            return
+        metrics.LEASES_EXPIRED.add(stage=offer.stage)
+        if not lease.revoked and self.board.wanted_offer(key) is not None and not self.board.is_known(key):
+            self.board.offer(offer)
+
+    # For engines
+
+    async def end_lost(self, key: AttemptKey, *, departed: bool, why: str) -> bool:
+        """End the lease of a worker that its engine lost, so that the attempt is offered again; return False if there is none.
+
+        Args:
+            key: The attempt.
+            departed: The worker's node was taken away, which is nobody's fault.
+            why: For the log, after the worker's name.
+        """
+        lease = self.board.held.get(key)
+        if lease is None or not lease.epoch:
+            return False
+        await self._end_lease(key, lease, departed=departed, why=why)
+        await self._wake()
+        return True
+
+    async def fail(self, key: AttemptKey, failure: Failure, *, stamp: str) -> None:
+        """Fail an attempt for which its engine has no worker any more; harmless if it has ended, or to repeat with the same stamp."""
+        lease, offer = self.board.held.get(key), self.board.wanted_offer(key)
+        if offer is None:
+            return
+        event = Event(kind=EventKind.FAILED, time=time.time(), task=offer.task, attempt=offer.attempt, failure=failure)
+        if lease is not None and lease.epoch:
             try:
-                taken, told = await self.journal.commit(
-                    lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked, departed=departed)  # noqa: B023 - waited for here
-                )
-            except ServiceError:
-                self.board.held.setdefault(key, lease)  # the next call tries again
-                raise
-            if not taken:
-                continue  # its result arrived meanwhile
-            self.deliver(told)
-            with within(offer.traceparent if offer is not None else ""):
-                why = "has departed" if departed else "is silent"
-                log.warning(f"worker {lease.worker} {why}: {key} is taken back")
+                await self.complete(lease.worker, Held(key, lease.epoch), event)
+            except ServiceError as error:
+                if error.reason != "LEASE_LOST":  # otherwise its result arrived meanwhile
+                    raise
+        else:
+            await self._fail_waiting(key, event, stamp)
+
+    @shield
+    async def _fail_waiting(self, key: AttemptKey, event: Event, stamp: str) -> None:
+        async with self._turn(key.export):
+            offer = self.board.withdraw(key)
             if offer is None:
-                continue
-            metrics.LEASES_EXPIRED.add(stage=offer.stage)
-            if not lease.revoked and self.board.wanted_offer(key) is not None and not self.board.is_known(key):
+                return  # leased, or not wanted, since
+            try:
+                told = await self.journal.commit(lambda: self.ledger.events.put(key.export, event, stamp))
+            except BaseException:
                 self.board.offer(offer)
+                raise
+            self.board.wanted[key.export].done.add(key)
+            self.deliver(told)
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until offers change or a task ends, at most so many seconds."""
+        seen = self._generation
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self._generation != seen)
 
     def holds(self, worker: str, held: Held) -> bool:
         """Return whether a worker is known to hold a lease. Right after a restart nothing is known until leases are adopted."""

@@ -88,6 +88,7 @@ class Queue:
         workers: Abilities of all live workers by name.
         ready: Names of those that take tasks.
         held_back: Offers that wait for another task's import.
+        engine: Name of the engine that starts their workers; empty if workers pull.
         now: The moment, in seconds since the epoch.
     """
 
@@ -97,6 +98,7 @@ class Queue:
     workers: Mapping[str, Abilities]
     ready: Set[str]
     held_back: Set[AttemptKey]
+    engine: str
     now: float
 
     @classmethod
@@ -105,7 +107,14 @@ class Queue:
         workers = {name: known.abilities for name, known in board.workers.items()}
         held_back = board.waiting.held_back(board.importing())
         return cls(
-            board.waiting.copy(), board.offered_since(), board.clock(), workers, board.ready().keys(), held_back, now
+            board.waiting.copy(),
+            board.offered_since(),
+            board.clock(),
+            workers,
+            board.ready().keys(),
+            held_back,
+            board.engine,
+            now,
         )
 
     def groups(self, sight: Sight) -> list[WaitingGroup]:
@@ -146,6 +155,8 @@ class Queue:
         return reason, detail
 
     def _judge(self, placement: Placement) -> tuple[WaitReason, str]:
+        if self.engine:
+            return WaitReason.NO_ROOM, f"the engine {self.engine} has not started its worker yet, or others go first"
         able = sum(placement.can(self.workers[name]) for name in self.ready)
         if able:
             detail = f"the workers that can run {placement.stage} ({able}) have no room, or others go first"

@@ -86,6 +86,8 @@ class Held:
 class WorkerReport:
     """A worker's report on itself, sent with every call. ``draining``: it takes no new tasks now; ``ending``: it never will again.
 
+    ``only_task`` is the only attempt that it takes, for which an engine started it; None for a worker that takes any.
+
     ``slots`` and ``processors`` are 0 of a worker of an earlier version.
     """
 
@@ -104,6 +106,7 @@ class WorkerReport:
     libraries: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, frozenset[str]] = field(default_factory=dict)
     running: tuple[Held, ...] = ()
+    only_task: AttemptKey | None = None
 
     @property
     def abilities(self) -> Abilities:

@@ -115,7 +115,9 @@ class Unserved:
         self._said: set[AttemptKey] = set()
 
     async def check(self) -> None:
-        """Publish the warnings, or fail the attempts, that are due."""
+        """Publish the warnings, or fail the attempts, that are due. With an engine, its reports say why they wait."""
+        if self._board.engine:
+            return
         if self._fail_after is not None:
             for offer in self._board.unserved_offers(longer_than=self._fail_after):
                 await self._fail(offer)

@@ -1,0 +1,195 @@
+"""An engine's side of the broker: every attempt has one worker of its own, and what the engine loses is known at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slipway.contracts.engine import Submission, SubmissionEnd, WorkerStart
+from slipway.planning.references import AttemptKey
+from slipway.rpc.values import failure_of_status
+from slipway_coordinator.broker import submitter as submitter_module
+from slipway_coordinator.broker.submitter import EngineSetup, submission_id
+from slipway_protos.v1 import export_pb2
+from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task, wait_for
+from support.coordinators.process_engine import ProcessEngine
+
+
+@contextmanager
+def place(home: Path, *, cancels_at_stop: bool = True, **options: object) -> Iterator[tuple[Harness, ProcessEngine]]:
+    """Run a coordinator whose tasks run as processes."""
+    engines: list[ProcessEngine] = []
+
+    def setup(_: int) -> EngineSetup:
+        engines.append(ProcessEngine(home / "workers", WorkerStart("me", f"unix:{home / 's'}", str(home / "store"))))
+        return EngineSetup("processes", engines[0], "me", cancels_at_stop=cancels_at_stop)
+
+    harness = Harness(home, with_worker=False, options={"workers_gone": False, **options}, engine=setup)
+    with harness:
+        yield harness, engines[0]
+
+
+def started(engine: ProcessEngine, number: int = 1) -> Submission:
+    """Wait for a submission."""
+    return wait_for(lambda: len(engine.submitted) >= number and engine.submitted[number - 1])
+
+
+def running(harness: Harness, name: str) -> bool:
+    return states(harness.client.get_export(name))["m"] == "running"
+
+
+def attempt(harness: Harness, name: str) -> export_pb2.TaskAttempt:
+    return harness.client.get_export(name).tasks[0].attempts[-1]
+
+
+def test_each_attempt_has_a_worker_of_its_own_near_its_inputs(tmp_path: Path) -> None:
+    with place(tmp_path) as (harness, engine):
+        tasks = (tiny_task("m"), tiny_task("q", needs=("m",)))
+        name = harness.submit(tiny_export("x", *tasks, base=harness.base()).with_(priority=3))
+        export = harness.finished(name)
+        assert state(export) == "succeeded"
+        first, second = engine.submitted
+        assert (first.attempt, first.stage, first.project) == (f"{name}:m:1", tasks[0].stage, "default")
+        assert (first.priority, first.near, second.near) == (3, (), ("here",))
+        (digest,) = second.inputs
+        assert digest == export.tasks[0].outputs["out"]
+        assert second.inputs[digest] == len("m(base)")
+        assert second.disk_bytes == 2 * len("m(base)")
+        workers = {task.attempts[0].worker for task in export.tasks}
+        assert len(workers) == 2
+        assert engine.cancelled == []
+        wait_for(lambda: not harness.server.coordinator.broker.board.workers)  # all have said that they end
+
+
+def test_a_worker_that_pulls_gets_nothing_beside_an_engine(tmp_path: Path) -> None:
+    with place(tmp_path) as (harness, engine):
+        engine.hold = True
+        name = harness.submit(tiny_export("x", tiny_task("m"), base=harness.base()))
+        started(engine)
+        board = harness.server.coordinator.broker.board
+        from slipway_coordinator.lifecycle.offers import WorkerReport
+
+        pulling = WorkerReport("w", frozenset({engine.submitted[0].stage}), slots=1, free_slots=1)
+        assert harness.run(lambda: harness.server.coordinator.broker.synchronize(pulling)).granted == ()
+        assert AttemptKey.parse(f"{name}:m:1") in board.waiting
+        (group,) = harness.client.list_workers().queue
+        assert "processes has not started its worker" in group.detail
+
+
+@pytest.mark.parametrize(
+    ("end", "losses", "reason"),
+    [
+        (SubmissionEnd.NODE_LOST, 1, ""),
+        pytest.param(SubmissionEnd.PREEMPTED, 0, "", marks=pytest.mark.slow),
+        (SubmissionEnd.OUT_OF_MEMORY, 0, "OUT_OF_MEMORY"),
+    ],
+)
+def test_a_lost_worker_is_known_at_once(tmp_path: Path, end: SubmissionEnd, losses: int, reason: str) -> None:
+    free = tmp_path / "free"
+    with place(tmp_path) as (harness, engine):
+        task = tiny_task("m", sleep_seconds=60, unless=str(free))
+        name = harness.submit(tiny_export("x", task, base=harness.base()))
+        wait_for(lambda: running(harness, name))
+        engine.lose(started(engine).id, end)
+        again = started(engine, 2)  # long before the lease would have ended
+        free.touch()
+        export = harness.finished(name)
+        assert state(export) == "succeeded"
+        (first, *others) = export.tasks[0].attempts
+        if reason:
+            assert failure_of_status(first.error).reason == reason
+            assert (len(others), again.attempt) == (1, f"{name}:m:2")
+        else:
+            assert (others, again.attempt) == ([], f"{name}:m:1")
+            assert again.id != engine.submitted[0].id
+        record = harness.run(lambda: harness.server.coordinator.load(name))
+        assert record.tasks[0].attempts[-1].losses == losses
+
+
+def test_what_no_node_can_run_fails_and_says_why(tmp_path: Path) -> None:
+    with place(tmp_path) as (harness, engine):
+        engine.hold = True
+        name = harness.submit(tiny_export("x", tiny_task("m"), base=harness.base()))
+        submission = started(engine)
+        harness.run(lambda: _call(lambda: engine.lose(submission.id, SubmissionEnd.UNSCHEDULABLE)))
+        export = harness.finished(name)
+        failure = failure_of_status(export.error)
+        assert (state(export), failure.reason) == ("failed", "WORKER_UNFIT")
+        assert "no node of processes" in failure.message
+
+
+async def _call(function: object) -> None:
+    function()  # type: ignore[operator]
+
+
+def test_workers_that_do_not_start_fail_the_attempt_after_a_few(tmp_path: Path) -> None:
+    with place(tmp_path) as (harness, engine):
+        engine.broken = True
+        name = harness.submit(tiny_export("x", tiny_task("m"), base=harness.base()))
+        export = harness.finished(name)
+        failure = failure_of_status(export.tasks[0].attempts[0].error)
+        assert (failure.reason, "3 workers" in failure.message) == ("ENGINE_FAILED", True)
+        assert state(export) == "failed"
+
+
+def test_cancelling_ends_the_worker_within_seconds(tmp_path: Path) -> None:
+    with place(tmp_path) as (harness, engine):
+        name = harness.submit(tiny_export("x", tiny_task("m", sleep_seconds=60), base=harness.base()))
+        wait_for(lambda: running(harness, name))
+        began = time.monotonic()
+        harness.client.cancel_export(name)
+        assert state(harness.finished(name)) == "cancelled"
+        assert time.monotonic() - began < 20  # 5 s on an idle machine
+        assert engine.cancelled == [engine.submitted[0].id]
+        wait_for(lambda: not list((tmp_path / "workers").glob("*.json")))
+
+
+def test_a_restarted_coordinator_adopts_what_runs_and_cancels_what_is_not_wanted(tmp_path: Path) -> None:
+    free = tmp_path / "free"
+    with place(tmp_path, cancels_at_stop=False) as (harness, engine):
+        for export in ("x", "gone"):
+            task = tiny_task("m", sleep_seconds=60, unless=str(free), runs=str(tmp_path / f"runs-{export}"))
+            name = harness.submit(tiny_export(export, task, base=harness.base()))
+            wait_for(lambda name=name: running(harness, name))
+    worker = {one.attempt: one.id for one in engine.submitted}
+    with place(tmp_path) as (harness, again):
+        name, gone = (f"projects/default/exports/{export}" for export in ("x", "gone"))
+        wait_for(lambda: AttemptKey.parse(f"{name}:m:1") in harness.server.coordinator.broker.board.held)
+        harness.client.cancel_export(gone)
+        assert state(harness.finished(gone)) == "cancelled"
+        free.touch()
+        assert state(harness.finished(name)) == "succeeded"
+        assert again.submitted == []
+        assert again.cancelled == [worker[f"{gone}:m:1"]]
+    assert (tmp_path / "runs-x").read_text() == "m\n"
+
+
+def test_few_submissions_wait_at_the_engine_and_projects_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitter_module, "MOST_WAITING", 4)
+    with place(tmp_path) as (harness, engine):
+        engine.hold = True
+        base = harness.base()
+        harness.submit(tiny_export("many", *(tiny_task(f"t{number}") for number in range(9)), base=base))
+        started(engine, 4)
+        other = tiny_export("one", tiny_task("mine"), base=base).with_(name="projects/other/exports/one")
+        harness.submit(other)
+        harness.client.cancel_export("projects/default/exports/many")
+        wait_for(lambda: len(engine.submitted) == 5)
+        assert [one.project for one in engine.submitted] == ["default"] * 4 + ["other"]
+
+
+def test_ids_are_names_that_kubernetes_takes_too() -> None:
+    key = AttemptKey.of("projects/p/exports/x", "Quantize_int4.with.a.long.name.of.a.task", 2)
+    first = submission_id("me", key, 1)
+    assert first == submission_id("me", key, 1)
+    assert first.replace("-", "").isalnum()
+    assert first == first.lower()
+    assert len(first) < 64
+    others = {submission_id("you", key, 1), submission_id("me", key, 2), submission_id("me", AttemptKey(f"{key}0"), 1)}
+    assert len({first, *others}) == 4
