@@ -7,6 +7,7 @@ sample also checks them, as the written file would have been checked (``verify/s
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from slipway.model.dtypes import DTYPES
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import DEFERRED, description_error, mapped
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
-from slipway_merge.tensors.kernel import Block
+from slipway_merge.tensors.kernel import Block, kernel
 from slipway_merge.tensors.outputs import Factor, Layout, OutputTensor, Update, Value
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
 from slipway_merge.verify.spot_check import UpdateSample
@@ -123,8 +124,8 @@ def describe_weights(folder: Path, layout: Layout, inputs: Mapping[str, Path]) -
         for shard in layout.shards
         for tensor in shard.tensors
     )
-    recipe = _Recipe(stage="merge", version=1, fingerprint="", tensors=tensors)
-    fingerprint = _fingerprint(_find_tensor(place, inputs) for place in recipe.places())
+    recipe, stored = _Recipe(stage="merge", version=1, fingerprint="", tensors=tensors), _Stored(inputs)
+    fingerprint = _fingerprint(stored.find(place) for place in recipe.places())
     text = recipe.model_copy(update={"fingerprint": fingerprint}).model_dump_json()
     (folder / DEFERRED).write_text(text + "\n", encoding="utf-8")
 
@@ -184,9 +185,9 @@ class MergedWeights:
         recipe = _read(folder)
         if len({tensor.name for tensor in recipe.tensors}) < len(recipe.tensors):
             raise description_error("it names a tensor twice")
-        self._planned = {tensor.name: _plan_tensor(tensor, inputs) for tensor in recipe.tensors}
-        sources = [_find_tensor(place, inputs) for place in recipe.places()]
-        if _fingerprint(sources) != recipe.fingerprint:
+        stored = _Stored(inputs)
+        self._planned = {tensor.name: _plan_tensor(tensor, stored) for tensor in recipe.tensors}
+        if _fingerprint(stored.find(place) for place in recipe.places()) != recipe.fingerprint:
             raise description_error("base or adapter is not the one that was merged")
         self.tensors: Mapping[str, TensorInfo] = {
             one.name: TensorInfo(
@@ -217,13 +218,13 @@ class MergedWeights:
         rows, columns = matrix_shape(tensor)
         low_rank, sample = self._update(tensor)
         made = np.empty((min(count, rows - first), columns), FLOAT_TYPES[tensor.dtype])
-        step = max(
-            1, BLOCK_ELEMENTS // max(columns, 1)
-        )  # the merge's own blocks, because numpy's products depend on them
-        for begin in range(first - first % step, first + len(made), step):
-            block = self._block(tensor, begin, min(step, rows - begin), low_rank)
-            start, end = max(begin, first), min(begin + len(block), first + len(made))
-            made[start - first : end - first] = block[start - begin : end - begin]
+        if not self._merge_in_place(tensor, low_rank, first, made):
+            # The merge's own blocks, because numpy's products depend on them.
+            step = _block_rows(columns)
+            for begin in range(first - first % step, first + len(made), step):
+                block = self._block(tensor, begin, min(step, rows - begin), low_rank)
+                start, end = max(begin, first), min(begin + len(block), first + len(made))
+                made[start - first : end - first] = block[start - begin : end - begin]
         if sample is not None:
             start, end = max(sample.first, first), min(sample.first + sample.count, first + len(made))
             if start < end:
@@ -252,6 +253,20 @@ class MergedWeights:
             "largest_error_of_tolerance": round(self.worst, 4),
         }
 
+    def _merge_in_place(self, tensor: OutputTensor, low_rank: LowRank | None, first: int, made: Array) -> bool:
+        """Fill rows with the compiled kernel, whose results do not depend on blocks; return False for what numpy must compute or refuse."""
+        source, compiled = tensor.value.source, kernel()
+        if low_rank is None or compiled is None or not source.dtype == tensor.dtype == "BF16":
+            return False
+        left, panels = low_rank.factors()[0][first : first + len(made)], low_rank.panels(compiled)
+        step, row_bytes = _block_rows(made.shape[1]), made.shape[1] * made.itemsize
+        for start in range(0, len(made), step):
+            part = made[start : start + step]
+            self._reader.fill(part.reshape(-1).view(np.uint8), source, (first + start) * row_bytes)
+            if not compiled.merge(part, left[start : start + step], panels, out=part).finite:
+                return False
+        return True
+
     def _block(self, tensor: OutputTensor, first: int, count: int, low_rank: LowRank | None) -> Array:
         """Return rows of the result, valid until the thread's next call."""
         memory: Block | None = getattr(self._memory, "block", None)
@@ -277,6 +292,11 @@ class MergedWeights:
             return self._updates[tensor.name]
 
 
+def _block_rows(columns: int) -> int:
+    """Return the number of rows that are worked on at once."""
+    return max(1, BLOCK_ELEMENTS // max(columns, 1))
+
+
 def _read(folder: Path) -> _Recipe:
     try:
         return _Recipe.model_validate_json(read_regular(folder / DEFERRED, largest=LARGEST_LIST))
@@ -285,16 +305,49 @@ def _read(folder: Path) -> _Recipe:
         raise description_error(f"it cannot be read ({first})") from error
 
 
-def _plan_tensor(one: _Tensor, inputs: Mapping[str, Path]) -> OutputTensor:
+class _Stored:
+    """Finds the stored tensors of a description in the inputs.
+
+    Each file is looked up once: a mixture has tens of thousands of tensors in a few files.
+
+    Args:
+        inputs: The folders by name.
+    """
+
+    def __init__(self, inputs: Mapping[str, Path]) -> None:
+        self._inputs = inputs
+        self._files: dict[tuple[str, str], tuple[Path, int]] = {}
+
+    def find(self, place: _Place) -> TensorInfo:
+        """Find the stored tensor of a place; check that its bytes are in a file of the input."""
+        if place.input not in self._inputs:
+            raise description_error(f"the input {place.input} is missing")
+        if place.dtype not in DTYPES or min(place.shape, default=1) < 0:
+            raise description_error(f"tensor {place.name!r} has the type {place.dtype} and the shape {place.shape}")
+        path, size = self._files.get((place.input, place.file)) or self._look_up(place)
+        end = place.start + math.prod(place.shape) * DTYPES[place.dtype].bits // 8
+        if end > size:
+            raise description_error(f"tensor {place.name!r} is not in {place.file!r} of the input {place.input}")
+        return TensorInfo(place.name, place.dtype, place.shape, path, place.start, end)
+
+    def _look_up(self, place: _Place) -> tuple[Path, int]:
+        """Return the path and size of a place's file; the size is -1 if the input does not have it."""
+        folder = self._inputs[place.input]
+        path, real = folder / place.file, file_in(folder, place.file)
+        looked_up = path, real.stat().st_size if real and path.name == place.file else -1
+        self._files[place.input, place.file] = looked_up
+        return looked_up
+
+
+def _plan_tensor(one: _Tensor, stored: _Stored) -> OutputTensor:
     """Check an entry against base and adapter, and return the tensor that the merge planned."""
-    source, update = _find_tensor(one.source, inputs), None
+    source, update = stored.find(one.source), None
     computed = one.update is not None or one.dtype != source.dtype
     if computed and not {one.dtype, source.dtype} <= FLOAT_TYPES.keys():
         raise description_error(f"tensor {one.name!r} cannot be computed from {source.dtype} in {one.dtype}")
     if one.update is not None:
         left, right = (
-            Factor(_find_tensor(factor.place, inputs), factor.transposed)
-            for factor in (one.update.left, one.update.right)
+            Factor(stored.find(factor.place), factor.transposed) for factor in (one.update.left, one.update.right)
         )
         shapes = [len(factor.info.shape) for factor in (left, right)], len(source.shape)
         if shapes != ([2, 2], 2) or (left.shape[0], right.shape[1]) != source.shape or left.shape[1] != right.shape[0]:
@@ -302,17 +355,3 @@ def _plan_tensor(one: _Tensor, inputs: Mapping[str, Path]) -> OutputTensor:
         update = Update(one.update.module, left, right, one.update.rank, one.update.scaling)
     nbytes = source.numel * DTYPES[one.dtype].bits // 8
     return OutputTensor(one.name, one.dtype, source.shape, one.start, nbytes, Value(source, update))
-
-
-def _find_tensor(place: _Place, inputs: Mapping[str, Path]) -> TensorInfo:
-    """Find the stored tensor of a place; check that its bytes are in a file of the input."""
-    if place.input not in inputs:
-        raise description_error(f"the input {place.input} is missing")
-    if place.dtype not in DTYPES or min(place.shape, default=1) < 0:
-        raise description_error(f"tensor {place.name!r} has the type {place.dtype} and the shape {place.shape}")
-    path = file_in(inputs[place.input], place.file)
-    info = TensorInfo(place.name, place.dtype, place.shape, inputs[place.input] / place.file, place.start, place.start)
-    end = place.start + info.numel * DTYPES[place.dtype].bits // 8
-    if path is None or Path(place.file).name != place.file or end > path.stat().st_size:
-        raise description_error(f"tensor {place.name!r} is not in {place.file!r} of the input {place.input}")
-    return TensorInfo(place.name, place.dtype, place.shape, info.file, place.start, end)

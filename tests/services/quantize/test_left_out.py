@@ -213,15 +213,16 @@ def test_an_adapter_without_effect_is_refused_before_anything_is_described(tied:
 
 
 def test_a_wrong_computation_is_found_where_the_rows_are_read(tied: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
-    import slipway_merge.deferred as deferred
+    from slipway_merge.tensors.deltas import LowRank
 
-    right = deferred.merge_block
+    right = LowRank.factors
 
-    def wrong(*arguments: Any, **options: Any) -> Any:  # as a processor or a kernel at fault would
-        return right(*arguments, **options) * np.float32(1.05).astype("bfloat16")
+    def wrong(update: LowRank) -> Any:  # as a processor or a kernel at fault would
+        left, other = right(update)
+        return left * np.float32(3), other
 
     described = tied.merged(weights="deferred")
-    monkeypatch.setattr(deferred, "merge_block", wrong)
+    monkeypatch.setattr(LowRank, "factors", wrong)
     with pytest.raises(ModelExportError) as raised:
         tied.quantized(described, "pytorch")
     assert raised.value.reason == "MERGE_NOT_VERIFIED"

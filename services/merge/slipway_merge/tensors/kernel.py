@@ -55,7 +55,8 @@ class Kernel:
 
     def panels(self, right: Array) -> Array:
         """Return a right factor (r, columns) in the layout of :meth:`merge`: groups of columns one after the other, padded with zeros."""
-        padded = np.pad(right, ((0, 0), (0, -right.shape[1] % self._panel)))
+        missing = -right.shape[1] % self._panel
+        padded = np.pad(right, ((0, 0), (0, missing))) if missing else right
         return np.ascontiguousarray(padded.reshape(len(right), -1, self._panel).transpose(1, 0, 2))
 
     def merge(self, base: Array, left: Array, panels: Array, *, out: Array) -> Counts:
@@ -65,7 +66,7 @@ class Kernel:
             base: bfloat16. (rows, columns)
             left: float32. (rows, r)
             panels: The right factor. float32
-            out: bfloat16. (rows, columns)
+            out: bfloat16; may be ``base`` itself. (rows, columns)
         """
         rows, columns = base.shape
         assert all(array.flags.c_contiguous for array in (base, left, panels, out))

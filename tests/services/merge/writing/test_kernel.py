@@ -61,6 +61,9 @@ def test_bit_for_bit(shape, rank):
     for one in usable():
         out, counts = merged(one, base, left, right)
         assert np.array_equal(out.view(np.uint16), want.view(np.uint16)), one.name
+        again = base.copy()
+        one.merge(again, left, one.panels(right), out=again)
+        assert np.array_equal(again.view(np.uint16), want.view(np.uint16)), f"{one.name} in place"
         assert counts.changed == (want != base).sum()
         assert counts.weight_sum == pytest.approx((wide * wide).sum(), rel=1e-5)
         assert counts.finite
