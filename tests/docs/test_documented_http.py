@@ -51,7 +51,7 @@ def test_every_documented_line_works_in_its_order(place: Harness, tmp_path: Path
     run(PREPARATION)
     assert (tmp_path / "ci.header").stat().st_mode & 0o077 == 0
     answers = {line.rpartition("/")[2] + line.split("http")[0]: run(f"{ALIAS} {line}") for line in LINES}
-    assert len(LINES) == 18
+    assert len(LINES) == 19
     (digest,) = json.loads(answers["artifacts"])["digests"]
     assert f"artifacts/{digest}" in PAGE
     assert "hello" in answers.values()  # the content itself
@@ -59,6 +59,7 @@ def test_every_documented_line_works_in_its_order(place: Harness, tmp_path: Path
     assert json.loads(events[-1])["export"]["state"] == "EXPORT_STATE_CANCELLED"
     assert json.loads(answers["y:retry--request POST "])["state"] == "EXPORT_STATE_QUEUED"
     assert json.loads(answers["y--request DELETE "]) == {}
+    assert json.loads(answers[f"{digest}--request DELETE "]) == {}
     assert json.loads(answers["formats"])["formats"][0]["name"] == "pytorch"
     assert json.loads(answers["workers"]) == {}, "none has joined"
     assert [each["name"] for each in json.loads(answers["projects"])["projects"]] == ["projects/research"]

@@ -27,7 +27,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from google.api import resource_pb2 as google_dot_api_dot_resource__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slipway/v1/artifact.proto\x12\nslipway.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\"\xb8\x01\n\x08\x41rtifact\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x03\x12-\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x18.slipway.v1.ArtifactFileB\x04\xe2\x41\x01\x03:S\xea\x41P\n\x10slipway/Artifact\x12\'projects/{project}/artifacts/{artifact}*\tartifacts2\x08\x61rtifact\"l\n\x0c\x41rtifactFile\x12\x12\n\x04path\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nsize_bytes\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x14\n\x06\x64igest\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nmedia_type\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"=\n\x12GetArtifactRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\"t\n\x14ListArtifactsRequest\x12)\n\x06parent\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\x12\x10slipway/Artifact\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"A\n\x15ListArtifactsResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x15\x43reateArtifactRequest\x12)\n\x06parent\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\x12\x10slipway/Artifact\x12-\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.slipway.v1.ArtifactFileB\x04\xe2\x41\x01\x01\"9\n\x16\x43reateArtifactResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\"f\n\x0fReadBlobRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06offset\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\"4\n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x82\x01\n\x10WriteBlobRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nsize_bytes\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x12\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x42\x04\xe2\x41\x01\x01\x12\x14\n\x06offset\x18\x05 \x01(\x03\x42\x04\xe2\x41\x01\x01\"\x13\n\x11WriteBlobResponse\">\n\x10GetUploadRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"#\n\x11GetUploadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x32\x93\x06\n\x0f\x41rtifactService\x12n\n\x0bGetArtifact\x12\x1e.slipway.v1.GetArtifactRequest\x1a\x14.slipway.v1.Artifact\")\x82\xd3\xe4\x93\x02#\x12!/v1/{name=projects/*/artifacts/*}\x12\x7f\n\rListArtifacts\x12 .slipway.v1.ListArtifactsRequest\x1a!.slipway.v1.ListArtifactsResponse\")\x82\xd3\xe4\x93\x02#\x12!/v1/{parent=projects/*}/artifacts\x12\x85\x01\n\x0e\x43reateArtifact\x12!.slipway.v1.CreateArtifactRequest\x1a\".slipway.v1.CreateArtifactResponse\",\x82\xd3\xe4\x93\x02&\"!/v1/{parent=projects/*}/artifacts:\x01*\x12\x87\x01\n\x08ReadBlob\x12\x1b.slipway.v1.ReadBlobRequest\x1a\x1c.slipway.v1.ReadBlobResponse\">\x82\xd3\xe4\x93\x02\x38\x12\x30/v1/{name=projects/*/artifacts/*}/blobs/{digest}b\x04\x64\x61ta0\x01\x12\x80\x01\n\tWriteBlob\x12\x1c.slipway.v1.WriteBlobRequest\x1a\x1d.slipway.v1.WriteBlobResponse\"4\x82\xd3\xe4\x93\x02.\x1a&/v1/{parent=projects/*}/blobs/{digest}:\x04\x64\x61ta(\x01\x12z\n\tGetUpload\x12\x1c.slipway.v1.GetUploadRequest\x1a\x1d.slipway.v1.GetUploadResponse\"0\x82\xd3\xe4\x93\x02*\x12(/v1/{parent=projects/*}/uploads/{digest}b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slipway/v1/artifact.proto\x12\nslipway.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\"\xb8\x01\n\x08\x41rtifact\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x03\x12-\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x18.slipway.v1.ArtifactFileB\x04\xe2\x41\x01\x03:S\xea\x41P\n\x10slipway/Artifact\x12\'projects/{project}/artifacts/{artifact}*\tartifacts2\x08\x61rtifact\"l\n\x0c\x41rtifactFile\x12\x12\n\x04path\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nsize_bytes\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x14\n\x06\x64igest\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nmedia_type\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"=\n\x12GetArtifactRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\"t\n\x14ListArtifactsRequest\x12)\n\x06parent\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\x12\x10slipway/Artifact\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"A\n\x15ListArtifactsResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x15\x43reateArtifactRequest\x12)\n\x06parent\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\x12\x10slipway/Artifact\x12-\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.slipway.v1.ArtifactFileB\x04\xe2\x41\x01\x01\"9\n\x16\x43reateArtifactResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\"]\n\x15\x44\x65leteArtifactRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\x12\x1b\n\rallow_missing\x18\x02 \x01(\x08\x42\x04\xe2\x41\x01\x01\">\n\x16\x44\x65leteArtifactResponse\x12$\n\x07\x65xports\x18\x01 \x03(\tB\x13\xfa\x41\x10\n\x0eslipway/Export\"{\n\x0fReadBlobRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06offset\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x13\n\x05limit\x18\x04 \x01(\x03\x42\x04\xe2\x41\x01\x01\"4\n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x82\x01\n\x10WriteBlobRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nsize_bytes\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x12\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x42\x04\xe2\x41\x01\x01\x12\x14\n\x06offset\x18\x05 \x01(\x03\x42\x04\xe2\x41\x01\x01\"\x13\n\x11WriteBlobResponse\">\n\x10GetUploadRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"#\n\x11GetUploadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x32\x98\x07\n\x0f\x41rtifactService\x12n\n\x0bGetArtifact\x12\x1e.slipway.v1.GetArtifactRequest\x1a\x14.slipway.v1.Artifact\")\x82\xd3\xe4\x93\x02#\x12!/v1/{name=projects/*/artifacts/*}\x12\x7f\n\rListArtifacts\x12 .slipway.v1.ListArtifactsRequest\x1a!.slipway.v1.ListArtifactsResponse\")\x82\xd3\xe4\x93\x02#\x12!/v1/{parent=projects/*}/artifacts\x12\x85\x01\n\x0e\x43reateArtifact\x12!.slipway.v1.CreateArtifactRequest\x1a\".slipway.v1.CreateArtifactResponse\",\x82\xd3\xe4\x93\x02&\"!/v1/{parent=projects/*}/artifacts:\x01*\x12\x82\x01\n\x0e\x44\x65leteArtifact\x12!.slipway.v1.DeleteArtifactRequest\x1a\".slipway.v1.DeleteArtifactResponse\")\x82\xd3\xe4\x93\x02#*!/v1/{name=projects/*/artifacts/*}\x12\x87\x01\n\x08ReadBlob\x12\x1b.slipway.v1.ReadBlobRequest\x1a\x1c.slipway.v1.ReadBlobResponse\">\x82\xd3\xe4\x93\x02\x38\x12\x30/v1/{name=projects/*/artifacts/*}/blobs/{digest}b\x04\x64\x61ta0\x01\x12\x80\x01\n\tWriteBlob\x12\x1c.slipway.v1.WriteBlobRequest\x1a\x1d.slipway.v1.WriteBlobResponse\"4\x82\xd3\xe4\x93\x02.\x1a&/v1/{parent=projects/*}/blobs/{digest}:\x04\x64\x61ta(\x01\x12z\n\tGetUpload\x12\x1c.slipway.v1.GetUploadRequest\x1a\x1d.slipway.v1.GetUploadResponse\"0\x82\xd3\xe4\x93\x02*\x12(/v1/{parent=projects/*}/uploads/{digest}b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -62,12 +62,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEARTIFACTREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002\372A\022\022\020slipway/Artifact'
   _globals['_CREATEARTIFACTREQUEST'].fields_by_name['files']._loaded_options = None
   _globals['_CREATEARTIFACTREQUEST'].fields_by_name['files']._serialized_options = b'\342A\001\001'
+  _globals['_DELETEARTIFACTREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_DELETEARTIFACTREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\022\n\020slipway/Artifact'
+  _globals['_DELETEARTIFACTREQUEST'].fields_by_name['allow_missing']._loaded_options = None
+  _globals['_DELETEARTIFACTREQUEST'].fields_by_name['allow_missing']._serialized_options = b'\342A\001\001'
+  _globals['_DELETEARTIFACTRESPONSE'].fields_by_name['exports']._loaded_options = None
+  _globals['_DELETEARTIFACTRESPONSE'].fields_by_name['exports']._serialized_options = b'\372A\020\n\016slipway/Export'
   _globals['_READBLOBREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_READBLOBREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\022\n\020slipway/Artifact'
   _globals['_READBLOBREQUEST'].fields_by_name['digest']._loaded_options = None
   _globals['_READBLOBREQUEST'].fields_by_name['digest']._serialized_options = b'\342A\001\002'
   _globals['_READBLOBREQUEST'].fields_by_name['offset']._loaded_options = None
   _globals['_READBLOBREQUEST'].fields_by_name['offset']._serialized_options = b'\342A\001\001'
+  _globals['_READBLOBREQUEST'].fields_by_name['limit']._loaded_options = None
+  _globals['_READBLOBREQUEST'].fields_by_name['limit']._serialized_options = b'\342A\001\001'
   _globals['_WRITEBLOBREQUEST'].fields_by_name['parent']._loaded_options = None
   _globals['_WRITEBLOBREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
   _globals['_WRITEBLOBREQUEST'].fields_by_name['digest']._loaded_options = None
@@ -88,6 +96,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARTIFACTSERVICE'].methods_by_name['ListArtifacts']._serialized_options = b'\202\323\344\223\002#\022!/v1/{parent=projects/*}/artifacts'
   _globals['_ARTIFACTSERVICE'].methods_by_name['CreateArtifact']._loaded_options = None
   _globals['_ARTIFACTSERVICE'].methods_by_name['CreateArtifact']._serialized_options = b'\202\323\344\223\002&\"!/v1/{parent=projects/*}/artifacts:\001*'
+  _globals['_ARTIFACTSERVICE'].methods_by_name['DeleteArtifact']._loaded_options = None
+  _globals['_ARTIFACTSERVICE'].methods_by_name['DeleteArtifact']._serialized_options = b'\202\323\344\223\002#*!/v1/{name=projects/*/artifacts/*}'
   _globals['_ARTIFACTSERVICE'].methods_by_name['ReadBlob']._loaded_options = None
   _globals['_ARTIFACTSERVICE'].methods_by_name['ReadBlob']._serialized_options = b'\202\323\344\223\0028\0220/v1/{name=projects/*/artifacts/*}/blobs/{digest}b\004data'
   _globals['_ARTIFACTSERVICE'].methods_by_name['WriteBlob']._loaded_options = None
@@ -108,18 +118,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEARTIFACTREQUEST']._serialized_end=789
   _globals['_CREATEARTIFACTRESPONSE']._serialized_start=791
   _globals['_CREATEARTIFACTRESPONSE']._serialized_end=848
-  _globals['_READBLOBREQUEST']._serialized_start=850
-  _globals['_READBLOBREQUEST']._serialized_end=952
-  _globals['_READBLOBRESPONSE']._serialized_start=954
-  _globals['_READBLOBRESPONSE']._serialized_end=1006
-  _globals['_WRITEBLOBREQUEST']._serialized_start=1009
-  _globals['_WRITEBLOBREQUEST']._serialized_end=1139
-  _globals['_WRITEBLOBRESPONSE']._serialized_start=1141
-  _globals['_WRITEBLOBRESPONSE']._serialized_end=1160
-  _globals['_GETUPLOADREQUEST']._serialized_start=1162
-  _globals['_GETUPLOADREQUEST']._serialized_end=1224
-  _globals['_GETUPLOADRESPONSE']._serialized_start=1226
-  _globals['_GETUPLOADRESPONSE']._serialized_end=1261
-  _globals['_ARTIFACTSERVICE']._serialized_start=1264
-  _globals['_ARTIFACTSERVICE']._serialized_end=2051
+  _globals['_DELETEARTIFACTREQUEST']._serialized_start=850
+  _globals['_DELETEARTIFACTREQUEST']._serialized_end=943
+  _globals['_DELETEARTIFACTRESPONSE']._serialized_start=945
+  _globals['_DELETEARTIFACTRESPONSE']._serialized_end=1007
+  _globals['_READBLOBREQUEST']._serialized_start=1009
+  _globals['_READBLOBREQUEST']._serialized_end=1132
+  _globals['_READBLOBRESPONSE']._serialized_start=1134
+  _globals['_READBLOBRESPONSE']._serialized_end=1186
+  _globals['_WRITEBLOBREQUEST']._serialized_start=1189
+  _globals['_WRITEBLOBREQUEST']._serialized_end=1319
+  _globals['_WRITEBLOBRESPONSE']._serialized_start=1321
+  _globals['_WRITEBLOBRESPONSE']._serialized_end=1340
+  _globals['_GETUPLOADREQUEST']._serialized_start=1342
+  _globals['_GETUPLOADREQUEST']._serialized_end=1404
+  _globals['_GETUPLOADRESPONSE']._serialized_start=1406
+  _globals['_GETUPLOADRESPONSE']._serialized_end=1441
+  _globals['_ARTIFACTSERVICE']._serialized_start=1444
+  _globals['_ARTIFACTSERVICE']._serialized_end=2364
 # @@protoc_insertion_point(module_scope)

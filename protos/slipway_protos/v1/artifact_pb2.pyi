@@ -71,15 +71,31 @@ class CreateArtifactResponse(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, digest: _Optional[str] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class DeleteArtifactRequest(_message.Message):
+    __slots__ = ("name", "allow_missing")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_MISSING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    allow_missing: bool
+    def __init__(self, name: _Optional[str] = ..., allow_missing: _Optional[bool] = ...) -> None: ...
+
+class DeleteArtifactResponse(_message.Message):
+    __slots__ = ("exports",)
+    EXPORTS_FIELD_NUMBER: _ClassVar[int]
+    exports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, exports: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ReadBlobRequest(_message.Message):
-    __slots__ = ("name", "digest", "offset")
+    __slots__ = ("name", "digest", "offset", "limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     offset: int
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    limit: int
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ReadBlobResponse(_message.Message):
     __slots__ = ("data", "size_bytes")

@@ -52,6 +52,11 @@ class ArtifactServiceStub:
                 request_serializer=slipway_dot_v1_dot_artifact__pb2.CreateArtifactRequest.SerializeToString,
                 response_deserializer=slipway_dot_v1_dot_artifact__pb2.CreateArtifactResponse.FromString,
                 _registered_method=True)
+        self.DeleteArtifact = channel.unary_unary(
+                '/slipway.v1.ArtifactService/DeleteArtifact',
+                request_serializer=slipway_dot_v1_dot_artifact__pb2.DeleteArtifactRequest.SerializeToString,
+                response_deserializer=slipway_dot_v1_dot_artifact__pb2.DeleteArtifactResponse.FromString,
+                _registered_method=True)
         self.ReadBlob = channel.unary_stream(
                 '/slipway.v1.ArtifactService/ReadBlob',
                 request_serializer=slipway_dot_v1_dot_artifact__pb2.ReadBlobRequest.SerializeToString,
@@ -99,10 +104,21 @@ class ArtifactServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteArtifact(self, request, context):
+        """Gives up what the project holds of an artifact that was uploaded, so that it no longer counts towards the project's stored bytes. Its
+        files are kept as long as another project or an export has them, and go with the next cleanup otherwise. Exports of the project that
+        have it keep it until they are deleted, and the response names some of them. Other uploaders of the project lose it, too: there is one
+        hold per project. NOT_FOUND: the project has no such artifact, and allow_missing is false. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadBlob(self, request, context):
         """Streams the content of one file. NOT_FOUND: the project has no such artifact, or the artifact has no such file. DATA_LOSS: the
         stored content does not have its digest; clients should compare it, too. DEADLINE_EXCEEDED with TRANSFER_SLOW: the client reads too
-        slowly, and may resume at its offset. Over HTTP, the response is the content itself, and Range: bytes=N- stands for offset.
+        slowly, and may resume at its offset. Over HTTP, the response is the content itself, and Range: bytes=N- or bytes=N-M stands for
+        offset and limit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +160,11 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
                     servicer.CreateArtifact,
                     request_deserializer=slipway_dot_v1_dot_artifact__pb2.CreateArtifactRequest.FromString,
                     response_serializer=slipway_dot_v1_dot_artifact__pb2.CreateArtifactResponse.SerializeToString,
+            ),
+            'DeleteArtifact': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteArtifact,
+                    request_deserializer=slipway_dot_v1_dot_artifact__pb2.DeleteArtifactRequest.FromString,
+                    response_serializer=slipway_dot_v1_dot_artifact__pb2.DeleteArtifactResponse.SerializeToString,
             ),
             'ReadBlob': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadBlob,
@@ -245,6 +266,33 @@ class ArtifactService:
             '/slipway.v1.ArtifactService/CreateArtifact',
             slipway_dot_v1_dot_artifact__pb2.CreateArtifactRequest.SerializeToString,
             slipway_dot_v1_dot_artifact__pb2.CreateArtifactResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteArtifact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipway.v1.ArtifactService/DeleteArtifact',
+            slipway_dot_v1_dot_artifact__pb2.DeleteArtifactRequest.SerializeToString,
+            slipway_dot_v1_dot_artifact__pb2.DeleteArtifactResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -266,6 +266,12 @@ class AsyncClient:
         name = artifact_name(digest, project=project or self.project)
         return await self._call(self._artifact_stub.GetArtifact, artifact_pb2.GetArtifactRequest(name=name))
 
+    async def delete_artifact(self, digest: str, *, project: str = "", allow_missing: bool = False) -> list[str]:
+        """Give up an artifact that was pushed; see :meth:`slipway.client.Client.delete_artifact`."""
+        name = artifact_name(digest, project=project or self.project)
+        request = artifact_pb2.DeleteArtifactRequest(name=name, allow_missing=allow_missing)
+        return list((await self._call(self._artifact_stub.DeleteArtifact, request)).exports)
+
     async def list_artifacts(self, *, project: str = "", page_size: int = 0) -> AsyncIterator[str]:
         """Yield the digests of a project's artifacts (``-``: of all projects), sorted, fetched page by page."""
         parent = sendable(f"projects/{project or self.project}")

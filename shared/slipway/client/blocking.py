@@ -315,6 +315,24 @@ class Client:
         """Return the digests of a project's artifacts (``-``: of all projects), sorted, fetched page by page."""
         return list_artifacts(self._calls, project or self.project, page_size=page_size)
 
+    def delete_artifact(self, digest: str, *, project: str = "", allow_missing: bool = False) -> list[str]:
+        """Give up an artifact that was pushed: it no longer counts for the project, and its content goes with the next cleanup.
+
+        Args:
+            digest: The artifact.
+            project: Its project.
+            allow_missing: Whether an artifact that the project does not have is no error.
+
+        Returns:
+            Names of exports of the project, 10 at most, that still have it, and for which it stays until they are deleted.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``: the project has no such artifact.
+        """
+        name = artifact_name(digest, project=project or self.project)
+        request = artifact_pb2.DeleteArtifactRequest(name=name, allow_missing=allow_missing)
+        return list(self._calls.call(self._calls.artifacts.DeleteArtifact, request).exports)
+
     def _name(self, name: str) -> str:
         return export_name(name, project=self.project)
 

@@ -35,6 +35,7 @@ _MEDIA_TYPE_BYTES = 256
 _FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
 _MOST_REPAIRS = 100
+_MOST_EXPORTS = 10  # that a response names
 
 
 async def require_artifacts(coordinator: Coordinator, project: str, digests: Collection[str]) -> None:
@@ -121,6 +122,18 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         self._note_repair(project, missing if owned else ())
         return pb.CreateArtifactResponse(digest=digest, missing=missing)
 
+    @unary
+    async def DeleteArtifact(self, request: pb.DeleteArtifactRequest, context: Context) -> pb.DeleteArtifactResponse:
+        """Give up what a project holds of an artifact without an export."""
+        project, digest = _parse_name(request.name)
+        ownership = self._coordinator.database.ownership
+        if not request.allow_missing and not await self._coordinator.call(
+            lambda: ownership.find_owned(project, [digest])
+        ):
+            raise no_artifact_error(project, digest)
+        exports = await self._coordinator.journal.commit(lambda: ownership.release(project, digest, most=_MOST_EXPORTS))
+        return pb.DeleteArtifactResponse(exports=exports)
+
     @stream
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Context) -> AsyncIterator[pb.ReadBlobResponse]:
         """Stream the content of one file."""
@@ -133,18 +146,26 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 raise no_artifact_error(project, f"{artifact} with a file {request.digest[:80]}")
             if not 0 <= request.offset <= file.size_bytes:
                 raise _beyond_error(request.offset, file.size_bytes)
+            if request.limit < 0:
+                raise field_error("limit", request.limit, "is not negative")
+            end = file.size_bytes if not request.limit else min(file.size_bytes, request.offset + request.limit)
+            left = end - request.offset
             outgoing, content = self.transfers.outgoing, blobs.read(file, artifact, offset=request.offset)
             async with (
                 outgoing.turn(_caller(), project=project),
                 contextlib.aclosing(outgoing.stream(content)) as chunks,
             ):
                 pace, first = self.transfers.pace(), pb.ReadBlobResponse(size_bytes=file.size_bytes)
-                async for data in chunks:
+                async for chunk in chunks:
+                    data = chunk[:left]
+                    left -= len(data)
                     first.data = data
                     with pace.measure_sending(len(data)):
                         yield first
                     first = pb.ReadBlobResponse()
                     metrics.CLIENT_BYTES.add(len(data), direction="sent")
+                    if not left and end < file.size_bytes:  # the whole is read to its end, which compares its digest
+                        break
                 if request.offset == file.size_bytes:  # no message has said the size
                     yield first
 
@@ -228,10 +249,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
 
     async def _require_own(self, name: str) -> tuple[str, str]:
         """Return project and digest of an artifact that the caller may read."""
-        match = _NAME.fullmatch(name)
-        if match is None:
-            raise field_error("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
-        project, digest = match.groups()
+        project, digest = _parse_name(name)
         await require_artifacts(self._coordinator, project, [digest])
         return project, digest
 
@@ -250,6 +268,13 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
 
     async def _look(self, project: str, function: Callable[..., T], *arguments: Any) -> T:
         return await self.transfers.look_up(_caller(), project, function, *arguments)
+
+
+def _parse_name(name: str) -> tuple[str, str]:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise field_error("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
+    return match[1], match[2]
 
 
 def _listed_projects(parent: str) -> Collection[str] | None:

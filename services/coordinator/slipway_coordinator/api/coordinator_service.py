@@ -23,7 +23,6 @@ from slipway_coordinator.api.requests import ITEM_BYTES, PAGE_BYTES, field_error
 from slipway_coordinator.broker.board import KnownWorker
 from slipway_coordinator.broker.overview import Queue, SeenWorker, Sight, WaitingGroup, WaitReason, seen_workers
 from slipway_coordinator.coordinator import Coordinator
-from slipway_coordinator.lifecycle.quotas import ProjectUsage
 from slipway_coordinator.storage.filters import page_start, page_token
 from slipway_protos.v1 import coordinator_pb2 as pb
 from slipway_protos.v1 import coordinator_pb2_grpc
@@ -96,21 +95,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         query = ("projects", principal.name)
         start = page_start(request.page_token, query=query)
         database = self._coordinator.database
-        names = set(principal.projects)
-        if ALL_PROJECTS not in names:
-            own = sorted(name for name in names if start is None or name > start[1])[: size + 1]
-            usage = await self._coordinator.call(lambda: database.usage_of(own))
-        else:
-            usage = await self._coordinator.call(database.usage)
-            exporting = await self._coordinator.call(database.ownership.projects_with_exports)
-            names = {*limits.names, *exporting, *usage}
-        left = sorted(name for name in names if start is None or name > start[1])
+        after, names = "" if start is None else start[1], set(principal.projects)
+        if ALL_PROJECTS in names:
+            names = {*limits.names, *await self._coordinator.call(database.find_projects)}
+        left = sorted(name for name in names if name > after)[: size + 1]  # one more, if there is a next page
+        usage = await self._coordinator.call(lambda: database.usage_of(left))
         unended = self._coordinator.admission.count_unended
         page = _page(
-            (
-                project_message(name, limits.limits(name), usage.get(name, ProjectUsage()), unended=unended(name))
-                for name in left
-            ),
+            (project_message(name, limits.limits(name), usage[name], unended=unended(name)) for name in left),
             size=size,
         )
         token = page_token((0.0, left[len(page) - 1]), query=query) if len(page) < len(left) else ""

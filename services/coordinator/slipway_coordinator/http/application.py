@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from importlib import resources
+from typing import cast
 
 from google.protobuf.message import Message
 
@@ -33,6 +34,7 @@ from slipway_coordinator.http.responses import (
     send_status,
 )
 from slipway_coordinator.http.routes import Route, Routes
+from slipway_protos.v1.artifact_pb2 import ReadBlobRequest
 
 log = logging.getLogger("slipway.coordinator.http")
 
@@ -175,7 +177,7 @@ def _response(route: Route, request: HttpRequest, send: Send, changes: Converted
         return Document(send)
     if not route.returns_content:
         return Events(send, resumed=_last_event(request) is not None, changes=changes)
-    return Content(send, route.rule.response_body, ranged=request.range_start is not None, head=request.verb == "HEAD")
+    return Content(send, route.rule.response_body, ranged=request.range is not None, head=request.verb == "HEAD")
 
 
 async def _requests(
@@ -197,14 +199,20 @@ async def _requests(
     else:
         message = request_of(route, path, request.query, body)
     if isinstance(response, Content):
-        if request.range_start is not None:
-            if message.offset:  # type: ignore[attr-defined]  # of any request for content
-                raise field_error("offset", message.offset, "is not given together with a Range header")  # type: ignore[attr-defined]
-            message.offset = request.range_start  # type: ignore[attr-defined]  # of any request for content
-        response.offset = message.offset  # type: ignore[attr-defined]
+        _set_part(cast("ReadBlobRequest", message), request, response)  # the only request for content
     elif isinstance(response, Events):
         _resume(message, request)
     yield message.SerializeToString()
+
+
+def _set_part(message: ReadBlobRequest, request: HttpRequest, response: Content) -> None:
+    """Ask for the part of a content that the ``Range`` header names, or else the query."""
+    if request.range is not None:
+        for field in ("offset", "limit"):
+            if getattr(message, field):
+                raise field_error(field, getattr(message, field), "is not given together with a Range header")
+        message.offset, message.limit = request.range
+    response.offset, response.limit = message.offset, message.limit
 
 
 def _is_admitted(rule: Rule, route: Route, path: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _LARGEST = 1 << 62
-_RANGE = re.compile(r"bytes=([0-9]{1,18})-")
+_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})?")
 
 
 class HttpRequest:
@@ -59,10 +59,18 @@ class HttpRequest:
         return bool(self.content_length) or bool(self.header("transfer-encoding"))
 
     @property
-    def range_start(self) -> int | None:
-        """First byte that the client asks for with ``Range: bytes=N-``; None for everything, and for ranges of other forms."""
-        match = _RANGE.fullmatch(self.header("range"))
-        return int(match[1]) if match else None
+    def range(self) -> tuple[int, int] | None:
+        """First byte and number of bytes (0: all from there) that ``Range`` asks for; None for everything, and for ranges of other forms.
+
+        Nothing that is sent has a validator, so ``If-Range`` never holds.
+        """
+        match = None if self.header("if-range") else _RANGE.fullmatch(self.header("range"))
+        if match is None:
+            return None
+        first, last = int(match[1]), match[2]
+        if last is None:
+            return first, 0
+        return (first, int(last) - first + 1) if int(last) >= first else None
 
     def check_json(self) -> None:
         """Refuse a body of another type: a page of another site can send those without asking.

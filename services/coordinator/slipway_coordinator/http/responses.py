@@ -190,7 +190,7 @@ class Events:
 
 
 class Content:
-    """The responses of a call as bytes: all of a content, or its end from an offset.
+    """The responses of a call as bytes: all of a content, or a part of it.
 
     Args:
         send: As ASGI gives it.
@@ -200,12 +200,13 @@ class Content:
 
     Attributes:
         offset: First byte that was asked for.
+        limit: Largest number of bytes that was asked for; 0 for all.
         is_enough: Whether all that was asked for is sent, except for the end.
     """
 
     def __init__(self, send: Send, field: str, *, ranged: bool, head: bool) -> None:
         self._send, self._field, self._ranged, self._head = send, field, ranged, head
-        self.offset = 0
+        self.offset = self.limit = 0
         self.begun = self.is_enough = False
 
     async def write(self, message: Message) -> None:
@@ -238,15 +239,18 @@ class Content:
     async def _start(self, size: int) -> None:
         self.begun = True
         headers = {"content-type": "application/octet-stream", **_ALWAYS}
-        if self._ranged or not self.offset:  # a range is of the whole content, not of what a query has left of it
+        if self._ranged or not (
+            self.offset or self.limit
+        ):  # a range is of the whole, not of what a query has left of it
             headers["accept-ranges"] = "bytes"
-        headers["content-length"] = str(size - self.offset)
+        end = min(size, self.offset + self.limit) if self.limit else size
+        headers["content-length"] = str(end - self.offset)
         if not self._ranged:
             await _begin(self._send, 200, headers)
         elif self.offset == size:
             await _begin(self._send, 416, {**headers, "content-range": f"bytes */{size}"})
         else:
-            await _begin(self._send, 206, {**headers, "content-range": f"bytes {self.offset}-{size - 1}/{size}"})
+            await _begin(self._send, 206, {**headers, "content-range": f"bytes {self.offset}-{end - 1}/{size}"})
 
 
 async def _converted(message: Message) -> str:

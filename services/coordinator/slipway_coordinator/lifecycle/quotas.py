@@ -14,7 +14,7 @@ from slipway.security.access.projects import WINDOW_DAYS, ProjectLimits
 from slipway.sizes import format_size
 
 _RETRY_SECONDS = 5
-_ROOM = "delete exports that are not needed any more; what was uploaded counts until the coordinator's --retain-days have passed"
+_ROOM = "delete exports and uploaded artifacts that are not needed any more (slipway delete)"
 
 FULL = frozenset({"QUEUE_FULL", "QUOTA_EXCEEDED"})
 """Reasons why there is no room for another export."""

@@ -7,6 +7,7 @@ a few milliseconds; services run them in a thread.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.leases import Leases
 from slipway_coordinator.storage.projects.gpu_seconds import GpuSeconds
 from slipway_coordinator.storage.projects.ownership import Ownership
-from slipway_coordinator.storage.projects.stored_bytes import StoredBytes
+from slipway_coordinator.storage.projects.stored_bytes import UPLOAD_SECONDS, StoredBytes
 from slipway_coordinator.storage.schema import events as _events
 from slipway_coordinator.storage.schema import exports as _exports
 from slipway_coordinator.storage.schema import labels as _labels
@@ -45,6 +46,14 @@ _SAVE = sa.text("""
     UPDATE slipway_exports
     SET state = :state, ended = :ended, end_time = :end_time, revision = :revision, run = :run, record = :record
     WHERE name = :name AND revision < :revision
+""")
+_PROJECTS = sa.text("""
+    SELECT project FROM slipway_exports
+    UNION SELECT project FROM slipway_usage WHERE stored_bytes <> 0
+    UNION SELECT project FROM slipway_blobs WHERE size_bytes > 0 AND create_time >= :since
+    UNION SELECT project FROM slipway_gpu_seconds WHERE day >= :first
+    UNION SELECT a.project FROM slipway_measurements m CROSS JOIN slipway_artifacts a
+        WHERE m.state = 'unknown' AND a.digest = m.artifact
 """)
 
 
@@ -209,15 +218,20 @@ class Database:
             self.ownership.forget(name)
 
     def usage_of(self, projects: Collection[str]) -> dict[str, ProjectUsage]:
-        """Return what some projects use, a few: what others use is not read."""
+        """Return what some projects use: what others use is not read."""
         with self.transactions.begin():
+            stored, seconds = self.stored_bytes.of_each(projects), self.gpu_seconds.of_each(projects)
             unmeasured = self.stored_bytes.unmeasured_by_project()
-            return {
-                name: ProjectUsage(
-                    self.stored_bytes.of(name), unmeasured.get(name, 0), sum(self.gpu_seconds.by_day(name).values())
-                )
-                for name in projects
-            }
+        return {
+            name: ProjectUsage(stored.get(name, 0), unmeasured.get(name, 0), seconds.get(name, 0.0))
+            for name in projects
+        }
+
+    def find_projects(self) -> set[str]:
+        """Return the names of all projects that have exports or use anything."""
+        window = {"since": time.time() - UPLOAD_SECONDS, "first": self.gpu_seconds.first_day()}
+        with self.transactions.begin() as connection:
+            return set(connection.execute(_PROJECTS, window).scalars())
 
     def usage(self) -> dict[str, ProjectUsage]:
         """Return what each project uses that uses anything."""

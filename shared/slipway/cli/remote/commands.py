@@ -34,6 +34,12 @@ _NOT_PUBLISHED = (
 
 
 Name = Annotated[str, typer.Argument(metavar="EXPORT", help="Name of the export, or its last part.")]
+Deleted = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPORT|DIGEST", help="Name of the export, or its last part; or an artifact's digest, sha256:…"
+    ),
+]
 Filter = Annotated[
     str,
     typer.Option(
@@ -183,15 +189,23 @@ def retry(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug 
         print_export(client.retry_export(export), as_json=as_json)
 
 
-def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Delete an ended export."""
+def delete(ctx: typer.Context, name: Deleted, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """Delete an ended export, or a pushed artifact: its bytes no longer count for the project, and go with the next cleanup.
+
+    An artifact that exports have as a source or result stays until they are deleted, too.
+    """
+    from slipway.cli.remote.view import deletion_line
     from slipway.client import export_name
+    from slipway.client.calls import artifact_name
     from slipway.terminal.console import print_answer
 
     with connection_of(ctx).client() as client:
-        name = export_name(export, project=client.project)
-        client.delete_export(name)
-    print_answer({"deleted": name}, f"deleted {name}", as_json=as_json)
+        if name.startswith("sha256:"):
+            deleted, kept = artifact_name(name, project=client.project), client.delete_artifact(name)
+        else:
+            deleted, kept = export_name(name, project=client.project), []
+            client.delete_export(deleted)
+    print_answer({"deleted": deleted, "exports": kept}, deletion_line(deleted, kept), as_json=as_json)
 
 
 def formats(ctx: typer.Context, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001

@@ -56,6 +56,12 @@ def print_export(
     print_commands(commands or {})
 
 
+def deletion_line(deleted: str, kept: Sequence[str]) -> str:
+    """Return what to print of a deletion; ``kept`` are exports for which an artifact stays."""
+    stays = f"; it stays until these exports are deleted, too: {', '.join(kept)}" if kept else ""
+    return f"deleted {deleted}{stays}"
+
+
 def print_commands(commands: Mapping[str, str]) -> None:
     """Print commands on standard error, each on one line, so that it can be copied."""
     for purpose, command in commands.items():

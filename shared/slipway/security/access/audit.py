@@ -64,6 +64,7 @@ _METHODS: Mapping[str, _Audited] = {
     "/slipway.v1.ArtifactService/CreateArtifact": _Audited(
         lambda request, response: f"{request.parent}/artifacts/{'' if response is None else response.digest}"
     ),
+    "/slipway.v1.ArtifactService/DeleteArtifact": _Audited(lambda request, _: request.name),
     "/slipway.v1.StageService/Run": _Audited(lambda request, _: f"stages/{request.stage}"),
 }
 

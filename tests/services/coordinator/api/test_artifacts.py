@@ -214,9 +214,14 @@ def test_reading_goes_on_from_an_offset(place: Place, folder: Path) -> None:
 
         assert read(offset=3_199_990) == (folder / "large").read_bytes()[3_199_990:]
         assert read(offset=3_200_000) == b""
+        assert read(offset=7, limit=20) == (folder / "large").read_bytes()[7:27]
+        assert read(limit=1) == b"0"
+        assert read(offset=3_199_990, limit=1 << 62) == (folder / "large").read_bytes()[3_199_990:]
+        assert read(limit=3_200_000) == (folder / "large").read_bytes()
         for fields, code in (
             ({"offset": 3_200_001}, grpc.StatusCode.INVALID_ARGUMENT),
             ({"offset": -1}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"limit": -1}, grpc.StatusCode.INVALID_ARGUMENT),
             ({"digest": "sha256:" + "0" * 64}, grpc.StatusCode.NOT_FOUND),
             ({"name": "projects/red/artifacts/x"}, grpc.StatusCode.INVALID_ARGUMENT),
         ):

@@ -61,7 +61,8 @@ class Leasing:
         return self.ledger.complete(worker, held, event)[0]
 
     def seconds(self, project: str = "red") -> float:
-        assert self.database.gpu_seconds.by_project().get(project, 0.0) == sum(self.days(project).values())
+        for each in (self.database.gpu_seconds.by_project(), self.database.gpu_seconds.of_each(["none", project])):
+            assert each.get(project, 0.0) == sum(self.days(project).values())
         return sum(self.days(project).values())
 
     def days(self, project: str = "red") -> dict[int, float]:

@@ -84,6 +84,7 @@ def test_content_counts_once_in_a_project_and_fully_in_each(database: Database) 
     assert stored.unmeasured(limit=9) == sorted([BASE.digest, TUNED.digest])
     assert stored.unmeasured(limit=1, after=min(BASE.digest, TUNED.digest)) == [max(BASE.digest, TUNED.digest)]
     assert database.usage() == {"red": ProjectUsage(0, 2, 0.0), "blue": ProjectUsage(0, 1, 0.0)}
+    assert database.find_projects() == {"red", "blue"}
     assert database.usage_of(["red", "none"]) == {"red": ProjectUsage(0, 2, 0.0), "none": ProjectUsage()}
     for _ in range(2):  # as after a restart
         measure(database, BASE, TUNED)
@@ -130,6 +131,7 @@ def test_uploaded_content_counts_until_an_artifact_with_it_does_or_for_a_day(
     ownership.record_upload("blue", "sha256:b", size_bytes=7)
     assert stored.find_counted("red", files) == set(files)
     assert stored.by_project() == {"red": sum(files.values()), "blue": 7}
+    assert stored.of_each(["blue", "none"]) == {"blue": 7}
     for _ in range(2):
         ownership.record_artifact("red", BASE.digest, BASE)
         assert (stored.of("red"), stored.unmeasured(limit=9)) == (BASE_BYTES, []), "it is measured at once"
@@ -265,10 +267,12 @@ def test_looking_reads_few_rows(database: Database) -> None:
         connection.execute(sa.text("ANALYZE"))
 
         def plan(query: sa.TextClause) -> str:
-            used = {name: value for name, value in values.items() if f":{name}" in query.text}
-            return str(connection.execute(sa.text(f"EXPLAIN QUERY PLAN {query.text}"), used).all())
+            text = query.text.replace(":projects", "(:project)")
+            used = {name: value for name, value in values.items() if f":{name}" in text}
+            return str(connection.execute(sa.text(f"EXPLAIN QUERY PLAN {text}"), used).all())
 
-        uploads, running = plan(stored_bytes._UPLOADED_BYTES), plan(gpu_seconds._OF_ONE)
+        uploads, running = plan(stored_bytes._UPLOADED_BYTES), plan(gpu_seconds._OF_SOME)
+        assert "SEARCH slipway_blobs" in plan(stored_bytes._UPLOADED_BYTES_OF_SOME)
         unmeasured = [plan(query) for query in (stored_bytes._NEXT, stored_bytes._UNMEASURED)]
     assert "SEARCH slipway_blobs" in uploads
     assert "ix_slipway_leases_gpus" in running

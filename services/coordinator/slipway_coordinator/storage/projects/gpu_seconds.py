@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -39,7 +39,10 @@ _WINDOW = """
     UNION ALL
     SELECT export, gpus, since, 1 FROM slipway_leases WHERE gpus > 0 AND state = 'held'
 """
-_OF_ALL, _OF_ONE = sa.text(_WINDOW.format(more="")), sa.text(_WINDOW.format(more=" AND project = :project"))
+_OF_ALL = sa.text(_WINDOW.format(more=""))
+_OF_SOME = sa.text(_WINDOW.format(more=" AND project IN :projects")).bindparams(
+    sa.bindparam("projects", expanding=True)
+)
 
 
 class LeaseTime(NamedTuple):
@@ -89,26 +92,34 @@ class GpuSeconds:
         with self._transactions.begin() as connection:
             connection.execute(sa.delete(_gpu_seconds).where(_gpu_seconds.c.day < oldest))
 
+    def first_day(self) -> int:
+        """Return the first day of the window, in days since the epoch."""
+        return _day(self.clock()) - WINDOW_DAYS + 1
+
     def by_day(self, project: str) -> dict[int, float]:
         """Return a project's seconds on each day of the window, with those of running tasks."""
-        return self._sums(project).get(project, {})
+        return self._sums([project]).get(project, {})
 
     def by_project(self) -> dict[str, float]:
         """Return the seconds of each project in the window, with those of running tasks."""
         return {project: sum(days.values()) for project, days in self._sums(None).items()}
 
-    def _sums(self, project: str | None) -> dict[str, dict[int, float]]:
+    def of_each(self, projects: Collection[str]) -> dict[str, float]:
+        """Return the seconds in the window of those of these projects that have any, with those of running tasks."""
+        return {project: sum(days.values()) for project, days in self._sums(projects).items()}
+
+    def _sums(self, projects: Collection[str] | None) -> dict[str, dict[int, float]]:
         now = self.clock()
         last = _day(now)  # a clock that was ahead may have left days behind it
-        first = last - WINDOW_DAYS + 1
-        query, values = (_OF_ALL, {}) if project is None else (_OF_ONE, {"project": project})
+        first = self.first_day()
+        query, values = (_OF_ALL, {}) if projects is None else (_OF_SOME, {"projects": list(projects)})
         with self._transactions.begin() as connection:
             rows = connection.execute(query, {"first": first, "last": last, **values}).all()
         sums: dict[str, defaultdict[int, float]] = {}
         for row in rows:
             lease = LeaseTime(row.name, row.number, row.amount) if row.running else None
             owner = row.name if lease is None else lease.project
-            if project not in {None, owner}:
+            if projects is not None and owner not in projects:
                 continue
             days = [(row.number, row.amount)] if lease is None else _split(lease, until=now)
             for day, seconds in days:

@@ -16,7 +16,6 @@ from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.projects.stored_bytes import UPLOAD_SECONDS, StoredBytes, contents_of
 from slipway_coordinator.storage.schema import artifacts as _artifacts
 from slipway_coordinator.storage.schema import blobs as _blobs
-from slipway_coordinator.storage.schema import exports as _exports
 
 _MOST_VARIABLES = 500  # variables of one query
 
@@ -68,11 +67,6 @@ class Ownership:
         with self._transactions.begin() as connection:
             return list(connection.execute(query.order_by(_artifacts.c.digest).limit(limit)).scalars())
 
-    def projects_with_exports(self) -> set[str]:
-        """Return the projects that have exports."""
-        with self._transactions.begin() as connection:
-            return set(connection.execute(sa.select(_exports.c.project).distinct()).scalars())
-
     def find_uploaded(self, project: str, digests: Iterable[str]) -> set[str]:
         """Return which of these contents a project has uploaded."""
         return self._find(_UPLOADED_BLOBS, project, digests)
@@ -117,6 +111,14 @@ class Ownership:
             connection.execute(_ADD_ARTIFACT, [row | {"digest": digest} for digest in ordered])
             self._stored.request_measurement(ordered)
             self._stored.add_to_project(project, [digest for digest in ordered if digest not in owned])
+
+    def release(self, project: str, digest: str, *, most: int) -> list[str]:
+        """Take what a project has without an export; return exports, ``most`` at most, through which it still has the artifact."""
+        own = (_artifacts.c.project == project, _artifacts.c.digest == digest)
+        left = sa.select(_artifacts.c.export).where(*own).order_by(_artifacts.c.export).limit(most)
+        with self._transactions.begin() as connection:
+            self._remove(*own, _artifacts.c.export == "")
+            return list(connection.execute(left).scalars())
 
     def forget(self, export: str) -> None:
         """Remove a project's ownership through an export that is deleted."""

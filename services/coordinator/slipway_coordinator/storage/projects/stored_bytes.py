@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -102,6 +103,10 @@ _REBUILD = (
 _UPLOADED = "SELECT {columns} FROM slipway_blobs WHERE size_bytes > 0 AND create_time >= :since"
 _UPLOADED_BYTES = sa.text(_UPLOADED.format(columns="COALESCE(SUM(size_bytes), 0)") + " AND project = :project")
 _UPLOADED_BYTES_OF_ALL = sa.text(_UPLOADED.format(columns="project, SUM(size_bytes) AS bytes") + " GROUP BY project")
+_PROJECTS: sa.BindParameter[list[str]] = sa.bindparam("projects", expanding=True)
+_UPLOADED_BYTES_OF_SOME = sa.text(
+    _UPLOADED.format(columns="project, SUM(size_bytes) AS bytes") + " AND project IN :projects GROUP BY project"
+).bindparams(_PROJECTS)
 _COUNTED = sa.text("""
     SELECT digest FROM slipway_stored WHERE project = :project AND digest IN :artifacts
     UNION SELECT digest FROM slipway_blobs WHERE project = :project AND create_time >= :since AND digest IN :artifacts
@@ -228,10 +233,20 @@ class StoredBytes:
 
     def by_project(self) -> dict[str, int]:
         """Return the stored bytes of every project that has any."""
-        query = sa.select(_usage).where(_usage.c.stored_bytes != 0)
+        return self._sums(sa.select(_usage).where(_usage.c.stored_bytes != 0), _UPLOADED_BYTES_OF_ALL, {})
+
+    def of_each(self, projects: Collection[str]) -> dict[str, int]:
+        """Return the stored bytes of those of these projects that have any."""
+        sums: dict[str, int] = {}
+        for some in _parts(projects):
+            kept = sa.select(_usage).where(_usage.c.project.in_(some))
+            sums |= self._sums(kept, _UPLOADED_BYTES_OF_SOME, {"projects": some})
+        return sums
+
+    def _sums(self, kept: sa.Select[Any], uploaded: sa.TextClause, values: Mapping[str, object]) -> dict[str, int]:
         with self._transactions.begin() as connection:
-            sums = {row.project: row.stored_bytes for row in connection.execute(query)}
-            for row in connection.execute(_UPLOADED_BYTES_OF_ALL, {"since": _since()}):
+            sums = {row.project: row.stored_bytes for row in connection.execute(kept)}
+            for row in connection.execute(uploaded, {"since": _since(), **values}):
                 sums[row.project] = sums.get(row.project, 0) + int(row.bytes)
         return sums
 
