@@ -2,7 +2,8 @@
 """Set the version everywhere, and cut the changelog: ``deploy/release/set_version.py VERSION [--date YYYY-MM-DD]``.
 
 The version stands in ``pyproject.toml``, in the names of images (compose, Kubernetes, the chart), and as a section of ``CHANGELOG.md``.
-``--check`` writes nothing, and ends with 1 if one of them is another; ``--changes VERSION`` prints that section.
+``--check`` writes nothing, and ends with 1 if one of them is another; ``--changes VERSION`` prints that section, with ``--links URL``
+for a page elsewhere: its relative links then lead below that address.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT, CHANGELOG = "pyproject.toml", "CHANGELOG.md"
 _PROJECT = re.compile(r'(?m)^version = "([^"]*)"$')
 _UNRELEASED = "## Unreleased\n"
+_RELATIVE = re.compile(r"\]\((?![a-z][a-z+.-]*:|/)(?P<target>[^)\s]+)")
 _IMAGES = re.compile(
     r"(?P<before>\bslipway-[a-z-]+:(?:\$\{SLIPWAY_VERSION:-)?|(?m:^)[ \t]*newTag: |(?m:^)version: |(?m:^)appVersion: \"?)"
     r"(?P<version>\d+\.\d+\.\d+[a-z0-9.]*)"
@@ -52,6 +54,16 @@ def changes(text: str, version: str) -> str:
     """
     found = re.search(rf"(?ms)^## {re.escape(version)}(?: \([^)\n]*\))?\n(.*?)(?=^## |\Z)", text)
     return found[1].strip() if found else ""
+
+
+def with_absolute_links(text: str, root: str) -> str:
+    """Return a part of the changelog for a page elsewhere: its relative links lead below ``root``."""
+
+    def absolute(link: re.Match[str]) -> str:
+        target = link["target"]
+        return f"]({root.rstrip('/')}/{CHANGELOG if target.startswith('#') else ''}{target}"
+
+    return _RELATIVE.sub(absolute, text)
 
 
 def set_version(folder: Path, version: str, day: dt.date) -> list[Path]:
@@ -120,12 +132,16 @@ def main(words: list[str]) -> int:
         "--check", action="store_true", help="write nothing; end with 1 if files name different versions"
     )
     parser.add_argument("--changes", metavar="VERSION", help="print what the changelog says of a version")
+    parser.add_argument("--links", metavar="URL", help="with --changes: where relative links lead")
     arguments = parser.parse_args(words)
     if sum(map(bool, (arguments.version, arguments.check, arguments.changes))) != 1:
         parser.error("name a version, --check, or --changes VERSION")
+    if arguments.links and not arguments.changes:
+        parser.error("--links is for --changes")
     try:
         if arguments.changes:
-            print(changes((ROOT / CHANGELOG).read_text(encoding="utf-8"), arguments.changes))
+            text = changes((ROOT / CHANGELOG).read_text(encoding="utf-8"), arguments.changes)
+            print(with_absolute_links(text, arguments.links) if arguments.links else text)
             return 0
         if arguments.check:
             others = find_others(ROOT)

@@ -27,6 +27,7 @@ VERSIONS = runpy.run_path(str(RELEASE / "set_version.py"))
 ReleaseError, changes, current_version, find_others, set_version = (
     VERSIONS[name] for name in ("ReleaseError", "changes", "current_version", "find_others", "set_version")
 )
+with_absolute_links = VERSIONS["with_absolute_links"]
 
 CHANGELOG = "# Changelog\n\n## Unreleased\n\n- New.\n"
 DAY = dt.date(2027, 1, 31)
@@ -92,6 +93,23 @@ def test_the_first_release_may_have_the_version_that_is_there(tree: Path) -> Non
     assert changes((tree / "CHANGELOG.md").read_text(), current_version(tree)) == "- New."
     with pytest.raises(ReleaseError, match="is not later than"):
         set_version(tree, current_version(tree), DAY)
+
+
+def test_links_of_the_notes_lead_to_the_tag() -> None:
+    text = "[a](docs/a.md#b) [c](#d) [e](https://example.org/e) [f](mailto:f@example.org) `[g]`(h)"
+    root = "https://example.org/o/r/blob/v7.8.9"
+    made = f"[a]({root}/docs/a.md#b) [c]({root}/CHANGELOG.md#d) [e](https://example.org/e) [f](mailto:f@example.org) `[g]`(h)"
+    assert with_absolute_links(text, root) == with_absolute_links(text, f"{root}/") == made
+    program, version = RELEASE / "set_version.py", current_version(ROOT)
+    words = [sys.executable, "-P", program, "--changes", version, "--links", root]
+    notes = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    links = re.findall(r"\]\(([^)\s]+)\)", notes)
+    assert all(re.match(r"[a-z]+:", link) for link in links)
+    there = [link.removeprefix(f"{root}/").partition("#")[0] for link in links if link.startswith(root)]
+    assert there
+    assert [path for path in there if not (ROOT / path).exists()] == []
+    workflow = (ROOT / ".github" / "workflows" / "release.yaml").read_text()
+    assert '--links "$GITHUB_SERVER_URL/$GITHUB_REPOSITORY/blob/$TAG"' in workflow
 
 
 @pytest.mark.parametrize(
