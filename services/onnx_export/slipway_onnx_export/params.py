@@ -185,10 +185,14 @@ class OnnxExportParams(StageParams):
 
 
 STATEFUL_TYPES = (
-    *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid"),
+    *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "mamba2"),
+    *("nemotron_h", "olmo_hybrid"),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """Types of decoders with states whose recurrence the export knows: gated delta rule, Mamba 2, short convolution."""
+_FORGETFUL = ("falcon_mamba", "jamba", "mamba", "zamba")
+_FORGOTTEN = "transformers 5.23 forgets Mamba's state where several tokens follow a past, so nothing could be compared"
+"""Types with layers of Mamba 1, and why they are refused: their scan takes no state to begin with."""
 
 PICTURE_TYPES = (
     *("gemma3", "gemma4", "idefics3", "internvl", "lfm2_vl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl"),
@@ -205,7 +209,8 @@ def refusal_reason(config: ModelConfig, *, parts: Parts = "text") -> str:
     if config.family is None or (config.takes_more_than_text and config.family not in (SPEECH, DECODER)):
         return f"the model is {_article(what)} {what}, which the ONNX export does not support"
     if config.keeps_states and config.text.get("model_type") not in STATEFUL_TYPES:
-        return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support"
+        why = f": {_FORGOTTEN}" if config.text.get("model_type") in _FORGETFUL else ""
+        return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support{why}"
     return _unknown_pictures(config) if parts == "all" and config.family is DECODER else ""
 
 

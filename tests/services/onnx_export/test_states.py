@@ -50,6 +50,7 @@ KEPT: dict[str, dict[int, set[str]]] = {
     "nemotron-h-moe": {0: RECURRENT, 1: ATTENTION},
     "bamba": {0: RECURRENT, 1: ATTENTION},
     "lfm2-moe": {0: CONVOLUTION, 1: ATTENTION, 2: CONVOLUTION},
+    "mamba2": {0: RECURRENT, 1: RECURRENT},
 }
 """What each layer of a kind keeps."""
 QUICK = ("granite4",)

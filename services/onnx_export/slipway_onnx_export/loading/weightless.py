@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from slipway.errors import ONNXExportError
 from slipway.machine.shortages import is_out_of_memory
 from slipway.model.pytorch.traced_forms import compute_frequencies_in_graph
+from slipway_onnx_export.loading.cache_names import accept_past
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.source import ModelSource
 
@@ -79,7 +80,7 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
     compute_biases(model)
     fix_sparsity(model)
     compute_frequencies_in_graph(model)
-    return model.requires_grad_(False)
+    return accept_past(model.requires_grad_(False))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from slipway.proof.onnx_errors import translate_ort_errors
 from slipway_onnx_export.forms.activations import WantedActivations
 from slipway_onnx_export.interface import room_of
 from slipway_onnx_export.layered.blocks import LAST
+from slipway_onnx_export.loading.cache_names import accept_past
 from slipway_onnx_export.names import BATCH, EMBEDS, IMAGE_FEATURES, LOGITS, PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of, texts_of
@@ -275,7 +276,7 @@ def _references(
         ) from error
     made: list[list[Array]] = []
     with _free_afterwards(), torch.inference_mode():
-        model = _load_in_float32(source.model, kind)
+        model = accept_past(_load_in_float32(source.model, kind))
         for conversation in conversations:
             conversation.prepare(model)
             forget_longest_text(model)
@@ -290,7 +291,7 @@ def _references(
 def _measure_noise(source: ModelSource, conversation: Conversation, plain: Sequence[Array]) -> float:
     """Measure how far PyTorch's own results of a conversation move from ``plain`` if its layers round otherwise."""
     with _free_afterwards(), torch.inference_mode():
-        model = _load_in_float32(source.model, source.loader)
+        model = accept_past(_load_in_float32(source.model, source.loader))
         conversation.prepare(model)
         with perturb_rounding(model):
             moved = list(conversation.run_reference(model))
