@@ -188,7 +188,7 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
     estimates from above; memory includes a cache of 4,096 tokens. Exit codes: 6 nothing fits.
     """
     from slipway.advice.recommendation import recommend_outputs
-    from slipway.cli.inspection.recommendation import advice_view
+    from slipway.cli.inspection.views import advice_view
     from slipway.settings.problems import size_of
     from slipway.terminal.console import print_json, show
 
