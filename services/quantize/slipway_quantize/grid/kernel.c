@@ -78,4 +78,20 @@ static inline float store_scale(void *scales, int64_t at, int64_t type, float sc
     return scale;
 }
 
+/* Whether all weights are finite, one by one. */
+static int all_finite(const struct task *task) {
+    const int64_t columns = task->groups * task->size, apart = task->leading ? task->leading : columns;
+    const int64_t lines = task->leading ? columns : task->rows, length = task->leading ? task->rows : columns;
+    const size_t width = task->weight_type == FLOAT32 ? 4 : 2;
+    const uint32_t mask = task->weight_type == FLOAT16 ? 0x7c00 : task->weight_type == BFLOAT16 ? 0x7f80 : 0x7f800000;
+    for (int64_t line = 0; line < lines; line++)
+        for (int64_t at = line * apart; at < line * apart + length; at++) {
+            uint32_t bits = 0; /* the lower half of it, for two bytes */
+            memcpy(&bits, (const char *)task->weight + at * width, width);
+            if ((bits & mask) == mask)
+                return 0;
+        }
+    return 1;
+}
+
 #include "processors.h"
