@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -91,3 +93,17 @@ def test_only_an_export_that_has_succeeded_is_delivered_without_a_coordinator(tm
     state.write_bytes(b"no database" * 100)
     with succeeded_export(settings, "x") as export:
         assert export is None
+
+
+def test_a_finished_export_is_read_without_sqlalchemy(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, scratch=tmp_path / "scratch")
+    with Embedded(settings, "fine"):
+        pass
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from slipway.embedded.local_exports import succeeded_export\nfrom slipway.settings import Settings\n"
+        f"with succeeded_export(Settings(home=Path({str(tmp_path)!r}), scratch=Path({str(tmp_path / 'scratch')!r})), 'fine'):\n"
+        "    print('slipway_coordinator.api.messages' in sys.modules, 'sqlalchemy' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]

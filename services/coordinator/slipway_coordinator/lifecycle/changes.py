@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 
+IN_MEMORY, IN_MEMORY_SIZE = 1000, 16 << 20
+"""How many changes are kept in memory for watchers, and their characters together."""
+
 
 class ChangeKind(StrEnum):
     """What happened to an export."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from slipway.errors import ServiceError
-from slipway_coordinator.lifecycle.changes import ChangeKind
+from slipway_coordinator.lifecycle.changes import IN_MEMORY, IN_MEMORY_SIZE, ChangeKind
 from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_coordinator.storage.changes import AT_ONCE, BEGINNING, Changes, NumberedChange, Position
 from slipway_coordinator.storage.filters import Predicate
@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("slipway.coordinator.feed")
 
-IN_MEMORY, IN_MEMORY_SIZE = 1000, 16 << 20
-"""How many changes are kept in memory, and their characters together."""
 _READ_AT_ONCE = 200
 _MOST_TASKS = 1000
 """Tasks whose progress waits for a watcher."""
