@@ -60,7 +60,7 @@ sys.argv = ["slipway", "--help"]
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main()
 assert "typer.rich_utils" in sys.modules
-print(sorted({"torch", "grpc", "pydantic", "transformers", "dbos"} & set(sys.modules)))
+print(sorted({"torch", "grpc", "pydantic", "transformers", "dbos", "hashlib", "tempfile"} & set(sys.modules)))
 """
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +26,8 @@ def ui(ctx: typer.Context, port: Port = 0, no_browser: NoBrowser = False, debug:
     continued.
     """
     settings = connection_of(ctx).settings()
+    import tempfile
+
     from slipway.distribution import require
 
     require("ui", what="slipway ui")

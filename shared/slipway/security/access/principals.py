@@ -1,14 +1,12 @@
 """Roles, principals with their projects, and bearer tokens.
 
-Tokens are random, stored as hashes, and compared in constant time.
+Tokens are random, stored as hashes, and compared in constant time. What that takes is imported where it is used, because ``slipway --help``
+needs the roles alone.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,11 +75,15 @@ OWNER = Principal("owner", EVERYBODY, frozenset({ALL_PROJECTS}))
 
 def new_token() -> str:
     """Return a token of 256 random bits. Its entropy is why one round of SHA-256 is enough to store it."""
+    import secrets
+
     return TOKEN_PREFIX + secrets.token_urlsafe(32)
 
 
 def token_hash(token: str) -> str:
     """Return the hash that is stored for a token."""
+    import hashlib
+
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -97,5 +99,7 @@ def is_token(text: str) -> bool:
 
 def match_hashes(token: str, hashes: Iterable[str]) -> list[bool]:
     """Return for each hash whether it is the token's, in a time that does not depend on the match."""
+    import hmac
+
     presented = token_hash(token)
     return [hmac.compare_digest(presented, stored) for stored in hashes]
