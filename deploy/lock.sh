@@ -19,7 +19,7 @@ esac
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cp constraints.txt "$scratch/resolved.txt"
-flags=(--quiet --extra all --extra coreml --extra dev --extra docs --extra executorch --extra release)
+flags=(--quiet --extra all --extra coreml --extra dev --extra docs --extra executorch --extra ray --extra release)
 flags+=(--python-version 3.11 --no-annotate --no-header --output-file "$scratch/resolved.txt")
 [[ ${1:-} != --upgrade ]] || flags+=(--upgrade)
 if ! "$UV" pip compile pyproject.toml "${flags[@]}" 2>"$scratch/error.txt"; then

@@ -40,6 +40,7 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     "report": ("jinja2",),
     "mlflow": ("mlflow",),
     "publish": ("OpenSSL", "certifi", "model_signing", "urllib3"),
+    "ray": ("ray",),
     "s3": ("minio",),
     "telemetry": _TELEMETRY,
     "ui": ("jinja2", "starlette", "uvicorn"),

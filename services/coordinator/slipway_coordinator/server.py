@@ -205,13 +205,13 @@ class CoordinatorServer:
     async def stop(self) -> None:
         """Refuse new calls, end waiting ones, and stop."""
         self._health.end()
+        if self._submitter is not None:  # its workers return their tasks
+            await self._submitter.stop()
         if self._http is not None:
             await self._http.stop()
         await self._server.stop(grace=0.2)
         await self._artifacts.transfers.close()
         await self._sender.stop()
-        if self._submitter is not None:
-            await self._submitter.stop()
         if self._gate.is_open:
             await self.coordinator.stop()
 

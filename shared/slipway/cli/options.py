@@ -117,6 +117,14 @@ BringSources = Annotated[
         "With a coordinator: read s3://… and hf://… here and send them, instead of letting a worker import them.",
     ),
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME[:ADDRESS]",
+        help="Without a coordinator: run the tasks on a cluster, such as ray:HOST:PORT; by default SLIPWAY_ENGINE, else here.",
+    ),
+]
 RequestId = Annotated[
     str,
     typer.Option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from slipway.artifacts import Artifacts
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
+from slipway.contracts.engine import PULL
 from slipway.distribution import require
 from slipway.errors import ModelExportError
 from slipway.export_sources.discovery import Sources
@@ -83,6 +84,10 @@ class ExportJob:
         if self.configuration.output.destinations and not self.destinations_checked:
             self.observer.note("asking the places to publish to")
             require_destinations(self.configuration, self.settings)
+        if self.settings.engine and not self.settings.coordinator:
+            from slipway.embedded.engine_side import check_engine
+
+            check_engine(self.settings)
         with ExitStack() as stack:
             stack.enter_context(self._span())
             store = stack.enter_context(artifacts_at(self.settings.coordinator, self.settings))
@@ -172,7 +177,7 @@ class ExportJob:
             sections=dict(self.configuration.formats),
             home=self.settings.home,
             output=Path(self.configuration.output.directory),
-            here=not self.settings.coordinator,
+            here=not self.settings.coordinator and self.settings.engine in {"", PULL},
         )
         error = checked.error()
         if error is not None:

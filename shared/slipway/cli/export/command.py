@@ -19,6 +19,7 @@ from slipway.cli.options import (
     Config,
     Debug,
     Each,
+    Engine,
     Formats,
     Json,
     Layers,
@@ -44,6 +45,7 @@ EXAMPLES = examples(
     "slipway export -c export.yaml --plan",
     "slipway export outputs/qwen3-finetuned --base-model Qwen/Qwen3-4B --out exported",
     "slipway export -c export.yaml --layers 0,5,11",
+    "slipway export outputs/qwen3-finetuned --engine ray:head.cluster:6379",
     "slipway export --each sweep -f gguf:q4_k_m,onnx:int8 --base-model Qwen/Qwen3-4B --out exported",
     "slipway export -c export.yaml --set optimization.quantization=int8,int4 --set validation.test_samples=100",
 )
@@ -106,6 +108,7 @@ def export(  # noqa: PLR0917 - typer calls it by name
     all_layers: AllLayers = False,
     assignments: Assignments = None,
     bring_sources: BringSources = False,
+    engine: Engine = None,
     request_id: RequestId = "",
     plan: Annotated[bool, flag("--plan", "Show settings, tasks and preflight; run nothing.")] = False,
     progress: Progress = ProgressForm.AUTO,
@@ -118,6 +121,10 @@ def export(  # noqa: PLR0917 - typer calls it by name
     model in a folder is exported, and a failure does not end the others.
     """
     settings = connection_of(ctx).settings()
+    if engine is not None:
+        if settings.coordinator:
+            raise typer.BadParameter(f"--engine excludes a coordinator, and {settings.coordinator} is named")
+        settings = settings.model_copy(update={"engine": engine})
     if all_layers and layers:
         raise typer.BadParameter("--layers and --all-layers exclude each other")
     if each is not None and (run is not None or checkpoint is not None):
