@@ -41,6 +41,14 @@ def export(tmp_path: Path) -> Callable[..., Exported]:
     return run
 
 
+@pytest.fixture(scope="module")
+def decoder(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A decoder with packages for onnxruntime-genai and transformers.js."""
+    context = Context(workdir=tmp_path_factory.mktemp("packaged"))
+    params = OnnxExportParams(packaging=("genai", "transformers_js"))
+    return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, params, context)["onnx"], context.facts)
+
+
 @pytest.fixture(scope="session")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with transformers.js."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 Run = Callable[[dict[str, Any]], dict[str, Any]]
+WORDS = "the of and to in"
+LEGACY = {"engine": "legacy", "opset": 14}
 
 
 def session(path: Path) -> tuple[Any, Run]:
@@ -118,3 +121,25 @@ def steps_of_three_files(folder: Path, source: dict[str, Any], *, start: int, st
 
 def _reordered(tensors: dict[str, Any]) -> dict[str, Any]:
     return {name: np.ascontiguousarray(value[::-1]) for name, value in tensors.items()}
+
+
+def at_level(source: Path, level: str, workdir: Path) -> Path:
+    """Return the folder at a level; empty: the folder itself."""
+    if not level:
+        return source
+    from slipway.stage import Context
+    from slipway_quantize.stage import STAGE
+
+    workdir.mkdir()
+    return STAGE.run({"model": source}, STAGE.params(format="onnx", level=level), Context(workdir=workdir))["model"]
+
+
+def greedy(folder: Path, ids: list[int], count: int) -> list[int]:
+    """Continue by the delivered example, which knows nothing of packages."""
+    import onnxruntime
+
+    example = runpy.run_path(str(folder / "example.py"), run_name="example")
+    found: list[int] = example["generate"](
+        onnxruntime.InferenceSession(str(folder / "model.onnx")), ids, max_new_tokens=count
+    )
+    return found
