@@ -3,9 +3,11 @@
 
 enum { NAME(VECTORS) = PANEL / LANES };
 
+typedef int32_t NAME(integers) __attribute__((vector_size(LANES * 4)));
+
 struct NAME(sums) {
-    NAME(floats) squares, zero; /* zero: a sum of zeros, or NaN once anything was not finite */
-    NAME(words) changed;
+    NAME(floats) squares;
+    NAME(words) changed, bad; /* bad: all ones once anything was not finite */
 };
 
 TARGET static inline __attribute__((always_inline)) void NAME(tile)(const uint16_t *weight, uint16_t *result, size_t stride,
@@ -29,11 +31,10 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(const uint16
             NAME(floats) before = (NAME(floats))(__builtin_convertvector(stored, NAME(words)) << 16);
             NAME(floats) exact = before + update[i][v];
             NAME(words) bits = (NAME(words))exact;
+            sums->bad |= (NAME(words))((NAME(integers))(bits & 0x7fffffff) > 0x7f7f7fff); /* it rounds to infinity, or is infinite or NaN already */
             bits += 0x7fff + ((bits >> 16) & 1);
             NAME(floats) after = (NAME(floats))(bits & 0xffff0000);
             sums->squares += before * before;
-            sums->zero += exact * 0; /* a NaN can round to a number, */
-            sums->zero += after * 0; /* and a number to infinity */
             sums->changed -= (NAME(words))(after != before);
             stored = __builtin_convertvector(bits >> 16, NAME(halves));
             memcpy(result + i * stride + v * LANES, &stored, sizeof stored);
@@ -78,7 +79,7 @@ TARGET void NAME(merge)(const uint16_t *weight, uint16_t *result, const float *l
     counts->finite = 1;
     for (int lane = 0; lane < LANES; lane++) {
         counts->changed += sums.changed[lane];
-        counts->finite &= sums.zero[lane] == 0;
+        counts->finite &= sums.bad[lane] == 0;
     }
 }
 
