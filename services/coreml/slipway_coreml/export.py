@@ -19,15 +19,14 @@ from slipway.errors import CoreMLExportError
 from slipway.model.families import DECODER
 from slipway.model.pytorch.text_model import (
     TextModel,
-    TextReader,
     describe_program,
     file_digest,
     has_token_types,
     open_text_model,
+    traceable,
     use_linear_layers,
 )
-from slipway.model.pytorch.traced_forms import StaticDecoder, use_transformers_attention
-from slipway.model.sentences import SENTENCE_EMBEDDING
+from slipway.model.pytorch.traced_forms import KEYS, VALUES, StaticDecoder, use_transformers_attention
 from slipway.proof.comparison import DIFFERENCE_LIMITS, difference
 from slipway.stage import Context
 from slipway_coreml.checks import Expected, check_package
@@ -36,7 +35,6 @@ from slipway_coreml.params import PRODUCT, CoremlParams, Level
 
 PACKAGE, DESCRIPTION = "model.mlpackage", "coreml.json"
 LIBRARIES = ("coremltools", "torch", "transformers")
-_SAMPLE = 3
 _STEPS = ("loading", "tracing", "comparing", "converting", "writing", "checking")
 
 MATRICES = ("linear", "matmul", "gather")
@@ -67,14 +65,16 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
     use_core_attention(source.model)
     use_linear_layers(source.model)
     length = source.length(params.max_length, ctx)
+    if source.family is not DECODER:
+        source.model.config.use_cache = False  # a decoder with a head for classes would return one
     try:
-        module, sample, facts = _module(source, length, min(params.call_length, length), ctx)
+        made = traceable(source, length=length, call_length=params.call_length, product="package", ctx=ctx)
         _progress(ctx, "tracing")
-        traced = trace(module, sample, facts["call_length"])
+        traced = trace(made.module, made.sample, made.call_length)
         _progress(ctx, "comparing")
-        off = check_program(traced, source, length=length, call_length=facts["call_length"])
+        off = check_program(traced, source, length=length, call_length=made.call_length)
         _progress(ctx, "converting")
-        converted = convert(traced, facts["outputs"], params.precision)
+        converted = convert(traced, made.outputs, params.precision)
         if params.level != "none":
             converted = round_weights(converted, params.level, params.group_size)
     except MemoryError:
@@ -85,11 +85,12 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
     package = target / PACKAGE
     write_package(converted, package)
     _progress(ctx, "checking")
+    states = _states(made.module)
     expected = Expected(
-        inputs=tuple(facts["inputs"]),
-        outputs=tuple(facts["outputs"]),
-        states={name: tuple(each.shape) for name, each in module.named_buffers() if name in facts["states"]},
-        call_length=facts["call_length"],
+        inputs=made.inputs,
+        outputs=made.outputs,
+        states={name: tuple(each.shape) for name, each in made.module.named_buffers() if name in states},
+        call_length=made.call_length,
         precision=params.precision,
     )
     checked = check_package(package, traced, expected)
@@ -98,13 +99,17 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
         "precision": params.precision if params.level == "none" else params.level,
         "compute_precision": params.precision,
         **({"group_size": params.group_size} if params.level == "int4" else {}),
-        **facts,
+        "inputs": list(made.inputs),
+        "outputs": list(made.outputs),
+        "states": states,
+        "max_length": length,
+        "call_length": made.call_length,
         "traced_difference": off,
         **checked,
         "size_bytes": sum(path.stat().st_size for path in files),
         "sha256": {path.relative_to(package).as_posix(): file_digest(path, ctx) for path in files},
     }
-    describe_program(folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
+    describe_program(source.folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
 
 
 def _progress(ctx: Context, step: str) -> None:
@@ -112,34 +117,11 @@ def _progress(ctx: Context, step: str) -> None:
     ctx.progress(step, done=_STEPS.index(step), total=len(_STEPS), unit="steps")
 
 
-def _module(
-    source: TextModel, length: int, call_length: int, ctx: Context
-) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Return the module to trace, sample inputs, and facts for the description."""
-    tokens = min(_SAMPLE, call_length)
-    ids = torch.zeros(1, tokens, dtype=torch.int64)
-    if source.family is DECODER:
-        decoder = StaticDecoder(source.model, length)
-        facts = {
-            "inputs": ["input_ids", "cache_position"],
-            "outputs": ["logits"],
-            "states": [f"{kind}_{layer}" for layer in range(decoder.layers) for kind in ("keys", "values")],
-            "max_length": length,
-            "call_length": call_length,
-        }
-        return decoder, (ids, torch.arange(tokens)), facts
-    pooling = source.pooling("package", ctx)
-    source.model.config.use_cache = False  # a decoder with a head for classes would return one
-    types = has_token_types(source.model.config)
-    facts = {
-        "inputs": ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])],
-        "outputs": [*source.family.outputs, *([SENTENCE_EMBEDDING] if pooling else [])],
-        "states": [],
-        "max_length": length,
-        "call_length": length,
-    }
-    sample = (ids, torch.ones_like(ids), *([torch.zeros_like(ids)] if types else []))
-    return TextReader(source.model, source.family, pooling), sample, facts
+def _states(module: torch.nn.Module) -> list[str]:
+    """Return the names of the keys and values that a program keeps."""
+    if not isinstance(module, StaticDecoder):
+        return []
+    return [f"{kind}{layer}" for layer in range(module.layers) for kind in (KEYS, VALUES)]
 
 
 def round_weights(model: Any, level: Level, group_size: int) -> Any:

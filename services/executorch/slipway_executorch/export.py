@@ -10,15 +10,12 @@ import torch
 from slipway.files.json_documents import read_json_object
 from slipway.model.families import DECODER
 from slipway.model.model_files import GENERATION_CONFIG
-from slipway.model.pytorch.text_model import TextModel, TextReader, describe_program, file_digest, has_token_types
-from slipway.model.pytorch.traced_forms import StaticDecoder
-from slipway.model.sentences import SENTENCE_EMBEDDING
+from slipway.model.pytorch.text_model import TextModel, Traceable, describe_program, file_digest, traceable
 from slipway.stage import Context
 from slipway_executorch.lowering import Lowered, lower, open_source, round_weights, trace
 from slipway_executorch.params import DESCRIPTION, LEVEL, PROGRAM, ExecutorchParams
 
 LIBRARIES = ("executorch", "torch", "torchao", "transformers")
-_SAMPLE = 3
 _STEPS = 4
 
 
@@ -34,11 +31,11 @@ def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Cont
     length = source.length(params.max_length, ctx)
     try:
         kept = round_weights(source.model, params.group_size) if params.level == LEVEL else ()
-        module, sample, facts = _module(source, length, min(params.call_length, length), ctx)
+        made = traceable(source, length=length, call_length=params.call_length, product="program", ctx=ctx)
         ctx.progress("tracing", done=1, total=_STEPS, unit="steps")
-        traced = trace(module, sample, facts["call_length"])
+        traced = trace(made.module, made.sample, made.call_length)
         ctx.progress("lowering", done=2, total=_STEPS, unit="steps")
-        lowered = lower(traced, facts.pop("methods"), rounded=params.level == LEVEL)
+        lowered = lower(traced, _constants(source, made), rounded=params.level == LEVEL)
     except MemoryError:
         raise
     except Exception as error:  # torch.export, XNNPACK and torchao raise errors of any class
@@ -50,39 +47,21 @@ def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Cont
     facts = {
         "precision": "float32" if params.level == "none" else params.level,
         **({} if params.level == "none" else {"group_size": params.group_size, "float32_layers": list(kept)}),
-        **facts,
+        "inputs": list(made.inputs),
+        "outputs": list(made.outputs),
+        "max_length": length,
+        "call_length": made.call_length,
         **_statistics(lowered),
         "size_bytes": program.stat().st_size,
         "sha256": file_digest(program, ctx),
     }
-    describe_program(folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
+    describe_program(source.folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
 
 
-def _module(
-    source: TextModel, length: int, call_length: int, ctx: Context
-) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Return the module to trace, sample inputs, and facts for the description."""
-    tokens = min(_SAMPLE, call_length)
-    ids = torch.zeros(1, tokens, dtype=torch.int64)
+def _constants(source: TextModel, made: Traceable) -> dict[str, Any]:
     if source.family is DECODER:
-        facts = {
-            "inputs": ["input_ids", "cache_position"],
-            "outputs": ["logits"],
-            "max_length": length,
-            "call_length": call_length,
-            "methods": decoder_constants(source.model.config, source.folder.path, length, call_length),
-        }
-        return StaticDecoder(source.model, length), (ids, torch.arange(tokens)), facts
-    pooling, types = source.pooling("program", ctx), has_token_types(source.model.config)
-    facts = {
-        "inputs": ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])],
-        "outputs": [*source.family.outputs, *([SENTENCE_EMBEDDING] if pooling else [])],
-        "max_length": length,
-        "call_length": length,
-        "methods": {"get_max_seq_len": length},
-    }
-    sample = (ids, torch.ones_like(ids), *([torch.zeros_like(ids)] if types else []))
-    return TextReader(source.model, source.family, pooling), sample, facts
+        return decoder_constants(source.model.config, source.folder.path, made.max_length, made.call_length)
+    return {"get_max_seq_len": made.max_length}
 
 
 def decoder_constants(config: Any, folder: Path, length: int, call_length: int) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context)
         "size_bytes": program.stat().st_size,
         "sha256": file_digest(program, ctx),
     }
-    describe_program(folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
+    describe_program(source.folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
 
 
 def _module(source: TextModel, length: int, call_length: int, ctx: Context) -> tuple[Any, dict[str, Sample]]:

@@ -12,6 +12,7 @@ import torch
 
 from slipway.errors import TorchGraphError
 from slipway.model.families import FEATURE_EXTRACTION
+from slipway.model.folder import ModelFolder
 from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
 from slipway.model.pytorch.traced_forms import compute_frequencies_in_graph
 from slipway.proof.comparison import (
@@ -72,10 +73,11 @@ def export_torchscript(folder: Path, target: Path, params: TorchScriptParams, ct
     ctx.progress("writing", done=3, total=_STEPS, unit="steps")
     tracing.save(script, target / SCRIPT)
     per_token, dtype = interface.per_token, interface.dtype
+    opened = source.folder
     del source, interface, script, example  # free the model before the written graph is loaded
     ctx.progress("comparing", done=4, total=_STEPS, unit="steps")
     differences = compare_graph(torch.jit.load(str(target / SCRIPT)), expected, per_token=per_token, dtype=dtype)
-    _finish(folder, target, facts | {"differences": differences}, (SCRIPT,), ctx)
+    _finish(opened, target, facts | {"differences": differences}, (SCRIPT,), ctx)
 
 
 def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: Context) -> None:
@@ -90,6 +92,7 @@ def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: C
     program = capture.capture_module(interface, example, source.most)
     facts = _facts(source, interface)
     per_token, dtype = interface.per_token, interface.dtype
+    opened = source.folder
     del source, interface, example
     ctx.progress("writing", done=3, total=_STEPS, unit="steps")
     capture.save(program, target / PROGRAM)
@@ -104,7 +107,7 @@ def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: C
     if COMPILED in files:
         package = torch._inductor.aoti_load_package(str(target / COMPILED))
         facts["compiled_differences"] = compare_graph(package, expected, per_token=per_token, dtype=dtype)
-    _finish(folder, target, facts, tuple(files), ctx)
+    _finish(opened, target, facts, tuple(files), ctx)
 
 
 def _prepare(
@@ -159,7 +162,7 @@ def _facts(source: TextModel, interface: Interface) -> dict[str, Any]:
     }
 
 
-def _finish(folder: Path, target: Path, facts: dict[str, Any], files: tuple[str, ...], ctx: Context) -> None:
+def _finish(folder: ModelFolder, target: Path, facts: dict[str, Any], files: tuple[str, ...], ctx: Context) -> None:
     """Copy the model's other files, and describe the graph."""
     digests = {
         name: {"size_bytes": (target / name).stat().st_size, "sha256": file_digest(target / name, ctx)}

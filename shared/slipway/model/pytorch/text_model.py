@@ -15,15 +15,18 @@ from slipway.distribution import installed_version
 from slipway.errors import CheckpointValidationError, FormatExportError
 from slipway.files.regular_file import sha256_of
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import Family, auto_model
+from slipway.model.families import DECODER, Family, auto_model
 from slipway.model.folder import ModelFolder
 from slipway.model.limits import length_thresholds, position_thresholds
 from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway.model.model_files import CONFIG, copy_companions
-from slipway.model.sentences import Pooling, UnknownPoolingError, load_pooling, pool
+from slipway.model.pytorch.traced_forms import StaticDecoder
+from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingError, load_pooling, pool
 from slipway.stage import Context
 
 _LONGEST_MESSAGE = 500
+_SAMPLE = 3
+"""Tokens of the sample."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def file_digest(path: Path, ctx: Context) -> str:
 
 
 def describe_program(
-    folder: Path,
+    folder: ModelFolder,
     target: Path,
     description: str,
     facts: Mapping[str, Any],
@@ -198,7 +201,7 @@ def describe_program(
         libraries: Distributions that made it.
         ctx: The task.
     """
-    copy_companions(folder, target)
+    copy_companions(folder.path, target)
     described = {**facts, "libraries": {name: installed_version(name) for name in libraries}}
     (target / description).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     ctx.record(**described)
@@ -221,6 +224,57 @@ class TextReader(torch.nn.Module):
         if self._pooling is None:
             return results
         return (*results, pool(results[0], attention_mask, self._pooling))
+
+
+@dataclass(frozen=True)
+class Traceable:
+    """A model as the module that becomes a program.
+
+    Attributes:
+        module: The module.
+        sample: Inputs to trace it with.
+        inputs: Names of its inputs.
+        outputs: Names of its outputs.
+        max_length: Most tokens of a text.
+        call_length: Most tokens of a call.
+    """
+
+    module: torch.nn.Module
+    sample: tuple[torch.Tensor, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    max_length: int
+    call_length: int
+
+
+def traceable(source: TextModel, *, length: int, call_length: int, product: str, ctx: Context) -> Traceable:
+    """Return a decoder with a cache of its own, or a reader of whole texts.
+
+    Args:
+        source: The model; its attention is chosen before.
+        length: Most tokens of a text.
+        call_length: Most tokens of a decoder's call.
+        product: What the format makes, in warnings.
+        ctx: The task.
+
+    Raises:
+        ValueError: As :class:`StaticDecoder`.
+    """
+    call_length = min(call_length, length)
+    ids = torch.zeros(1, min(_SAMPLE, call_length), dtype=torch.int64)
+    if source.family is DECODER:
+        sample = (ids, torch.arange(ids.shape[1]))
+        decoder = StaticDecoder(source.model, length)
+        return Traceable(decoder, sample, ("input_ids", "cache_position"), ("logits",), length, call_length)
+    pooling, types = source.pooling(product, ctx), has_token_types(source.model.config)
+    return Traceable(
+        TextReader(source.model, source.family, pooling),
+        (ids, torch.ones_like(ids), *([torch.zeros_like(ids)] if types else [])),
+        ("input_ids", "attention_mask", *(["token_type_ids"] if types else [])),
+        (*source.family.outputs, *([SENTENCE_EMBEDDING] if pooling else [])),
+        length,
+        length,
+    )
 
 
 def has_token_types(config: Any) -> bool:
