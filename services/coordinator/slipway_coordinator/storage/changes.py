@@ -100,6 +100,7 @@ class Changes:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._added = False
+        self._numbering: sa.RootTransaction | sa.NestedTransaction | None = None  # the one that took the lock last
 
     def take_added(self) -> bool:
         """Return whether changes were added since the last call, whose transaction may have failed. Called between transactions."""
@@ -181,10 +182,17 @@ class Changes:
         row = {"time": time.time(), "project": change.export.project, "change": change.model_dump_json()}
         with self._transactions.begin() as connection:
             if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
-                connection.execute(_NUMBER_ALONE)
+                self._number_alone(connection)
             sequence = connection.execute(_ADD, row).scalar_one()
             if sequence % _FORGET_EVERY == 0:
                 self._forget(connection, sequence - CHANGES_KEPT)
+
+    def _number_alone(self, connection: sa.Connection) -> None:
+        """Let no other transaction number changes until this one ends; once for all changes of a transaction."""
+        transaction = connection.get_transaction()
+        if transaction is not self._numbering:
+            connection.execute(_NUMBER_ALONE)
+            self._numbering = transaction
 
     def _forget(self, connection: sa.Connection, sequence: int) -> None:
         """Forget the changes up to a number, and the oldest ones if the rest is too large: labels may be long."""

@@ -124,6 +124,26 @@ def test_two_writers_never_take_the_same_number(server: PostgresServer) -> None:
             second.close()
 
 
+def test_changes_of_one_transaction_are_numbered_under_one_lock(server: PostgresServer) -> None:
+    state = state_at(server.create(f"d{time.monotonic_ns()}"))
+    migrate(state)
+    database, locked = Database(state.url), list[str]()
+    sa.event.listen(
+        database._engine,
+        "before_cursor_execute",
+        lambda *said: locked.append(said[2]) if "advisory" in said[2] else None,
+    )
+    try:
+        for names in (["a", "b", "c"], ["d"]):
+            locked.clear()
+            with database.transactions.begin():
+                assert all(database.insert(record(name)) for name in names)
+            assert len(locked) == 1
+        assert [name for _, name, _ in kinds(database)] == ["a", "b", "c", "d"]
+    finally:
+        database.close()
+
+
 def test_changes_of_some_projects_keep_their_numbers(database: Database) -> None:
     for number in range(6):
         database.insert(record(f"x{number}", project="red" if number % 2 else "blue"))

@@ -142,9 +142,9 @@ class StoredBytes:
 
     def request_measurement(self, artifacts: Collection[str]) -> None:
         """Ask for the measurement of artifacts that were made or named just now: one that was missing may be there again."""
-        self._requested = True
         with self._transactions.begin() as connection:
-            connection.execute(_REQUEST, [{"artifact": artifact} for artifact in artifacts])
+            changed = connection.execute(_REQUEST, [{"artifact": artifact} for artifact in artifacts]).rowcount
+        self._requested |= changed != 0  # what is measured already needs no look
 
     def add_to_project(self, project: str, artifacts: Collection[str]) -> None:
         """Count artifacts that the project did not have; what is not measured counts later."""
