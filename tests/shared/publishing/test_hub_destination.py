@@ -18,7 +18,7 @@ from slipway.publishing.release import prepare_release
 from slipway.publishing.signatures.trust import TrustedKey
 from support.commands import report_parts
 from support.commands.cli import in_process
-from support.commands.delivered_folders import make_delivered
+from support.commands.delivered_folders import files_below, make_delivered
 from support.servers.free_ports import free_port
 from support.servers.hub_uploads import FIRST, TOKEN, HubUploads
 
@@ -42,10 +42,6 @@ def on_hub(access: Access, hub: HubUploads) -> Access:
     return replace(access, settings=settings, environment={**access.environment, "HF_TOKEN": TOKEN})
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def send(folder: Path, url: str, access: Access) -> Publishing:
     return publish(folder, [url], access=access, licence="MIT")
 
@@ -63,12 +59,12 @@ def test_one_commit_has_all_files_and_nothing_is_sent_twice(
     hub.chunk = chunk
     (done,) = send(folder, "hf://me/qwen3", on_hub).destinations
     repository = hub.repositories["me/qwen3"]
-    assert repository.files() == {**files(folder), **FIRST}
+    assert repository.files() == {**files_below(folder), **FIRST}
     assert repository.private
     assert repository.messages == ["initial commit", "qwen3-finetuned: export abc123"]
     assert done.address == f"hf://me/qwen3@{repository.branches['main']}"
     assert done.details == {"revision": "main", "private": True}
-    assert (done.sent_bytes, done.kept_bytes) == (sum(map(len, files(folder).values())), 0)
+    assert (done.sent_bytes, done.kept_bytes) == (sum(map(len, files_below(folder).values())), 0)
     assert "README.md" in repository.files()
     before = len(hub.sent())
     (again,) = send(folder, "hf://me/qwen3", on_hub).destinations
@@ -86,7 +82,7 @@ def test_another_export_replaces_it_and_what_only_the_earlier_had_goes(
     other = make_delivered(tmp_path / "other", report_parts.output("gguf-q4_k_m", 0.004))
     blobs = len(hub.blobs)
     send(other, "hf://org/qwen3", on_hub)
-    assert repository.files() == {**files(other), **FIRST, "NOTES.md": b"mine"}
+    assert repository.files() == {**files_below(other), **FIRST, "NOTES.md": b"mine"}
     assert not any(name.startswith("onnx-int4/") for name in repository.files())
     assert len(hub.blobs) > blobs
 
@@ -94,7 +90,7 @@ def test_another_export_replaces_it_and_what_only_the_earlier_had_goes(
 def test_a_branch_is_made_and_the_main_one_is_left_alone(hub: HubUploads, folder: Path, on_hub: Access) -> None:
     (done,) = send(folder, "hf://me/branched@v1/rc", on_hub).destinations
     repository = hub.repositories["me/branched"]
-    assert repository.files("v1/rc").keys() > files(folder).keys()
+    assert repository.files("v1/rc").keys() > files_below(folder).keys()
     assert repository.files() == FIRST
     assert done.details["revision"] == "v1/rc"
 
@@ -131,7 +127,7 @@ def test_what_was_sent_before_an_interruption_is_not_sent_again(hub: HubUploads,
     assert large
     (done,) = send(folder, "hf://me/interrupted", on_hub).destinations
     assert [path for path in hub.sent() if path.startswith("/blob/")] == large
-    small = sum(size for size in map(len, files(folder).values()) if size < 1000)
+    small = sum(size for size in map(len, files_below(folder).values()) if size < 1000)
     assert done.sent_bytes == small
 
 

@@ -27,7 +27,8 @@ from slipway.publishing.oci.tars import TarLayer
 from slipway.publishing.publisher import Publishing, publish
 from slipway.publishing.release import prepare_release
 from slipway.publishing.signatures.trust import TrustedKey
-from support.commands.delivered_folders import make_delivered
+from support.commands.delivered_folders import files_below, make_delivered
+from support.servers.image_layouts import Layout
 from support.servers.image_uploads import INDEX, MANIFEST, Uploader
 from support.servers.registry_server import TOOLS, RegistryServer, needs_registry, needs_skopeo, registry_proxy, skopeo
 
@@ -38,23 +39,13 @@ Send = Callable[..., Publishing]
 BUSYBOX = TOOLS / "bin" / "busybox"
 
 
-def layout_of(source: str, target: Path, *more: str) -> tuple[dict[str, Any], list[bytes]]:
+def image_of(source: str, target: Path, *more: str) -> tuple[dict[str, Any], list[bytes]]:
     """Copy an image with skopeo; return its configuration and its layers without compression."""
-    target.parent.mkdir(exist_ok=True)
-    skopeo(*more, "copy", "--src-tls-verify=false", source, f"oci:{target}:x")
-
-    def blob(digest: str) -> bytes:
-        data = (target / "blobs" / digest.replace(":", "/")).read_bytes()
-        assert digest_bytes(data) == digest
-        return data
-
-    index = json.loads((target / "index.json").read_text())
-    manifest = json.loads(blob(index["manifests"][0]["digest"]))
-    layers = [blob(layer["digest"]) for layer in manifest["layers"]]
+    layout = Layout(source, target, *more)
+    layers = [layout.blob(layer["digest"]) for layer in layout.manifest["layers"]]
     plain = [gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data for data in layers]
-    config = json.loads(blob(manifest["config"]["digest"]))
-    assert config["rootfs"] == {"type": "layers", "diff_ids": [digest_bytes(data) for data in plain]}
-    return config, plain
+    assert layout.config["rootfs"] == {"type": "layers", "diff_ids": [digest_bytes(data) for data in plain]}
+    return layout.config, plain
 
 
 def members(layers: list[bytes]) -> dict[str, bytes]:
@@ -70,10 +61,6 @@ def members(layers: list[bytes]) -> dict[str, bytes]:
                     assert content is not None
                     files[entry.name.removeprefix("models/")] = content.read()
     return files
-
-
-def delivered(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @needs_skopeo
@@ -98,13 +85,13 @@ def test_every_output_is_an_image_for_each_platform(
         ]
         layers = {}
         for platform in ("amd64", "arm64"):
-            config, layers[platform] = layout_of(place, tmp_path / name / platform, "--override-arch", platform)
+            config, layers[platform] = image_of(place, tmp_path / name / platform, "--override-arch", platform)
             assert (config["architecture"], config["os"]) == (platform, "linux")
             assert config["config"]["Labels"]["slipway.index"] == done.address.partition("@")[2]
             shown = json.loads(skopeo("--override-arch", platform, "inspect", "--tls-verify=false", place))
             assert (shown["Architecture"], shown["Labels"]["slipway.output"]) == (platform, name)
         assert layers["amd64"] == layers["arm64"], "the files are there once"
-        assert members(layers["amd64"]) == delivered(folder / name)
+        assert members(layers["amd64"]) == files_below(folder / name)
     _, checked = check_registry(url, access, trusted=TrustedKey(keys[1]))
     assert checked.verdict == "passed", "the signed index is as without them"
     assert send(folder, url).destinations[0].address == done.address
@@ -264,10 +251,10 @@ def test_an_image_begins_with_its_base(registry: RegistryServer, folder: Path, s
     place = f"docker://{registry.host}/based/run:{tag}"
     listed = json.loads(skopeo("inspect", "--tls-verify=false", "--raw", place))["manifests"]
     assert [each["platform"]["architecture"] for each in listed] == ["amd64", "arm64"]
-    config, layers = layout_of(place, tmp_path / "layout", "--override-arch", "amd64")
+    config, layers = image_of(place, tmp_path / "layout", "--override-arch", "amd64")
     assert config["config"]["Env"] == ["PATH=/bin"]
     assert layers[0] == gzip.decompress(layer)
-    assert members(layers[1:]) == delivered(folder / "onnx-int4")
+    assert members(layers[1:]) == files_below(folder / "onnx-int4")
     if BUSYBOX.exists() and os.geteuid() == 0:
         root = tmp_path / "root"
         for data in layers:

@@ -20,7 +20,9 @@ from slipway.publishing.oci.reading import check_registry
 from slipway.publishing.publication import BOM, SIGNATURE, STATEMENT
 from slipway.publishing.publisher import Publishing, publish
 from slipway.publishing.signatures.trust import TrustedKey
-from support.commands.delivered_folders import make_delivered, make_keys
+from support.commands.delivered_folders import files_below, make_delivered, make_keys
+from support.servers.image_layouts import Layout
+from support.servers.image_uploads import Uploader
 from support.servers.registry_server import (
     PASSWORD,
     USER,
@@ -58,29 +60,15 @@ def test_another_program_reads_what_was_published(
     assert labels["slipway.bytes"] == str(size)
     for name in variants:
         for source in (f"{place}:v1-{name}", f"{place}@{variants[name]['digest']}"):
-            layout = tmp_path / name / str(source.count("@"))
-            layout.parent.mkdir(exist_ok=True)
-            skopeo("copy", "--src-tls-verify=false", source, f"oci:{layout}:x")
-            assert files_of(layout) == delivered(folder / name)
+            layout = Layout(source, tmp_path / name / str(source.count("@")))
+            assert files_of(layout) == files_below(folder / name)
 
 
-def files_of(layout: Path) -> dict[str, bytes]:
-    """The files of an artifact in a folder, as its manifest names them."""
-
-    def blob(digest: str) -> bytes:
-        data = (layout / "blobs" / digest.replace(":", "/")).read_bytes()
-        assert digest_bytes(data) == digest
-        return data
-
-    index = json.loads((layout / "index.json").read_text())
-    manifest = json.loads(blob(index["manifests"][0]["digest"]))
-    config = json.loads(blob(manifest["config"]["digest"]))
-    assert config["modelfs"] == {"type": "layers", "diffIds": [layer["digest"] for layer in manifest["layers"]]}
-    return {layer["annotations"]["org.cncf.model.filepath"]: blob(layer["digest"]) for layer in manifest["layers"]}
-
-
-def delivered(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def files_of(layout: Layout) -> dict[str, bytes]:
+    """The files of an artifact, as its manifest names them."""
+    layers = layout.manifest["layers"]
+    assert layout.config["modelfs"] == {"type": "layers", "diffIds": [layer["digest"] for layer in layers]}
+    return {layer["annotations"]["org.cncf.model.filepath"]: layout.blob(layer["digest"]) for layer in layers}
 
 
 def test_a_published_model_is_checked_by_its_manifests_alone(
@@ -184,17 +172,10 @@ def test_what_is_no_address_is_refused(url: str, folder: Path, access: Access) -
 
 def put(registry: RegistryServer, name: str, change: Callable[[dict[str, Any]], None]) -> str:
     """Change the index of a published model as somebody who may write to the registry can; return its new tag."""
-    from http.client import HTTPConnection
-
-    connection = HTTPConnection(registry.host)
-    kind = "application/vnd.oci.image.index.v1+json"
-    connection.request("GET", f"/v2/{name}/manifests/v1", headers={"Accept": kind})
-    index = json.loads(connection.getresponse().read())
+    uploader = Uploader(registry, name)
+    index = uploader.index("v1")
     change(index)
-    connection.request("PUT", f"/v2/{name}/manifests/forged", body=json.dumps(index), headers={"Content-Type": kind})
-    answer = connection.getresponse()
-    assert answer.status == 201, answer.read()
-    connection.close()
+    uploader.manifest(index, "forged")
     return f"oci://{registry.host}/{name}:forged"
 
 

@@ -17,7 +17,7 @@ from slipway.publishing.publication import SIGNATURE
 from slipway.publishing.publisher import publish
 from slipway.publishing.s3 import S3Destination
 from slipway.publishing.verification import check_folder
-from support.commands.delivered_folders import make_delivered
+from support.commands.delivered_folders import files_below, make_delivered
 from support.servers.s3_server import BUCKET, READER_KEY, READER_SECRET, S3Server
 
 
@@ -31,14 +31,10 @@ def objects(s3: S3Server, prefix: str) -> dict[str, bytes]:
     return {entry.key: bucket.get(entry.key) for entry in bucket.listing()}
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_bucket_has_the_files_as_they_are(s3: S3Server, folder: Path, bucketed: Access, tmp_path: Path) -> None:
     done = publish(folder, [f"s3://{BUCKET}/published/plain"], access=bucketed)
     assert done.destinations[0].address == f"s3://{BUCKET}/published/plain"
-    assert objects(s3, "published/plain") == files(folder)
+    assert objects(s3, "published/plain") == files_below(folder)
     for name, data in objects(s3, "published/plain").items():
         (tmp_path / "back" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "back" / name).write_bytes(data)
@@ -69,7 +65,7 @@ def test_only_what_changed_is_sent_and_what_is_gone_is_removed(s3: S3Server, tmp
     S3Bucket(s3.options(), BUCKET, prefix="published/again").put("of others.txt", b"kept")
     done = publish(second, [url], access=bucketed).destinations[0]
     assert done.kept_bytes > 0
-    assert objects(s3, "published/again") == files(second) | {"of others.txt": b"kept"}
+    assert objects(s3, "published/again") == files_below(second) | {"of others.txt": b"kept"}
 
 
 def test_an_interruption_leaves_no_list_and_is_continued(
@@ -88,13 +84,13 @@ def test_an_interruption_leaves_no_list_and_is_continued(
 
         return count
 
-    hashed = len(files(other))
+    hashed = len(files_below(other))
     with pytest.raises(KeyboardInterrupt):
         publish(other, [url], access=bucketed, show=show)
     assert MANIFEST not in objects(s3, "published/interrupted")
     publish(other, [url], access=bucketed)
     now = objects(s3, "published/interrupted")
-    assert now == files(other)
+    assert now == files_below(other)
     assert SIGNATURE not in now  # the signature was of the first
 
 

@@ -73,3 +73,8 @@ def write_keys(
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return private, public
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file of a folder by its path there."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -38,6 +38,14 @@ class Uploader:
         self._call("PUT", f"{path}&digest={digest_bytes(data)}", data, Content_Type="application/octet-stream")
         return {"mediaType": kind, "digest": digest_bytes(data), "size": len(data)}
 
+    def index(self, reference: str) -> dict[str, Any]:
+        """Return an index that is there."""
+        connection = HTTPConnection(self._host)
+        connection.request("GET", f"/v2/{self._name}/manifests/{reference}", headers={"Accept": INDEX})
+        document: dict[str, Any] = json.loads(connection.getresponse().read())
+        connection.close()
+        return document
+
     def manifest(self, document: dict[str, Any], reference: str = "") -> dict[str, Any]:
         data = json.dumps(document).encode()
         reference = reference or digest_bytes(data)
