@@ -108,6 +108,18 @@ def test_what_is_not_finite_is_named(stored: str, bad: float) -> None:
             assert caught.value.reason == "NON_FINITE_WEIGHTS"
 
 
+@compiled
+@pytest.mark.parametrize("stored", TYPES)
+def test_the_largest_weights_are_finite(stored: str) -> None:
+    """Their squares are not, in float32, or are those that infinity would have in float16."""
+    largest = ml_dtypes.finfo(TYPES[stored]).max
+    weight = np.full((17, 96), largest, TYPES[stored])
+    for layout in (weight, np.ascontiguousarray(weight.T).T):
+        for one in usable():
+            packed, scales = np.empty((17, 48), np.uint8), np.empty((17, 3), np.float32)
+            assert one.quantize(layout, steps_of(4), bits=4, packed=packed, scales=scales).finite
+
+
 def rounded(weight: np.ndarray, scale: type = np.float32, bits: int = 4) -> Rounded:
     return round_weight(weight, bits=bits, group_size=32, scale_dtype=np.dtype(scale), name="w")
 
