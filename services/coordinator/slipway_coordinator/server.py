@@ -40,6 +40,7 @@ from slipway_coordinator.broker.scaler import SERVICE as SCALER
 from slipway_coordinator.broker.scaler import ExternalScaler
 from slipway_coordinator.broker.submitter import EngineSetup, Submitter
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
+from slipway_coordinator.engines import engine_setup
 from slipway_coordinator.leadership.file_lock import StateLock
 from slipway_coordinator.leadership.forwarding import Forwarder
 from slipway_coordinator.leadership.locks import lock_of
@@ -224,6 +225,7 @@ async def serve(
     security: ServerSecurity | None = None,
     webhooks: WebhooksFile | None = None,
     advertise: str = "",
+    engine: Callable[[int], EngineSetup] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; on a shared state, first stand by and forward until this coordinator becomes active.
 
@@ -234,6 +236,7 @@ async def serve(
         security: Access rules of connections and calls.
         webhooks: Receivers of events; None for none.
         advertise: ``HOST:PORT`` at which standbys reach this process; derived from ``address`` if empty.
+        engine: As for :class:`CoordinatorServer`.
 
     Raises:
         ServiceError: the state is not shared and locked (``COORDINATOR_LOCKED``), the address cannot be bound, or the state
@@ -250,7 +253,9 @@ async def serve(
         raise lock.refusal()
     health = HealthPort(security.health_address, SERVICES, security.interceptor())
     own_security = replace(security, health_address="")
-    server = CoordinatorServer(options, address=address, store=store, security=own_security, webhooks=webhooks)
+    server = CoordinatorServer(
+        options, address=address, store=store, security=own_security, webhooks=webhooks, engine=engine
+    )
     try:
         await health.start()
         with reading(server.gauges()):
@@ -333,8 +338,9 @@ def _run(arguments: argparse.Namespace) -> None:
         retain_days=arguments.retain_days,
         rules=load_rules(arguments.recovery_rules or DEFAULT_RULES),
     )
+    files = with_security_flags(arguments, Security.from_environment(os.environ))
     security = coordinator_security(
-        with_security_flags(arguments, Security.from_environment(os.environ)),
+        files,
         address=arguments.listen,
         health_address=arguments.health_listen,
         token_address=arguments.token_listen,
@@ -344,7 +350,9 @@ def _run(arguments: argparse.Namespace) -> None:
     )
     webhooks = None if arguments.webhooks is None else WebhooksFile(arguments.webhooks)
     service = "slipway-coordinator"
+    place = {"listen": arguments.listen, "advertise": arguments.advertise or ""}
     with (
+        engine_setup(arguments.engine, settings, files, state, **place) as engine,
         tracing(settings, service=service),
         serving(arguments.metrics) as port,
         sending_audit(settings, service=service),
@@ -362,6 +370,7 @@ def _run(arguments: argparse.Namespace) -> None:
                 security=security,
                 webhooks=webhooks,
                 advertise=arguments.advertise,
+                engine=engine,
             )
         )
 

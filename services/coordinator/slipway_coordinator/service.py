@@ -94,6 +94,12 @@ def coordinator_parser(prog: str) -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="address at which standbys reach this process alone; by default that of --listen, or of this machine",
     )
+    parser.add_argument(
+        "--engine",
+        default="",
+        metavar="NAME[:ADDRESS]",
+        help="run tasks on a cluster, such as ray:HOST:PORT, instead of workers that pull",
+    )
     parser.add_argument("--allow-anonymous", action="store_true", help="accept every caller that reaches the address")
     return parser
 

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,18 +85,11 @@ def engine_side(choice: EngineChoice, settings: Settings, folder: Path) -> Itera
     # Callers show tokens, so they need no certificates.
     security = ServerSecurity(tls=None if tls is None else replace(tls, ca=None), authenticator=HeldTokens(principals))
     client = settings.security.model_copy(update={"token": SecretStr(own), "token_file": None})
-    with _marked_store(settings) as (store, mark):
+    with worker_start(settings, owner=str(stored["owner"]), token=str(stored["token"])) as start_at:
 
         def start(port: int) -> WorkerStart:
             _store_state(folder, {**stored, "port": port})
-            return WorkerStart(
-                owner=str(stored["owner"]),
-                coordinator=f"{host}:{port}",
-                store=store,
-                environment=_environment(settings, store, token=str(stored["token"])),
-                files=_files(settings),
-                mark=mark,
-            )
+            return start_at(f"{host}:{port}")
 
         engine = EmbeddedEngine(
             name=choice.name,
@@ -166,6 +159,20 @@ def _port_again(host: str, stored: dict[str, object]) -> int:
 
 
 @contextlib.contextmanager
+def worker_start(settings: Settings, *, owner: str, token: str) -> Iterator[Callable[[str], WorkerStart]]:
+    """Yield a function that returns how an engine starts workers, given the address at which they reach the coordinator.
+
+    Args:
+        settings: Settings of the coordinator's process, whose store they use.
+        owner: Name of the coordinator at the engine.
+        token: What they show to the coordinator; empty for nothing.
+    """
+    with _marked_store(settings) as (store, mark):
+        environment, files = _environment(settings, store, token=token), _files(settings)
+        yield lambda address: WorkerStart(owner, address, store, environment, files, mark)
+
+
+@contextlib.contextmanager
 def _marked_store(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield the store, and the name of a file in its folder by which nodes show that they see the same folder."""
     if settings.store.startswith(SCHEME):
@@ -189,6 +196,8 @@ def _environment(settings: Settings, store: str, *, token: str) -> dict[str, Sec
         "SLIPWAY_LOG_LEVEL": settings.log_level,
         "SLIPWAY_TRACING": "otlp" if settings.tracing == "otlp" else "",
         "SLIPWAY_TLS_SERVER_NAME": settings.security.tls_server_name,
+        "SLIPWAY_IMPORT_FROM": settings.import_from,
+        "HF_ENDPOINT": settings.hub_endpoint,
     }
     if settings.tracing == "otlp":
         values |= {

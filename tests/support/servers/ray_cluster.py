@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from support.servers.free_ports import free_port
 
 NODE_CPUS = 2
 _STARTS = 3
+_END_SECONDS = 10.0
 _PORTS = ("metrics_agent", "metrics_export", "dashboard_agent_listen", "runtime_env_agent")
 
 
@@ -130,10 +133,12 @@ def main() -> None:
             case ["kill-head"]:
                 cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
         print("answer", json.dumps(answer), flush=True)
-    for node in nodes.values():
+    started = psutil.Process().children(recursive=True)
+    for node in [*nodes.values(), cluster.head_node]:
         node.kill_all_processes(check_alive=False, allow_graceful=False)
-    if cluster.head_node is not None:
-        cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+    _, alive = psutil.wait_procs(started, timeout=_END_SECONDS)  # workers end when they notice that their raylet has
+    for process in alive:
+        process.kill()
     os._exit(0)
 
 

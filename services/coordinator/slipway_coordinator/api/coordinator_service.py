@@ -57,7 +57,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise field_error("page_token", request.page_token, "is of formats that are installed no more: begin again")
         first = 0 if start is None else names.index(start[1]) + 1
         board = self._coordinator.broker.board
-        judge = _Judge([*board.ready().values()], [worker.abilities for worker in board.workers.values()])
+        known = [worker.abilities for worker in board.workers.values()]
+        judge = _Judge([*board.ready().values()], known, engine=board.engine)
         page, obstacle = await asyncio.to_thread(
             lambda: (_page((each.judged(judge) for each in described[first:]), size=size), validation_obstacle(judge))
         )
@@ -121,10 +122,11 @@ class _Judge:
     Args:
         ready: Abilities of the workers that take tasks.
         known: Abilities of all live workers.
+        engine: Name of the engine that starts a worker for each task; empty if workers pull. What its nodes lack is not known before.
     """
 
-    def __init__(self, ready: Sequence[Abilities], known: Sequence[Abilities]) -> None:
-        self._ready, self._known = ready, known
+    def __init__(self, ready: Sequence[Abilities], known: Sequence[Abilities], *, engine: str) -> None:
+        self._ready, self._known, self._engine = ready, known, engine
         self._judged: dict[Placement, Failure | None] = {}
 
     def __call__(self, task: Placement) -> Failure | None:
@@ -133,7 +135,7 @@ class _Judge:
         return self._judged[task]
 
     def _obstacle(self, task: Placement) -> Failure | None:
-        if any(task.can(worker) for worker in self._ready):
+        if self._engine or any(task.can(worker) for worker in self._ready):
             return None
         lack, text = task.lack(self._known)
         remedy = _REMEDIES[lack].format(stage=task.stage)
