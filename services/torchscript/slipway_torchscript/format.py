@@ -85,7 +85,7 @@ TORCHSCRIPT = Format(
     levels=tuple(params.LEVELS),
     quantization=Quantization(refused=_REFUSED),
     rank=30,
-    output_bytes=lambda _, level, size: size.at_level(level) + size.graph_bytes,
+    output_bytes=lambda _, level, size: size.program_bytes(level),
     runtime=Runtime(
         name="torchscript",
         files=(SCRIPT,),
@@ -110,7 +110,8 @@ TORCH_EXPORT = Format(
     levels=tuple(params.LEVELS),
     quantization=Quantization(refused=_REFUSED),
     rank=31,
-    output_bytes=lambda _, level, size: size.at_level(level) + size.graph_bytes,
+    # A compiled program has the weights once more.
+    output_bytes=lambda settings, level, size: size.program_bytes(level) * (2 if settings.aot else 1),
     runtime=Runtime(
         name="torch.export",
         files=(PROGRAM,),

@@ -6,10 +6,12 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
+from slipway.formats.registry import load_format
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway.proof.comparison import cases, first_unproven_length
 from slipway.registry import load_stage
+from slipway.sizes import ModelSize
 from slipway_torchscript.params import refusal_reason
 from support.models.table_models import ROWS
 
@@ -48,6 +50,17 @@ def test_integers_are_refused_with_a_level_that_works() -> None:
         ConfigurationError, match=r"int4 is not delivered as torchscript: its weights would be integers"
     ):
         planned(torchscript={"enabled": True, "quantization": ["int4"]})
+
+
+def test_an_estimate_has_the_weights_once_and_once_more_if_they_are_compiled() -> None:
+    size = ModelSize(10**9, 2 * 10**9, 10**8, 2 * 10**8, 20_000)
+    script, program = (load_format(name) for name in ("torchscript", "torch_export"))
+    for each, compiled in ((script, {}), (program, {}), (program, {"aot": True})):
+        assert each.output_bytes is not None
+        settings = each.settings.model_validate(compiled)
+        for level, weight in (("", 4), ("bf16", 2)):
+            weights = (size.weights + size.largest) * weight * (2 if compiled else 1)
+            assert weights < each.output_bytes(settings, level, size) < 1.01 * weights
 
 
 @pytest.mark.parametrize(
