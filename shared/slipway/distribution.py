@@ -37,6 +37,7 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     WORKER_EXTRA: (*_SERVER, *_TELEMETRY, "psutil"),
     "coordinator": ("dbos", *_SERVER, *_TELEMETRY, "psycopg", "sqlalchemy", "standardwebhooks", "uvicorn"),
     "oidc": ("joserfc",),
+    "kubernetes": ("lightkube",),
     "report": ("jinja2",),
     "mlflow": ("mlflow",),
     "publish": ("OpenSSL", "certifi", "model_signing", "urllib3"),

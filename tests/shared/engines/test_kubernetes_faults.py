@@ -1,0 +1,114 @@
+"""What the API server refuses, forgets or breaks, and names that are taken: the engine bears it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+pytest.importorskip("lightkube", reason="pip install 'slipway-ml[kubernetes]'")
+
+from slipway.contracts.engine import Submission, SubmissionEnd
+from slipway.engines.kubernetes.jobs import owner_label
+from support.servers.job_reports import ONE, Reports, finish, place, running, submitted, until
+from support.servers.jobs_api import JobsApi, Refusal
+
+End = SubmissionEnd
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+async def test_a_job_is_made_when_the_server_takes_it(api: JobsApi, code: int) -> None:
+    api.refusals += [Refusal("POST", "jobs", code, "too many") for _ in range(3)]
+    async with running_past_the_check(api) as reports:
+        await reports.engine.submit(ONE)
+        await reports.next(says="too many")
+        await until(lambda: ONE.id in api.names("jobs"))
+        assert api.count("POST", "jobs") == 5  # the check, three that were refused, and this one
+
+
+@asynccontextmanager
+async def running_past_the_check(api: JobsApi) -> AsyncIterator[Reports]:
+    """Run an engine whose own first call meets no refusal."""
+    refusals, api.refusals = api.refusals, []
+    async with running() as reports:
+        api.refusals = refusals
+        yield reports
+
+
+async def test_the_pause_that_the_server_asks_for_is_kept(api: JobsApi) -> None:
+    async with running() as reports:
+        api.refusals.append(Refusal("POST", "jobs", 429, headers={"Retry-After": "1"}))
+        began = time.monotonic()
+        await submitted(api, reports)
+        assert time.monotonic() - began > 0.9
+
+
+async def test_a_full_quota_waits_and_a_forbidden_job_fails(api: JobsApi) -> None:
+    async with running() as reports:
+        quota = 'jobs.batch "x" is forbidden: exceeded quota: compute'
+        api.refusals.append(Refusal("POST", "jobs", 403, quota))
+        await reports.engine.submit(ONE)
+        await reports.next(says="exceeded quota")
+        await until(lambda: ONE.id in api.names("jobs"))
+        api.refusals.append(Refusal("POST", "jobs", 403, "violates PodSecurity"))
+        other = Submission("slipway-m-0-2", "projects/p/exports/x:m:2", "merge", "p", "projects/p/exports/x")
+        await reports.engine.submit(other)
+        await reports.next(End.FAILED, says="violates PodSecurity")
+
+
+async def test_the_same_submission_twice_is_one_job(api: JobsApi) -> None:
+    async with running() as first:
+        await submitted(api, first)
+        finish(api)
+        await first.next(End.EXITED)
+        await first.engine.submit(ONE)  # as after a restart that saw nothing of it
+        await first.next(End.EXITED)
+        assert api.names("jobs") == [ONE.id]
+
+
+async def test_a_job_of_this_name_that_is_not_ours_is_left_alone(api: JobsApi) -> None:
+    api.put("jobs", {"metadata": {"name": ONE.id, "labels": owner_label("you")}, "spec": {}})
+    async with running() as reports:
+        await reports.engine.submit(ONE)
+        await reports.next(End.FAILED, says="not ours")
+        await reports.engine.cancel(ONE.id)
+    assert api.names("jobs") == [ONE.id]
+
+
+@pytest.mark.parametrize("fault", ["forgotten", "broken"])
+async def test_ends_are_known_although_a_watch_was_lost(api: JobsApi, fault: str) -> None:
+    async with running() as reports:
+        await submitted(api, reports)
+        place(api)
+        await reports.next(node="n")
+        watches = api.count("WATCH", "jobs")
+        api.refusals += [Refusal("WATCH", "jobs", 500), Refusal("WATCH", "jobs", 429), Refusal("WATCH", "pods", 500)]
+        api.forget() if fault == "forgotten" else api.break_watches()
+        finish(api)
+        await reports.next(End.EXITED, node="n")
+        lists = 2 if fault == "forgotten" else 1
+        assert api.count("GET", "jobs") == lists
+        assert api.count("WATCH", "jobs") > watches
+
+
+async def test_a_job_that_went_while_nothing_was_watched_is_missed(api: JobsApi) -> None:
+    async with running() as reports:
+        await submitted(api, reports)
+        place(api)
+        await reports.next(node="n")
+        with api.lock:
+            api.objects["jobs"].clear()
+        api.forget()
+        await reports.next(End.PREEMPTED, node="n", says="deleted")
+
+
+async def test_a_watch_that_the_server_ends_goes_on(api: JobsApi) -> None:
+    api.watch_seconds = 0.1
+    async with running() as reports:
+        await submitted(api, reports)
+        await until(lambda: api.count("WATCH", "jobs") > 3)
+        finish(api)
+        await reports.next(End.EXITED)
+        assert api.count("GET", "jobs") == 1
