@@ -64,7 +64,7 @@ def _serves(client: Client) -> bool:
     ("more", "code", "text"),
     [
         (["--listen", "0.0.0.0:0", "--allow-anonymous"], 3, "give --advertise"),
-        (["--engine", "mesos"], 3, "ENGINE_UNKNOWN"),
+        pytest.param(["--engine", "mesos"], 3, "ENGINE_UNKNOWN", marks=pytest.mark.slow),
         (["--access-file", "access.yaml"], 3, "SLIPWAY_TOKEN_FILE"),
     ],
 )

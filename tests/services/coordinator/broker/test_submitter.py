@@ -85,7 +85,7 @@ def test_a_worker_that_pulls_gets_nothing_beside_an_engine(tmp_path: Path) -> No
     [
         (SubmissionEnd.NODE_LOST, 1, ""),
         pytest.param(SubmissionEnd.PREEMPTED, 0, "", marks=pytest.mark.slow),
-        (SubmissionEnd.OUT_OF_MEMORY, 0, "OUT_OF_MEMORY"),
+        pytest.param(SubmissionEnd.OUT_OF_MEMORY, 0, "OUT_OF_MEMORY", marks=pytest.mark.slow),
     ],
 )
 def test_a_lost_worker_is_known_at_once(tmp_path: Path, end: SubmissionEnd, losses: int, reason: str) -> None:
@@ -148,6 +148,7 @@ def test_cancelling_ends_the_worker_within_seconds(tmp_path: Path) -> None:
         wait_for(lambda: not list((tmp_path / "workers").glob("*.json")))
 
 
+@pytest.mark.slow
 def test_a_restarted_coordinator_adopts_what_runs_and_cancels_what_is_not_wanted(tmp_path: Path) -> None:
     free = tmp_path / "free"
     with place(tmp_path, cancels_at_stop=False) as (harness, engine):
