@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from slipway.artifacts import LocalStore
 from slipway.cli.export.summary import summary
-from slipway.cli.stages import running as stage_view
+from slipway.cli.stages import verdicts as stage_view
 from slipway.results.outcome import export_result
 from slipway.results.report import figures, write_report
 from slipway.results.result import ExportResult, FormatResult

@@ -214,7 +214,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     )
     validation = None
     if "validation" in done["outputs"]:
-        from slipway.cli.stages.running import figures, read_validation
+        from slipway.cli.stages.verdicts import figures, read_validation
 
         validation = read_validation(done)
     if as_json:

@@ -1,4 +1,4 @@
-"""Run one stage for ``slipway stage``, and show a validation's figures; the target folder appears only with all outputs in it."""
+"""Run one stage for ``slipway stage``; the target folder appears only with all outputs in it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-
-from slipway.cli.export import summary
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.execution.execution import Execution
 from slipway.execution.supervisor import Outcome, execute
@@ -24,19 +21,9 @@ from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.progress.display import StageReporter, open_display
 from slipway.progress.observer import ProgressForm
 from slipway.registry import load_stage
-from slipway.results.outcome import format_result
 from slipway.stage_call import Limits, StageCall
-from slipway.terminal.columns import Column, FittedTable, Prose
-from slipway.validation.findings import FILE_NAME, ValidationReport
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-_COLUMNS = (
-    Column("output", style="bold"),
-    Column("validation"),
-    Column("perplexity", rank=5, right=True),
-    *summary.FIGURE_COLUMNS,
-)
 
 
 def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
@@ -185,26 +172,3 @@ def _parse_value(text: str) -> Any:
         return parse_json(text.encode())
     except ValueError:
         return text
-
-
-def read_validation(done: dict[str, Any]) -> ValidationReport | None:
-    """Read the validation report among a stage's outputs; None if the stage does not validate."""
-    folder = done["outputs"].get("validation")
-    file = Path(folder) / FILE_NAME if folder else None
-    return ValidationReport.read(file.parent) if file is not None and file.is_file() else None
-
-
-def figures(report: ValidationReport) -> RenderableType:
-    """Show the measurements of each output as a row, and below them why outputs failed or were not run."""
-    table = FittedTable(*_COLUMNS)
-    for output in report.outputs:
-        entry = format_result(size_bytes=output.size_bytes, found=output)
-        perplexity = summary.format_figure(output.perplexity, "{:.2f}")
-        table.add_row(output.name, summary.state_label(entry.status), perplexity, *summary.figure_cells(entry))
-    reasons = [
-        Prose(f"{output.name}: ", "bold", said)
-        for output in report.outputs
-        if (said := output.explanation or output.status_reason)
-    ]
-    warnings = [Prose("warning ", "yellow", warning) for warning in report.warnings]
-    return Group(table, *reasons, *warnings)
