@@ -18,6 +18,7 @@ from slipway_quantize.levels import CASTS, size_budget_error
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import QuantizeRequest, load_packager, load_quantizer
 from slipway_quantize.report import Outcome, copy_companions, read_json, weight_bytes, write_json, write_report
+from slipway_quantize.sensitive import allowed_names
 
 
 def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, ctx: Context) -> None:
@@ -37,6 +38,8 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     copy_companions(source, target)
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
+    if allowed := allowed_names(params.keep):
+        settings["allowed"] = list(allowed)  # the validation does not take these for a fault
     folder = inputs.get("calibration") if params.calibrated else None
     calibration = _load_calibration(folder, params, ctx) if folder is not None else None
     request = QuantizeRequest(model, target, params, ctx, inputs, calibration)

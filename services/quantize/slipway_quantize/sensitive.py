@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from slipway.model.weights.routers import ROUTERS
 from slipway_quantize.levels import is_named
 
 ALLOWED = "!"
@@ -44,11 +45,7 @@ SENSITIVE = (
         "llm-compressor's recipes for Qwen ignore re:.*shared_expert_gate$; vLLM makes it without a scheme",
     ),
     Sensitive(
-        (
-            *("mlp.gate", "feed_forward.gate", "block_sparse_moe.gate", "mixer.gate", "moe.gate"),
-            *("mlp.router", "feed_forward.router", "block_sparse_moe.router", "block_sparse_moe.router.layer"),
-            *("router.proj", "router.gate"),
-        ),
+        ROUTERS,
         "it chooses the experts of each token",
         "llm-compressor's recipes ignore re:.*mlp.gate$, re:.*router and their like; vLLM's routers take no packed weights",
     ),

@@ -32,7 +32,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=15,
+    version=16,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

@@ -89,12 +89,14 @@ class AdapterSurvival(Value):
         modules: Its adapted modules, in the model's order.
         left_out: Adapted modules that were not compared, with the reason.
         non_finite: Stored tensors that hold NaN or infinity, with how many.
+        rounded_routers: Routers of a mixture that are stored more coarsely than in 16 bits, adapted or not.
         not_run: Why nothing was compared; empty if something was.
     """
 
     modules: tuple[ModuleSurvival, ...] = ()
     left_out: dict[str, str] = Field(default_factory=dict)
     non_finite: dict[str, int] = Field(default_factory=dict)
+    rounded_routers: tuple[str, ...] = ()
     not_run: str = ""
 
     @property

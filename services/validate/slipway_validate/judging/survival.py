@@ -16,7 +16,8 @@ LOST = 0.5
 WEAK = 0.9
 """Share of an update below which a note says that the base's own type, or the output's grid, holds no more of it."""
 NON_FINITE, STRENGTH, WEIGHT = "non_finite_weights", "module_strength_error", "module_weight_error"
-CHECKS = frozenset({NON_FINITE, STRENGTH, WEIGHT})
+ROUTERS = "rounded_routers"
+CHECKS = frozenset({NON_FINITE, STRENGTH, WEIGHT, ROUTERS})
 _SHOWN = 4
 _OTHER_WEIGHT = "holds a weight that is"
 _OF_ANOTHER_BASE = 0.5
@@ -35,9 +36,11 @@ def add_faults(survival: AdapterSurvival, limits: Limits) -> AdapterSurvival:
 
 def checks(survival: AdapterSurvival, limits: Limits) -> list[Check]:
     """Return the checks of an output's modules: the worst of them against each limit."""
-    if survival.not_run and not survival.non_finite:
+    if survival.not_run and not survival.non_finite and not survival.rounded_routers:
         return []
     results = [_at_most(NON_FINITE, float(sum(survival.non_finite.values())), 0.0, "count")]
+    if survival.rounded_routers:
+        results.append(_at_most(ROUTERS, float(len(survival.rounded_routers)), 0.0, "count"))
     errors = [max(0.0, each.error - SURE * each.noise) for each in map(_Strength, survival.modules) if each]
     if errors and limits.module_strength_error is not None:
         results.append(_at_most(STRENGTH, max(errors), limits.module_strength_error, "share"))
@@ -111,7 +114,19 @@ def explain(survival: AdapterSurvival) -> tuple[str, str]:
             remedy
             or "merge again onto this base, and make this format from the merged model; report.json has every module"
         )
+    if survival.rounded_routers:
+        said.append(_describe_routers(survival.rounded_routers))
+        remedy = (
+            remedy or "quantize it again with its routers in 16 bits, as every level does unless keep says otherwise"
+        )
     return "; ".join(said), remedy
+
+
+def _describe_routers(routers: Sequence[str]) -> str:
+    others = (
+        f", and so {'is' if len(routers) == 2 else 'are'} {counted(len(routers) - 1, 'other')}" if routers[1:] else ""
+    )
+    return f"the router {routers[0]}, which chooses the experts of each token, is rounded below 16 bits{others}"
 
 
 def _describe_faulty(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) -> str:

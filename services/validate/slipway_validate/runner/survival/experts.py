@@ -25,6 +25,7 @@ class AdaptedMatrix:
         name: Its name, without ``.weight``.
         weight: The name of the stored matrix; one of a stack has the stack's name and its number.
         update: Function that returns Δ. float32
+        stored: Another name that an output may have for it: the model's, where the base's files call it otherwise.
     """
 
     name: str
@@ -62,12 +63,13 @@ def adapted_parameter(
     name, shape = conversions.renamed.get(parameter, parameter), tuple(layer.get_param().shape)
     stored = shapes.get(name)
     if stored == shape and len(shape) == 2:
-        yield _matrix(name, partial(_update, layer, 0, slice(None)))
+        update = partial(_update, layer, 0, slice(None))
+        yield AdaptedMatrix(name.removesuffix(".weight"), name, update, stored=parameter)
     elif len(shape) == 3 and stored in (shape, (shape[0], shape[2], shape[1])):
         # transformers turns stacks that are stored in the second form: Qwen3-VL's as they are published.
-        update = _update if stored == shape else _turned_update
+        compute = _update if stored == shape else _turned_update
         for expert in range(shape[0]):
-            yield AdaptedMatrix(f"{name}.{expert}", f"{name}.{expert}", partial(update, layer, expert, slice(None)))
+            yield AdaptedMatrix(f"{name}.{expert}", f"{name}.{expert}", partial(compute, layer, expert, slice(None)))
 
 
 def joined_matrices(joined: JoinedUpdates) -> Iterator[AdaptedMatrix]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,7 @@ from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.protocol.messages import SurvivalSpec
 from slipway_validate.runner.survival.adapted import Adapted, BaseWeights, Original, adapted_modules, find_name
 from slipway_validate.runner.survival.checkpoints import Checkpoint
+from slipway_validate.runner.survival.routers import is_among, is_rounded, rounded_on_request, routers_of
 from slipway_validate.runner.survival.sums import Both, Sums
 
 MOST_VALUES = 1 << 20
@@ -52,6 +53,7 @@ class _Output:
 
     stored: StoredModel
     largest_error: float
+    folder: Path
     names: Names = field(init=False)
     modules: dict[str, ModuleSurvival] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -82,6 +84,7 @@ def _measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[
         base = ModelFolder.open(spec.base)
         modules, left_out = adapted_modules(base, spec.adapter)
         weights = BaseWeights(base)
+        routers = routers_of(base, modules, left_out)
     except (NotUnderstoodError, Unusable, ModelExportError, OSError, ValueError, RuntimeError) as error:
         return {name: AdapterSurvival(not_run=f"{error}") for name in spec.outputs}
     findings: dict[str, AdapterSurvival] = {}
@@ -89,7 +92,7 @@ def _measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[
     for name, folder in spec.outputs.items():
         try:
             stored = open_stored(folder, spec.base, weights.rows, runtime_of_output(name))
-            opened[name] = _Output(stored, spec.largest_errors.get(name, math.inf))
+            opened[name] = _Output(stored, spec.largest_errors.get(name, math.inf), folder)
         except _FAULTS as error:
             findings[name] = AdapterSurvival(not_run=_describe_error(error))
     chosen = modules[:: max(1, math.ceil(len(modules) / MOST_MODULES))]
@@ -98,7 +101,8 @@ def _measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[
         _compare(module, weights, opened, left_out)
     for name, output in opened.items():
         try:
-            findings[name] = _survival(output, chosen, weights, left_out)
+            found = _survival(output, chosen, weights, left_out)
+            findings[name] = found.model_copy(update={"rounded_routers": _rounded_routers(output, routers, weights)})
         except _FAULTS as error:
             findings[name] = AdapterSurvival(not_run=_describe_error(error))
     report(len(chosen), len(chosen))
@@ -122,6 +126,26 @@ def _survival(
         non_finite=_new_non_finite(output, weights),
         not_run="" if kept else next(iter(without.values()), "no module is adapted"),
     )
+
+
+def _rounded_routers(output: _Output, routers: Sequence[Adapted], weights: BaseWeights) -> tuple[str, ...]:
+    """Return the routers that an output stores more coarsely than in 16 bits; what cannot be read is no fault here."""
+    asked, rounded = rounded_on_request(output.folder), []
+    for router in routers:
+        if is_among(router.name, asked):
+            continue
+        try:
+            own, sums, coded = weights.original(router), Sums(), False
+            weight = _find_stored(output, router, own.shape)
+            for rows in _pieces(own.shape, MOST_VALUES):
+                stored = weight.take(rows)
+                coded |= stored.scales is not None or stored.levels is not None
+                sums += Sums.of(own.rows(rows), stored.values)
+        except _FAULTS:
+            continue
+        if is_rounded(sums.figures().weight_error, coded=coded):
+            rounded.append(router.name)
+    return tuple(rounded)
 
 
 def _new_non_finite(output: _Output, weights: BaseWeights) -> dict[str, int]:
