@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 # name → Dockerfile and extras, with hyphens: to pip before 23.3 an extra with an underscore is another one, and no error; what ends in -cuda is the same image's variant with the tag VERSION-cuda
 # begin images: made by services/generate.py from services/services.toml
 declare -A IMAGES=(
-    [coordinator]="cpu coordinator,s3"
+    [coordinator]="cpu coordinator,kubernetes,s3"
     [prepare]="cpu prepare,s3"
     [merge]="cpu merge,s3"
     [quantize]="cpu quantize,s3"

@@ -70,9 +70,11 @@ def _mypy(services: list[Service]) -> str:
 
 def _images(services: list[Service]) -> str:
     lines = ["declare -A IMAGES=("]
-    lines += [f'    [{each.kebab}]="cpu {",".join([each.kebab, *_REST])}"' for each in services]
+    lines += [f'    [{each.kebab}]="cpu {",".join([each.kebab, *each.image, *_REST])}"' for each in services]
     lines += [
-        f'    [{each.kebab}-cuda]="cuda {",".join([each.kebab, *each.cuda, *_REST])}"' for each in services if each.cuda
+        f'    [{each.kebab}-cuda]="cuda {",".join([each.kebab, *each.cuda, *each.image, *_REST])}"'
+        for each in services
+        if each.cuda
     ]
     return "\n".join([*lines, ")", f"ON_CPU=({' '.join(each.kebab for each in services)})"])
 

@@ -65,6 +65,7 @@ class Service(_Row):
     note: Text = ""
     brings: Text = ""
     cuda: list[Text] = []
+    image: list[Text] = []
     worker: Worker | None = None
 
     @property

@@ -21,7 +21,7 @@ OWN = ("Certificate", "Issuer", "ScaledObject", "TriggerAuthentication")
 
 
 def test_the_overlays_are_there() -> None:
-    assert OVERLAYS == ["gpu", "gpu-pools", "production", "single-node"]
+    assert OVERLAYS == ["gpu", "gpu-pools", "jobs", "production", "single-node"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -292,7 +292,29 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("custom_resources", lambda c: c.named("ScaledObject", "slipway-merge").update(apiVersion="keda.sh/v1")),
     ("custom_resources", lambda c: trigger(c).pop("authenticationRef")),
     ("custom_resources", lambda c: trigger(c)["metadata"].update(target=1)),
+    ("engine", lambda c: container(c, COORDINATOR)["args"].append("--engine=kubernetes")),
+    ("engine", lambda c: c.objects.append({"kind": "ClusterRole", "metadata": {"name": "any"}, "rules": []})),
 ]
+
+
+IN_JOBS: list[Callable[[Cluster], object]] = [
+    lambda c: deployment(c)["spec"].pop("replicas"),
+    lambda c: c.named("Role", COORDINATOR)["rules"][1]["verbs"].append("delete"),
+    lambda c: c.named("Role", COORDINATOR)["rules"][0]["verbs"].remove("watch"),
+    lambda c: c.named("Role", COORDINATOR)["rules"].append({"resources": ["secrets"], "verbs": ["get"]}),
+    lambda c: c.named("RoleBinding", COORDINATOR)["subjects"].append(
+        {"kind": "ServiceAccount", "name": "slipway-merge"}
+    ),
+    lambda c: pod(c, COORDINATOR)["volumes"].pop(),
+    lambda c: argument(c, "--engine=kubernetes", "--engine=pull", name=COORDINATOR),
+]
+
+
+@pytest.mark.parametrize("number", range(len(IN_JOBS)))
+def test_an_engine_has_its_rights_and_no_others(number: int) -> None:
+    cluster = Cluster(rendered("jobs"))
+    IN_JOBS[number](cluster)
+    assert list(RULES["engine"](cluster))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 
-from slipway.contracts.engine import EngineChoice
+from slipway.contracts.engine import EngineChoice, WorkerStart
 from slipway.embedded.engine_side import worker_start
 from slipway.errors import ConfigurationError
 from slipway.settings import Settings
@@ -39,6 +39,12 @@ def engine_setup(
     if choice is None:
         yield None
         return
+    owner = f"coordinator-{hashlib.sha256(str(state).encode()).hexdigest()[:16]}"
+    if choice.service.has_templates:
+        choice.service.check(choice.address)
+        start = WorkerStart(owner, "", settings.store)
+        yield lambda _: EngineSetup(choice.name, choice.service.open(choice.address, start), owner)
+        return
     host = (advertise or listen).rpartition(":")[0]
     if listen.startswith("unix:") or host in _EVERYWHERE:
         raise ConfigurationError(
@@ -55,7 +61,6 @@ def engine_setup(
             about={"key": "SLIPWAY_TOKEN_FILE"},
         )
     choice.service.check(choice.address)
-    owner = f"coordinator-{hashlib.sha256(str(state).encode()).hexdigest()[:16]}"
     with worker_start(settings.model_copy(update={"security": security}), owner=owner, token=token) as start_at:
 
         def setup(port: int) -> EngineSetup:

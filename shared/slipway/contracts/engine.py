@@ -130,7 +130,7 @@ class WorkerStart:
 
     Attributes:
         owner: Name of the coordinator at the engine: the same after its restart, and different from others'.
-        coordinator: ``HOST:PORT`` at which the nodes reach the coordinator.
+        coordinator: ``HOST:PORT`` at which the nodes reach the coordinator; empty if their own settings say it.
         store: Where the nodes find the artifacts: a folder, or ``s3://bucket/prefix``.
         environment: Variables of the worker, with which it finds the store and shows the coordinator who it is; some are secrets.
         files: Contents of files that a node has to write before, by the variable that names each to the worker.
@@ -146,7 +146,8 @@ class WorkerStart:
 
     def arguments(self, submission: Submission) -> list[str]:
         """Return the arguments of the program ``slipway`` that run a submission's worker."""
-        named = ["--coordinator", self.coordinator, "--stage", submission.stage, "--once", submission.attempt]
+        place = ["--coordinator", self.coordinator] if self.coordinator else []
+        named = [*place, "--stage", submission.stage, "--once", submission.attempt]
         return ["worker", *named, "--drain-seconds", "0"]
 
 
@@ -158,10 +159,13 @@ class EngineService:
         open: Returns the engine for an address, which may be empty, and the start of its workers.
         check: Checks the same address, and that the engine's libraries are installed, before anything is started. It raises a
             ``ModelExportError``.
+        has_templates: The cluster has templates of workers, with the coordinator's address, the store and credentials. So a coordinator that
+            is a process of its own gives the engine none of these.
     """
 
     open: Callable[[str, WorkerStart], Engine]
     check: Callable[[str], None]
+    has_templates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,11 @@ from slipway.engines.kubernetes import engine as engine_module
 from slipway.engines.kubernetes import states as states_module
 from slipway.engines.kubernetes.service import SERVICE
 from slipway.errors import ModelExportError
+from slipway.service_flags import worker_parser
+from slipway.settings import Settings
+from slipway.settings.security import Security
+from slipway_coordinator.engines import engine_setup
+from slipway_coordinator.storage.database_access import SqliteState
 from support.servers.job_reports import BARE, ONE, Reports, finish, place, running, submitted, until
 from support.servers.jobs_api import JobsApi, Refusal, worker_deployment, write_kubeconfig
 
@@ -182,6 +187,26 @@ async def test_installations_of_one_namespace_do_not_know_each_other(
     engine = SERVICE.open("tests", BARE)
     await engine.start()
     assert await engine.adopt() == []
+    await engine.stop()
+
+
+async def test_a_coordinator_of_its_own_process_leaves_address_and_credentials_to_the_templates(
+    api: JobsApi, tmp_path: Path
+) -> None:
+    settings = Settings(home=tmp_path, scratch=tmp_path, store="s3://bucket")
+    security = Security(access_file=tmp_path / "access.yaml")  # nobody has a token: templates have certificates
+    state = SqliteState(tmp_path / "state.db")
+    with engine_setup("kubernetes:tests", settings, security, state, listen="0.0.0.0:7070", advertise="") as setup:
+        assert setup is not None
+        engine = setup(7070).engine
+    await engine.start()
+    await engine.adopt()
+    await engine.submit(ONE)
+    await until(lambda: ONE.id in api.names("jobs"))
+    (container,) = api.one("jobs", ONE.id)["spec"]["template"]["spec"]["containers"]
+    assert worker_parser("slipway worker").parse_args(container["args"]).coordinator == "elsewhere:7070"
+    assert container["env"][0] == {"name": "SLIPWAY_STORE", "value": "/elsewhere"}
+    assert api.names("secrets") == []
     await engine.stop()
 
 

@@ -58,6 +58,11 @@ def images(cluster: Cluster) -> Iterator[str]:
         elif one.program == "worker":
             lacking = [stage for stage in stages_of(one) if _extras_of_stages().get(stage) not in built_images()[image]]
             yield from (f"{one.name}: image {image} does not have the stage {stage}" for stage in lacking)
+        if one.program == "coordinator" and getattr(one.arguments(), "engine", "") not in {
+            "",
+            *built_images().get(image, ()),
+        }:
+            yield f"{one.name}: {image} does not have the engine"
         if one.environment.get("SLIPWAY_STORE", "").startswith("s3://") and "s3" not in built_images().get(image, ""):
             yield f"{one.name}: {image} cannot reach the store"
 
@@ -201,8 +206,9 @@ def disruptions(cluster: Cluster) -> Iterator[str]:
             yield f"budget {name} can stop a drain for ever"
     for one in cluster.workloads():
         if one.program == "worker":
-            if one.name not in protected:
-                yield f"{one.name} has no budget"
+            # An engine runs none; a budget would count the pods of its Jobs, which no budget can, and stop every drain.
+            if (one.name in protected) != (one.object["spec"].get("replicas") != 0):
+                yield f"{one.name} has no budget, or one without pods"
             if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 20:
                 yield f"{one.name} is killed before it has drained"
         replicas = one.object["spec"].get("replicas", 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slipway.registry import IMPORT
 from slipway.requirements import NO_GPU
+from support.manifests.engine_rules import engine
 from support.manifests.overlay import (
     CERTIFICATE_KEYS,
     EXTERNAL_SECRETS,
@@ -38,6 +39,9 @@ REFERENCES = {
     "authenticationRef": "TriggerAuthentication",
 }
 
+EVERY_NAMESPACE_HAS = "kube-root-ca.crt"
+"""The ConfigMap with the authority of the API server."""
+API_SERVER_PORTS = (443, 6443)
 CREDENTIAL_AGENTS = ("169.254.170.23/32", "fd00:ec2::23/128")
 """Addresses at which EKS's Pod Identity gives credentials to nodes with IPv4 and with IPv6."""
 
@@ -101,6 +105,8 @@ def _needed_by_callers(cluster: Cluster, one: Workload) -> set[str]:
     needed = {f"from worker {main}", *(f"from client {port}" for port in (main, *more))}
     if one.object["spec"]["replicas"] > 1:
         needed |= {f"{way} coordinator {port}" for way in ("from", "to") for port in (main, *more)}
+    if arguments.engine == "kubernetes":
+        needed |= {f"to outside {port}" for port in API_SERVER_PORTS}
     if cluster.of("ScaledObject"):
         needed.add(f"from keda/keda-operator {main}")
     return needed
@@ -160,7 +166,7 @@ def references(cluster: Cluster) -> Iterator[str]:
             for key, kind in REFERENCES.items():
                 wanted = inner.get(key)
                 wanted = wanted["name"] if isinstance(wanted, dict) else wanted
-                if wanted and wanted not in cluster.names(kind):
+                if wanted and wanted not in {*cluster.names(kind), EVERY_NAMESPACE_HAS}:
                     yield f"{where}: no {kind} {wanted}"
 
 
@@ -373,6 +379,7 @@ RULES: tuple[Rule, ...] = (
     secrets_by_reference,
     ports,
     access,
+    engine,
     scaling,
     state,
     selectors,

@@ -32,4 +32,4 @@ def open_engine(address: str, worker: WorkerStart) -> Engine:
     return KubernetesEngine(cluster, worker, options=JobOptions.from_environment(os.environ))
 
 
-SERVICE = EngineService(open=open_engine, check=check)
+SERVICE = EngineService(open=open_engine, check=check, has_templates=True)
