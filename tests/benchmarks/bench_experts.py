@@ -30,6 +30,7 @@ RESULTS = Path(__file__).parent / "results" / "experts.json"
 SLIPWAY = Path(sys.executable).with_name("slipway")
 HIDDEN, INNER, EXPERTS, HEADS, KV_HEADS, WIDTH, VOCABULARY = 2048, 768, 128, 32, 4, 128, 151_936
 RANK = 8
+MEMORY = 4_000_000_000  # too little to load the result of even a few layers, which no stage then does
 _SHARD_LAYERS = 4
 
 
@@ -128,7 +129,14 @@ def main() -> None:
             "--out",
             root / "out",
         ]
-        words += ["--set", "validation.enabled=false", "--progress", "none"]
+        words += [
+            "--set",
+            "validation.enabled=false",
+            "--set",
+            f"resources.max_memory_bytes={MEMORY}",
+            "--progress",
+            "none",
+        ]
         ours = measure(words, environment={"SLIPWAY_HOME": str(root / "home")})
         [output] = (root / "out").glob("*/pytorch-int4")
         written = sum(path.stat().st_size for path in output.iterdir() if path.is_file())
