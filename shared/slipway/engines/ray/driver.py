@@ -34,6 +34,8 @@ from slipway.engines.ray.nodes import Asked, Cluster
 
 CLUSTER_LOST = 75
 
+_CLIENT = "ray://"
+_CONNECT_SECONDS = 10.0
 _PING_SECONDS = 2.0
 _LOST_AFTER = 5
 """Attempts in a row to connect to the head that may fail."""
@@ -277,11 +279,19 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines)[:1000]}"
 
 
+def _check_head(address: str) -> None:
+    """Raise OSError unless something listens at an address with a port: Ray would try for minutes."""
+    host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
 def main(address: str, namespace: str) -> None:
     """Connect and serve until standard input closes."""
     out = os.dup(1)
     os.dup2(2, 1)  # Ray prints what it likes
     try:
+        _check_head(address)
         context = ray.init(address, namespace=namespace, log_to_driver=False, logging_level="WARNING")
     except Exception as error:  # noqa: BLE001 - Ray raises many kinds, for example for another version of Python
         os.write(out, json.dumps({"event": "unavailable", "message": _one_line(error)}).encode() + b"\n")

@@ -21,6 +21,8 @@ log = logging.getLogger("slipway.engine.ray")
 _LONGEST_LINE = 1 << 22
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 15.0
 _END_SECONDS = 8.0
+_CONNECT_SECONDS = 300.0
+"""How long Ray may take to connect, and nodes to say whether they fit: they start a process for it."""
 
 
 class RayEngine:
@@ -132,7 +134,7 @@ class RayEngine:
         with contextlib.suppress(ConnectionError):
             driver.stdin.write(json.dumps(start).encode() + b"\n")
             await driver.stdin.drain()
-        event = await self._event()
+        event = await self._first_event()
         match event and event["event"]:
             case "ready":
                 assert event is not None
@@ -148,7 +150,7 @@ class RayEngine:
                     about={"address": self._address},
                 )
             case _:
-                why = event["message"] if event else "its driver ended without a word"
+                why = event["message"] if event else "Ray ended, or did not connect in time"
                 raise ServiceError(
                     f"the Ray cluster at {self._address} cannot be used: {why}",
                     reason="ENGINE_UNAVAILABLE",
@@ -203,6 +205,14 @@ class RayEngine:
             event["end"] = SubmissionEnd(event["end"])
             self._known.pop(event["id"], None)
         self._reports.put_nowait(SubmissionReport(**event))
+
+    async def _first_event(self) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                return await self._event()
+        except TimeoutError:
+            await self._end_driver()
+            return None
 
     async def _event(self) -> dict[str, Any] | None:
         """Return the driver's next event; None if it has ended."""
