@@ -72,6 +72,12 @@ print(sorted({"torch", "grpc", "pydantic", "transformers", "dbos", "hashlib", "t
     assert done.stdout.strip() == "[]"
 
 
+def test_a_stage_starts_without_what_reports_are_made_of() -> None:
+    code = "import sys, slipway.cli.stages.running as _; print([name for name in sys.modules if name.startswith('slipway.results')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_version(capfd: pytest.CaptureFixture[str], home: Path) -> None:
     assert in_process(capfd, "--version", home=home).out.startswith("slipway 0.")
 
