@@ -161,6 +161,7 @@ def test_a_state_that_is_not_carried_on_is_found(
     with pytest.raises(ModelExportError, match="decode") as caught:
         check_parity(source, tmp_path / "wrong", tolerance=LIMIT)
     assert caught.value.reason == "EXPORT_PARITY_FAILED"
+    assert f"2 states are not carried on, first present.0.{state}" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from slipway_onnx_export.parity.lengths import Lengths, Reach, lengths_of, reach
 from slipway_onnx_export.parity.pictures import has_pictures, pictures_of, sessions_of_parts
 from slipway_onnx_export.parity.rows import ROOM, Array, Conversation, Session, perturb_rounding
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
+from slipway_onnx_export.parity.states import describe_lost_states
 from slipway_onnx_export.parity.translations import translations_of
 from slipway_onnx_export.source import ModelSource
 
@@ -135,7 +136,7 @@ def check_parity(
         compared = list(zip(group, islice(references, len(group)), strict=True))
         worst[name] = _compare(compared, sessions, on_call=on_call, done=each + calls, total=2 * each)
         calls += sum(conversation.calls for conversation in group)
-        worst[name].judge(source, tolerance)
+        worst[name].judge(source, tolerance, sessions)
     logits = worst.pop(LOGITS)
     return ParityReport(
         logits.diff,
@@ -182,7 +183,7 @@ class _Worst:
     place: str
     furthest: tuple[Conversation, Sequence[Array]]
 
-    def judge(self, source: ModelSource, tolerance: float) -> None:
+    def judge(self, source: ModelSource, tolerance: float, sessions: Mapping[str, Session]) -> None:
         """Check that the difference is allowed.
 
         Raises:
@@ -192,8 +193,9 @@ class _Worst:
         if allowed < self.diff <= _MOST_NOISE * allowed:
             allowed = max(allowed, ROOM * _measure_noise(source, *self.furthest))
         if self.diff > allowed:
+            lost = describe_lost_states(sessions) if source.keeps_states else ""
             raise ONNXExportError(
-                f"results differ from PyTorch's by {self.diff:.3g}, and {allowed:.3g} is allowed ({self.place})",
+                f"results differ from PyTorch's by {self.diff:.3g}, and {allowed:.3g} is allowed ({self.place}){lost and f': {lost}'}",
                 reason="EXPORT_PARITY_FAILED",
                 remedy="use another engine",
                 about={"max_abs_diff": self.diff, "allowed": allowed, "scale": self.scale, "case": self.place},
