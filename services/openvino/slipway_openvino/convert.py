@@ -16,7 +16,7 @@ from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_openvino.graphs.lookups import readable_graph
-from slipway_openvino.graphs.passes import number_nodes, sign_integers, simplify_attention
+from slipway_openvino.graphs.passes import number_nodes, sign_integers, simplify_attention, spread_over_experts
 from slipway_openvino.graphs.state import (
     attend_to_encoded,
     drop_cross_attention,
@@ -64,6 +64,7 @@ def convert_folder(source: Path, target: Path, params: OpenVinoParams, ctx: Cont
         work.mkdir()
         integers = sign_integers(model, work)
         simplify_attention(model)
+        spread_over_experts(model)
         number_nodes(model)
         ov.save_model(model, target / file, compress_to_fp16=params.level == "fp16")
         described[file] = {

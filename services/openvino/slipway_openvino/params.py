@@ -51,9 +51,8 @@ class OpenVinoParams(StageParams):
     tokenizer: bool = Field(default=True, description="also convert the tokenizer, for openvino-genai")
 
 
-_MIXTURES = ("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-"""Types of mixtures whose graphs are built. A traced graph multiplies all tokens by each expert in one product, for which the plugin for CPUs (2026.4) makes
-memory of one expert's results: "Can not clone with new dims"."""
+_MIXTURES = ("deepseek_v3", "glm4_moe", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+"""Types of mixtures that were compared with PyTorch: traced graphs of the first two, built ones of the others."""
 
 
 def refusal_reason(config: ModelConfig) -> str:
@@ -61,7 +60,7 @@ def refusal_reason(config: ModelConfig) -> str:
     if config.family in FAMILIES and config.keeps_states:
         return f"the model is {config.description} with layers that keep a state, which no IR is made of"
     if config.family in FAMILIES and config.mixes_experts and config.text.get("model_type") not in _MIXTURES:
-        return f"the model is {config.description} with a mixture of experts that OpenVINO does not run"
+        return f"the model is {config.description} with a mixture of experts that was not compared in OpenVINO"
     if config.family in FAMILIES:
         return ""
     known = ", ".join(family.name for family in FAMILIES)

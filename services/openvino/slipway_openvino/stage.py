@@ -25,7 +25,7 @@ def run(inputs: Mapping[str, Path], params: OpenVinoParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="openvino",
-    version=4,
+    version=5,
     inputs=("onnx",),
     outputs=("openvino",),
     params=OpenVinoParams,

@@ -20,7 +20,16 @@ from support.models.table_models import ROWS, Row, make_row
 pytestmark = pytest.mark.slow
 
 NAMES = (
-    *("Gemma 2, window", "Gemma 3, window", "Phi-3", "GPT-2", "Qwen3-MoE", "MiniLM, features", "RoBERTa, questions"),
+    *(
+        "Gemma 2, window",
+        "Gemma 3, window",
+        "Phi-3",
+        "GPT-2",
+        "Qwen3-MoE",
+        "DeepSeek-V3",
+        "MiniLM, features",
+        "RoBERTa, questions",
+    ),
     *("DeBERTa v2, classes", "ModernBERT, masked", "Qwen3, classes"),
 )
 """Those whose graphs differ: others are plain decoders, as every other test's, or BERT with another head."""

@@ -1,6 +1,7 @@
 """Make the table model × format × level of ``docs/models.md``: every row is a whole export of a tiny fine-tuned model of that kind.
 
-``python -m support.models.kinds_table [--again] [KIND ...]``, with tests/ on the path, runs the kinds that have no result yet.
+``python -m support.models.kinds_table [--again] [--formats FORMAT,...] [KIND ...]``, with tests/ on the path, runs the kinds that have no result
+yet. With formats, only those are made, and the other results of a kind stay.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,15 @@ Row = dict[str, dict[str, str]]
 """By output: its ``state``, one of those above, and ``why`` where there is something to say."""
 
 
-def run_kind(name: str, folder: Path) -> Row:
-    """Export a kind in all formats of the table by the command, and return how each output ended.
+def run_kind(name: str, folder: Path, wanted: Collection[str] = FORMATS) -> Row:
+    """Export a kind in formats of the table by the command, and return how each output ended.
 
     An adapter that cannot be delivered alone ends the whole command before anything runs, so that format has a command of its own.
     """
     kind = make_kind(name, folder / "kind")
     row: Row = {}
-    for formats in ([each for each in FORMATS if each != "adapter"], ["adapter"]):
+    together = [each for each in FORMATS if each in wanted and each != "adapter"]
+    for formats in filter(None, (together, ["adapter"] if "adapter" in wanted else [])):
         outputs = {each: ["-".join(filter(None, (each, level))) for level in FORMATS[each]] for each in formats}
         result, judged = _export(kind, formats, folder)
         row |= {output: _ending(output, result, judged) for each in formats for output in outputs[each]}
@@ -156,12 +158,13 @@ def main() -> None:
     """Run the kinds without a result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="run kinds that have a result too")
+    parser.add_argument("--formats", default=",".join(FORMATS), help="only these formats")
     parser.add_argument("kinds", nargs="*", help="only these kinds")
     args = parser.parse_args()
     for name in args.kinds or KINDS:
         if args.again or name not in read_results():
             with tempfile.TemporaryDirectory() as folder:
-                row = run_kind(name, Path(folder))
+                row = read_results().get(name, {}) | run_kind(name, Path(folder), args.formats.split(","))
             write_results({**read_results(), name: row})
             print(name, {output: cell["state"] for output, cell in row.items()}, flush=True)
     write_results(read_results())

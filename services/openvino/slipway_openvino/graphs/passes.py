@@ -20,6 +20,8 @@ _SIGNED: Mapping[str, tuple[Any, int, int]] = {"u4": (ov.Type.i4, 8, 0x88), "u8"
 _HALF_ERROR = 2.0**-10
 """Largest relative error of a scale that half precision can hold."""
 
+_STACK = 3
+"""Axes of a stack of matrices."""
 _NUMBERED = re.compile(r"([A-Z][A-Za-z0-9]*)_\d+(?:\.\d+)?")
 """Name that OpenVINO makes from an operator's type and a counter of the process. A folded constant keeps its operator's name."""
 
@@ -123,6 +125,26 @@ def _constant(node: ov.Node) -> Any:
     while node.get_type_name() in ("Convert", "Reshape"):
         node = node.input_value(0).get_node()
     return node if node.get_type_name() == "Constant" else None
+
+
+def spread_over_experts(model: ov.Model) -> None:
+    """Repeat tokens for each expert before products of all tokens with all experts, in place.
+
+    A traced mixture multiplies (1, tokens, K) by (experts, K, N). The plugin for CPUs (2026.4) makes room for the results of one expert there,
+    and ends with "Can not clone with new dims" or with no results at all.
+    """
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "MatMul":
+            continue
+        tokens, matrices = node.get_input_partial_shape(0), node.get_input_partial_shape(1)
+        if tokens.rank != ov.Dimension(_STACK) or matrices.rank != ov.Dimension(_STACK):
+            continue
+        count = matrices[0].get_length() if matrices[0].is_static else 1
+        if count > 1 and tokens[0] == ov.Dimension(1):
+            wanted = ops.constant(np.array([count, 1, 1], np.int64))
+            repeated = ops.broadcast(node.input_value(0), wanted, broadcast_spec="BIDIRECTIONAL")
+            node.input(0).replace_source_output(repeated.output(0))
+    model.validate_nodes_and_infer_types()
 
 
 def simplify_attention(model: ov.Model) -> None:
