@@ -219,7 +219,7 @@ def test_a_registry_that_lost_a_layer_or_changed_a_byte_is_refused(published: Pu
     weights.rename(weights.with_name("away"))
     code, reason, message = published.refusal(address)
     weights.with_name("away").rename(weights)
-    assert (code, reason) == (7, "ARTIFACT_NOT_FOUND")
+    assert (code, reason) == (3, "ARTIFACT_NOT_FOUND")
     assert "onnx-int8/model.onnx" in message
     report = published.registry.blob(digest_bytes((published.folder / "report.json").read_bytes()))
     kept = shutil.copy(report, report.with_name("kept"))
