@@ -59,6 +59,10 @@ REFUSED: dict[str, tuple[Object, str]] = {
         {"workers": {"merge": {"gpu": GPU}}},
         "workers.merge.gpu: merge has no image for GPUs; those with one are tensorrt-build, validate",
     ),
+    "keda-beside-an-engine": (
+        {"keda": {"enabled": True}, "engine": "kubernetes"},
+        "keda.enabled scales workers, and with engine there are none: set keda.enabled to false",
+    ),
     "replicas-beside-keda": (
         {"keda": {"enabled": True}, "workers": {"merge": {"replicas": 2}}},
         "workers.merge.replicas is for workers that KEDA does not scale: set workers.merge.scale",
@@ -198,6 +202,7 @@ WRONG: dict[str, tuple[Object, str]] = {
     "a-port-that-is-root's": ({"http": {"port": 443}}, "at '/http/port'"),
     "a-host-of-two-words-for-http": ({"http": {"ingress": {"host": "a.example.org b"}}}, "at '/http/ingress/host'"),
     "a-host-of-two-words": ({"ingress": {"host": "a.example.org b"}}, "at '/ingress/host'"),
+    "an-engine-that-is-none": ({"engine": "slurm"}, "at '/engine'"),
     "a-namespace-that-is-none": ({"keda": {"namespace": "a: b"}}, "at '/keda/namespace'"),
     "a-limit-that-is-none": (
         {"access": {"projects": {"red": {"gpus": 1}}}},

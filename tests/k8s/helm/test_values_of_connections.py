@@ -170,6 +170,17 @@ CASES: list[Case] = [
         ),
     ),
     (
+        "networkPolicies.apiServer",
+        {
+            "engine": "kubernetes",
+            "keda": {"enabled": False},
+            "networkPolicies": {"apiServer": {"to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}]}},
+        },
+        lambda c: (
+            spec(c, "NetworkPolicy", "slipway-api-server")["egress"][0]["to"] == [{"ipBlock": {"cidr": "192.0.2.7/32"}}]
+        ),
+    ),
+    (
         "networkPolicies.webhooks",
         {
             "coordinator": {"webhooks": {"existingSecret": "receivers"}},

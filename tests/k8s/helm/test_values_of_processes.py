@@ -242,6 +242,18 @@ CASES: list[Case] = [
         lambda c: {one.name for one in c.workers() if one.object["spec"]["replicas"]} == {MERGE},
     ),
     (
+        "engine",
+        {"engine": "kubernetes", "keda": {"enabled": False}},
+        lambda c: (
+            spec(c, "Deployment", MERGE)["replicas"] == 0
+            and "slipway-merge" not in c.names("PodDisruptionBudget")
+            and "--engine=kubernetes" in workload(c, COORDINATOR).container["args"]
+            and variable(workload(c, COORDINATOR), "SLIPWAY_KUBERNETES_INSTANCE")["value"] == "slipway"
+            and "projected" in volume(workload(c, COORDINATOR), "api-token")
+            and c.names("Role") == {COORDINATOR}
+        ),
+    ),
+    (
         "keda.enabled",
         {"keda": {"enabled": False}},
         lambda c: (

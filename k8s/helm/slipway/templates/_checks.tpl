@@ -45,6 +45,7 @@
 {{- range $key, $value := .Values.image.digests -}}
 {{- if not (has $key $images) }}{{ $problems = append $problems (printf "image.digests.%s: there is no such image; there are %s" $key (join ", " $images)) }}{{ end -}}
 {{- end -}}
+{{- if and .Values.engine .Values.keda.enabled }}{{ $problems = append $problems "keda.enabled scales workers, and with engine there are none: set keda.enabled to false" }}{{ end -}}
 {{- $all := dict -}}
 {{- range $name, $own := .Values.workers -}}
 {{- if has $name $names }}{{ $_ := set $all (printf "workers.%s" $name) (dict "own" $own "service" $name) -}}
@@ -124,7 +125,7 @@
 
 {{- define "slipway.check.variables" -}}
 {{- $problems := list -}}
-{{- $chart := dict "SLIPWAY_STORE" "store.bucket" "AWS_REGION" "store.region" "AWS_ENDPOINT_URL_S3" "store.endpoint" "SLIPWAY_TRACING" "telemetry.endpoint" "OTEL_EXPORTER_OTLP_ENDPOINT" "telemetry.endpoint" "SLIPWAY_IMPORT_FROM" "import.from" "AWS_SHARED_CREDENTIALS_FILE" "store.secretKey" "SLIPWAY_STATE" "database" "PGSERVICEFILE" "database" "SLIPWAY_CACHE_SIZE" "volume.size of the worker" "SLIPWAY_ACCESS_FILE" "access" "SLIPWAY_TLS_CA_FILE" "tls" "SLIPWAY_TLS_CERT_FILE" "tls" "SLIPWAY_TLS_KEY_FILE" "tls" -}}
+{{- $chart := dict "SLIPWAY_KUBERNETES_INSTANCE" "engine" "SLIPWAY_STORE" "store.bucket" "AWS_REGION" "store.region" "AWS_ENDPOINT_URL_S3" "store.endpoint" "SLIPWAY_TRACING" "telemetry.endpoint" "OTEL_EXPORTER_OTLP_ENDPOINT" "telemetry.endpoint" "SLIPWAY_IMPORT_FROM" "import.from" "AWS_SHARED_CREDENTIALS_FILE" "store.secretKey" "SLIPWAY_STATE" "database" "PGSERVICEFILE" "database" "SLIPWAY_CACHE_SIZE" "volume.size of the worker" "SLIPWAY_ACCESS_FILE" "access" "SLIPWAY_TLS_CA_FILE" "tls" "SLIPWAY_TLS_CERT_FILE" "tls" "SLIPWAY_TLS_KEY_FILE" "tls" -}}
 {{- $fixed := list "HOME" "SLIPWAY_HOME" "SLIPWAY_SCRATCH" "POD_IP" -}}
 {{- $collector := .Values.telemetry.endpoint -}}
 {{- $logs := "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT" -}}
