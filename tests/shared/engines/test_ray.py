@@ -81,13 +81,13 @@ def variables(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def export(home: Path, cluster: RayCluster, name: str) -> Iterator[Command]:
+def export(home: Path, address: str, name: str, *before: str) -> Iterator[Command]:
     """Run an export until the block ends, with a folder of its own in the one that controls the stages on the nodes."""
     (home / name).mkdir(exist_ok=True)
-    engine = {"SLIPWAY_HOME": str(home / name), "SLIPWAY_ENGINE": f"ray:{cluster.address}"}
+    engine = {"SLIPWAY_HOME": str(home / name), "SLIPWAY_ENGINE": f"ray:{address}"}
     with (home / name / "export.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", on_engine.__file__, "x"],
+            [*before, sys.executable, "-P", on_engine.__file__, "x"],
             env={**os.environ, **variables(home), **engine},
             cwd=home,
             stdout=subprocess.PIPE,
@@ -123,7 +123,7 @@ def test_nodes_die_and_the_artifacts_are_those_of_one_process(
 ) -> None:
     with ExitStack() as stack:
         held = {stage: TinyStages(home).hold(stage) for stage in ("merge", "onnx_export")}
-        command = stack.enter_context(export(home, cluster, "nodes"))
+        command = stack.enter_context(export(home, cluster.address, "nodes"))
         for task in ("merge", "onnx_export"):
             command.wait_for_runs(task)
             at = command.node_of(task)
@@ -145,12 +145,12 @@ def test_a_command_that_was_killed_finds_its_workers_again(
 ) -> None:
     before = len(TinyStages(home).runs())
     held = TinyStages(home).hold("merge")
-    with export(home, cluster, "killed") as command:
+    with export(home, cluster.address, "killed") as command:
         command.node_of("merge")
         wait_for(lambda: "merge" in command.runs()[before:], seconds=SECONDS)
         command.process.kill()
         command.process.wait()
-    with export(home, cluster, "killed") as command:
+    with export(home, cluster.address, "killed") as command:
         wait_for(lambda: command.lines, seconds=SECONDS)
         held.unlink()
         assert command.result() == undisturbed
@@ -160,12 +160,34 @@ def test_a_command_that_was_killed_finds_its_workers_again(
 def test_a_command_that_is_ended_leaves_nothing_on_the_cluster(home: Path, cluster: RayCluster) -> None:
     before = len(TinyStages(home).runs())
     held = TinyStages(home).hold("merge")
-    with export(home, cluster, "ended") as command:
+    with export(home, cluster.address, "ended") as command:
         wait_for(lambda: "merge" in command.runs()[before:], seconds=SECONDS)
         command.process.terminate()
         assert command.process.wait(SECONDS) != 0
     wait_for(lambda: not workers_of("exports/x:merge"))
     held.unlink()
+
+
+def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with export(tmp_path, f"127.0.0.1:{free_port()}", "away") as command:
+        assert command.last()["reason"] == "ENGINE_UNAVAILABLE"
+
+
+def test_a_store_that_nodes_do_not_see_is_refused_before_anything_runs(home: Path, cluster: RayCluster) -> None:
+    """The command has another file system at this path, as another machine has."""
+    store = home / "own" / "store"
+    store.mkdir(parents=True)
+    hidden = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs "{store}" && exec "$@"', "sh")
+    before = TinyStages(home).runs()
+    with export(home, cluster.address, "own", *hidden) as command:
+        command.process.wait(SECONDS)
+        if "not permitted" in (home / "own" / "export.log").read_text():
+            pytest.skip("mounting a file system needs privileges")
+        last = command.last()
+    assert last["reason"] == "ENGINE_UNFIT"
+    for node in cluster.nodes:
+        assert f"/{node[:8]}: the artifact store {store} is not the same folder there" in last["message"]
+    assert TinyStages(home).runs() == before
 
 
 def workers_of(attempt: str) -> list[int]:
@@ -178,7 +200,7 @@ def test_an_export_goes_on_when_the_head_is_lost_and_repeats_nothing_that_was_fi
     held, port = TinyStages(tmp_path).hold("onnx_export"), free_port()
     with ExitStack() as stack:
         first = stack.enter_context(ray_cluster(tmp_path, nodes=1, port=port, **variables(tmp_path)))
-        with export(tmp_path, first, "home") as command:
+        with export(tmp_path, first.address, "home") as command:
             command.wait_for_runs("onnx_export")
             finished = [stage for stage in command.runs() if stage != "onnx_export"]
             first.kill_head()
