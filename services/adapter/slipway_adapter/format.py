@@ -103,6 +103,7 @@ FORMAT = Format(
                 on_base=True,
                 reads_text=True,
                 rounds={"": "float16"},
+                halves_encoder=True,
             )
         },
     ),

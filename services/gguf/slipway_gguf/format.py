@@ -92,6 +92,7 @@ FORMAT = Format(
         explain="slipway_gguf.diagnosis:explain",
         stored="slipway_gguf.runtime.stored:stored",
         rounds=INPUT_ROUNDINGS,
+        halves_encoder=True,
         precision_file="gguf.json",
     ),
     usage=Usage(

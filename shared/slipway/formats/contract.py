@@ -78,6 +78,8 @@ class Runtime:
             ``float16``, ``bfloat16``, ``int8/N`` (blocks of N values), ``int8/row``, ``int8/tensor``, ``float8/row``, or ``static`` for ranges
             that lie in the output. For the results of operations: ``results/float16``, ``results/bfloat16``. A level without an entry rounds
             nothing: it computes in float32.
+        halves_encoder: Whether, where it rounds, it computes the part for images and sound in float16 whatever the level is. Otherwise that part
+            computes in float32.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
             ``inspection`` as :class:`slipway.model.activations.Inspection` writes it; empty for none.
     """
@@ -94,6 +96,7 @@ class Runtime:
     explain: str = ""
     stored: str = ""
     rounds: Mapping[str, str] = field(default_factory=dict)
+    halves_encoder: bool = False
     inspect: str = ""
 
     def __post_init__(self) -> None:

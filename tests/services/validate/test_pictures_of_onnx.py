@@ -11,11 +11,16 @@ import torch
 
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
+from slipway.validation.pictures import Sense
 from slipway.validation.verdicts import Answer
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as ONNX_EXPORT
+from slipway_validate.judging.yardsticks import _passes, read_measured, rounding_pass
+from slipway_validate.protocol.messages import Pass, Yardsticks
+from slipway_validate.reference.running import RUNTIME
+from slipway_validate.runner.yardsticks.computing import compute_yardsticks
 from support.models.current_kinds import Kind
 from support.models.pictured_kinds import make_pictured_kind
 from support.models.validated_here import Validated
@@ -115,3 +120,38 @@ def test_the_text_part_alone_is_not_run_behind_pictures(quick: Made, tmp_path: P
     assert verdict.passed, verdict.explanation
     assert verdict.pictures is not None
     assert verdict.pictures.not_run.startswith("it has the text part alone: set formats.onnx.parts to all")
+
+
+def test_the_noise_of_integers_in_the_text_leaves_the_encoder_alone(quick: Made, tmp_path: Path) -> None:
+    """ONNX Runtime computes the graph that reads pictures in float32 at every level; llama.cpp computes it in float16."""
+    run = Validated(quick.kind.base, quick.kind.adapter, tmp_path, merged=quick.right)
+    (folder := tmp_path / "measured").mkdir()
+    exact, halved = (
+        Pass(name=rounding_pass("float32", halves_encoder=each), rounding="float32", halves_encoder=each)
+        for each in (False, True)
+    )
+    asked = Yardsticks(
+        base=quick.kind.base,
+        adapter=quick.kind.adapter,
+        run=run.spec(RUNTIME, quick.kind.base),
+        windows=1,
+        threads=1,
+        passes=(exact, halved),
+    )
+    compute_yardsticks(asked, folder, report=lambda *_: None)
+    found = read_measured(folder, asked, run.reference).behind[Sense.PICTURES]
+    assert found.noise("float32") == pytest.approx(0.0, abs=1e-9)
+    assert (found.noise("float32", halves_encoder=True) or 0.0) > 1e-9
+
+
+def test_runtimes_are_asked_how_they_compute_an_encoder(quick: Made, tmp_path: Path) -> None:
+    (tmp_path / "file.gguf").touch()
+    outputs = {"onnx": quick.onnx, "onnx-int8": quick.onnx, "gguf-q8_0": tmp_path}
+    passes = {each.name: each for each in _passes(outputs, "float32")}
+    assert {name: each.weights for name, each in passes.items() if each.output} == {
+        "onnx": "",
+        "onnx-int8": "",
+        "gguf-q8_0": "float16",
+    }
+    assert [each.halves_encoder for each in passes.values() if each.rounding == "int8/32"] == [False, True]
+    assert {each.halves_encoder for each in passes.values() if each.rounding not in ("", "int8/32")} <= {True}

@@ -42,6 +42,7 @@ from slipway_validate.judging.yardsticks import (
     STATIC,
     Measured,
     ReferenceRun,
+    halves_encoder,
     is_own_code,
     results_rounding,
     rounding_of,
@@ -167,11 +168,11 @@ class Evaluator:
     ) -> tuple[Rule, str]:
         """Return the limits of an output, and why its results are not compared with a yardstick; empty if they are."""
         own = own_level(output.engine)
-        rounding = rounding_of(output.name, folder)
+        rounding, halved = rounding_of(output.name, folder), halves_encoder(output.name, folder)
         computes = output.engine.compute_dtype if output.engine else ""
         if not rounding and computes in HALVES:
-            rounding = results_rounding(computes)
-        noise = None if rounding == STATIC else measured.noise(rounding)
+            rounding, halved = results_rounding(computes), False
+        noise = None if rounding == STATIC else measured.noise(rounding, halves_encoder=halved)
         # A set, as rounding to one type twice changes nothing more.
         from_reference = measured.cost_together({own, reference.merged_level})
         yardstick, cost, unjudged = _choose_yardstick(output, measured, from_reference=from_reference, folder=folder)

@@ -155,9 +155,9 @@ def _is_unsteady(case: ShapeCase, scale: float) -> bool:
     return case.self_max_abs_diff is None or case.self_max_abs_diff > MAX_NOISE_SHARE * scale
 
 
-def rounding_pass(rounding: str) -> str:
-    """Return the name of the pass that rounds values as a runtime does."""
-    return f"rounding:{rounding}"
+def rounding_pass(rounding: str, *, halves_encoder: bool = False) -> str:
+    """Return the name of the pass that rounds values as a runtime does, and its part for images and sound if it does that too."""
+    return f"rounding:{rounding}{'+encoder' if halves_encoder else ''}"
 
 
 def results_rounding(dtype: str) -> str:
@@ -180,6 +180,12 @@ def rounding_of(name: str, folder: Path) -> str:
     """Return how the output's runtime rounds values; empty if it does not."""
     runtime = runtime_for(name, folder)
     return runtime.rounding(format_and_level(name)[1]) if runtime is not None else ""
+
+
+def halves_encoder(name: str, folder: Path) -> bool:
+    """Return whether the output's runtime computes parts for images and sound in float16 (``Runtime.halves_encoder``)."""
+    runtime = runtime_for(name, folder)
+    return runtime is not None and runtime.halves_encoder
 
 
 def plan_yardsticks(
@@ -217,7 +223,7 @@ def plan_yardsticks(
 
 
 def _passes(outputs: Mapping[str, Path], merged_level: str) -> Iterator[Pass]:
-    roundings: dict[str, None] = {}
+    roundings: dict[tuple[str, bool], None] = {}
     costs: dict[str, None] = {}
     for name, folder in outputs.items():
         if runtime_for(name, folder) is None:
@@ -225,18 +231,18 @@ def _passes(outputs: Mapping[str, Path], merged_level: str) -> Iterator[Pass]:
         level = level_of(stored_dtype(folder))
         own, beside = is_own_code(name, folder), has_separate_adapter(name)
         if not own and not beside:
-            # Of parts for images and sound, a runtime that rounds has the weights in 16 bits.
-            kept = merged_level if merged_level in HALVES else "float16" if rounding_of(name, folder) else ""
+            kept = merged_level if merged_level in HALVES else "float16" if halves_encoder(name, folder) else ""
             yield Pass(name=name, output=folder.absolute(), weights=kept)
         if not beside:
             # An output made of a merged model was rounded to that model's type first.
             costs |= dict.fromkeys(each for each in (level, merged_level) if each in _COSTS)
         rounding = rounding_of(name, folder)
         if rounding not in ("", STATIC):
-            roundings[rounding] = None
+            roundings[rounding, halves_encoder(name, folder)] = None
         if not own and level in HALVES:
-            roundings[results_rounding(level)] = None  # its runtime may compute in that type
-    yield from (Pass(name=rounding_pass(each), rounding=each) for each in roundings)
+            roundings[results_rounding(level), False] = None  # its runtime may compute in that type
+    for rounding, halved in roundings:
+        yield Pass(name=rounding_pass(rounding, halves_encoder=halved), rounding=rounding, halves_encoder=halved)
     for each in costs:
         weights, outer = _COSTS[each]
         yield Pass(name=cost_pass(each), weights=weights, outer=outer)
@@ -260,9 +266,9 @@ class Measured:
     missing: Mapping[str, str] = field(default_factory=dict)
     behind: Mapping[Sense, Measured] = field(default_factory=dict)
 
-    def noise(self, rounding: str) -> float | None:
+    def noise(self, rounding: str, *, halves_encoder: bool = False) -> float | None:
         """Return the distance that rounded values alone make; None if it was not measured."""
-        return self.figures.get(rounding_pass(rounding)) if rounding else 0.0
+        return self.figures.get(rounding_pass(rounding, halves_encoder=halves_encoder)) if rounding else 0.0
 
     def cost(self, level: str) -> float | None:
         """Return the distance that the nearest rounding of the merged weights to a stored type makes; None if it is not known."""

@@ -273,6 +273,7 @@ class Pass(_Message):
             output, only those of parts for images and sound, where the output stores none that are read.
         outer: How the weights of embedding and head are rounded; empty: as the others.
         rounding: How values are rounded while it computes (``slipway.formats.contract.Runtime.rounds``); empty: not.
+        halves_encoder: Whether the part for images and sound is then computed in float16.
     """
 
     name: str
@@ -280,6 +281,7 @@ class Pass(_Message):
     weights: str = ""
     outer: str = ""
     rounding: str = ""
+    halves_encoder: bool = False
 
 
 class Yardsticks(_Message):

@@ -116,7 +116,8 @@ class _Bench:
             if asked.rounding.startswith(RESULTS):
                 changed.enter_context(RoundedResults(asked.rounding))
             elif asked.rounding:
-                rounding, encoder = input_rounding(asked.rounding), encoder_inputs(asked.rounding)
+                rounding = input_rounding(asked.rounding)
+                encoder = encoder_inputs(asked.rounding if asked.halves_encoder else "float32")
                 changed.enter_context(self._products.round_inputs(rounding, encoder=encoder))
             collector = Collector(self._model, self._spec.run, self._samples, self._folder, report=lambda *_: None)
             collector.windows(pass_file(asked.name))
@@ -128,7 +129,7 @@ class _Bench:
         """Compute the prompts with a picture or sound, and write their results."""
         if asked.output is not None or asked.weights:
             self._products.check_encoder()
-        with round_encoder(self._plain) if asked.rounding else nullcontext():
+        with round_encoder(self._plain) if asked.halves_encoder else nullcontext():
             results = look(self._model, self._sights[sense], report=lambda *_: None)
         np.save(self._folder / sense / pass_file(asked.name), results)
 
