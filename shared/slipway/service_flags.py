@@ -142,6 +142,12 @@ def worker_parser(prog: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--once", default="", metavar="EXPORT:TASK:ATTEMPT", help="take only this attempt of a task, and end after it"
     )
+    group.add_argument(
+        "--submission",
+        default="",
+        metavar="NAME",
+        help="name of this start at the engine; the worker's name begins with it",
+    )
     group.add_argument("--cores", type=at_least(1), metavar="N", help="cores to use; by default all usable ones")
     group.add_argument(
         "--memory-bytes", type=at_least(1), metavar="N", help="memory to use; by default what is free at the start"

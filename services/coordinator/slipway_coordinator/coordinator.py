@@ -121,8 +121,8 @@ class Coordinator:
         ledger = Ledger(database.leases, database.events)
         self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds, projects=projects)
         self._engine_executor = f"coordinator-{uuid.uuid4().hex}"
-        self._unended = Unended()
-        self.admission = Admission(database, self._unended, projects, most=options.max_unended, call=self.call)
+        self.unended = Unended()
+        self.admission = Admission(database, self.unended, projects, most=options.max_unended, call=self.call)
         self._unresumed: dict[str, int] = {}  # the run of each export that an earlier process left, oldest first
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
@@ -148,7 +148,7 @@ class Coordinator:
         gone, leases = self.options.workers_gone, self.database.leases
         leases.end_outage(lease_seconds=self.options.lease_seconds, workers_gone=gone)
         engine.launch(self.options.state, self._engine_executor)
-        self._unended.add(*self._unresumed)
+        self.unended.add(*self._unresumed)
         self._spawn(self._resume())
         self._spawn(self._watch_leases())
         self._spawn(self.feed.run())
@@ -182,7 +182,7 @@ class Coordinator:
         async with self.admission.place(record):
             if not await self.journal.commit(lambda: self.database.insert(record)):
                 return None
-            self._unended.add(record.name)
+            self.unended.add(record.name)
         self.inbox.open(record.name, record.run)
         self._spawn(self._start_workflow(record))
         return record
@@ -209,7 +209,7 @@ class Coordinator:
         async with self._turn(record.name), self.admission.place(record):
             if not await self.journal.commit(lambda: self.database.save(again)):
                 raise _changed_error(record)
-            self._unended.add(again.name)
+            self.unended.add(again.name)
         await self.hub.publish(again.name, again)
         self._spawn(self._start_workflow(again))
         return again
@@ -286,7 +286,7 @@ class Coordinator:
 
     async def _publish(self, record: ExportRecord, offers: Iterable[Offer], *, revoked: Iterable[AttemptKey]) -> None:
         if record.state.ended:
-            self._unended.discard(record.name)
+            self.unended.discard(record.name)
         await self.hub.publish(record.name, record)
         await self.broker.set_offers(record.name, offers, revoked=revoked)
 

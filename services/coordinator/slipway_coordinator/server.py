@@ -196,9 +196,12 @@ class CoordinatorServer:
                 self._engine(self.port),
                 self.coordinator.hub,
                 lambda digest: self._blobs().manifest(digest),
+                self.coordinator.unended,
             )
             await self._submitter.start()
         await self.coordinator.start()
+        if self._submitter is not None:
+            self._submitter.begin()
         self._sender.start()
         self._gate.is_open = True
         self._health.set_serving(*SERVICES, serving=True)

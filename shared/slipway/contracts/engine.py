@@ -25,6 +25,9 @@ from slipway.texts import quoted
 
 GROUP = "slipway.engines"
 
+WORKER_SEPARATOR = "."
+"""Ends a submission's id in the name of its worker; no id contains it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -124,6 +127,11 @@ class Engine(Protocol):
         """Disconnect. Submissions go on, for the next process to adopt; whoever wants them to end cancels them before."""
 
 
+def is_worker_of(worker: str, submission_id: str) -> bool:
+    """Return whether a worker, by its name at the coordinator, was started for a submission."""
+    return worker.rpartition("/")[2].partition(WORKER_SEPARATOR)[0] == submission_id
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
     """How an engine starts the worker of a submission.
@@ -147,7 +155,7 @@ class WorkerStart:
     def arguments(self, submission: Submission) -> list[str]:
         """Return the arguments of the program ``slipway`` that run a submission's worker."""
         place = ["--coordinator", self.coordinator] if self.coordinator else []
-        named = [*place, "--stage", submission.stage, "--once", submission.attempt]
+        named = [*place, "--stage", submission.stage, "--once", submission.attempt, "--submission", submission.id]
         return ["worker", *named, "--drain-seconds", "0"]
 
 

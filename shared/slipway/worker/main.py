@@ -23,7 +23,7 @@ from slipway.service_flags import run_service, with_security_flags
 from slipway.settings import Settings
 from slipway.sources.addresses import Allowed
 from slipway.worker.machine import probe
-from slipway.worker.pull import Worker, WorkerOptions
+from slipway.worker.pull import Worker, WorkerOptions, new_worker_id
 from slipway.worker.service import StageService
 from slipway_protos.v1 import stage_pb2_grpc
 
@@ -124,6 +124,8 @@ def _worker(
         drain_seconds=arguments.drain_seconds,
         security=with_security_flags(arguments, settings.security),
         only_task=only_task,
+        worker_id=new_worker_id(arguments.submission),
+        waits_for_room=not only_task,  # its place on the node is kept meanwhile; the stage reports a full disk
     )
     runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
     return Worker(options, runner, machine)

@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import grpc
 
+from slipway.contracts.engine import WORKER_SEPARATOR
 from slipway.errors import Failure, ServiceError
 from slipway.execution.runner import TaskRunner
 from slipway.rpc.call_ends import failure_of_call
@@ -33,9 +34,10 @@ _GOODBYE_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
 
 
-def new_worker_id() -> str:
-    """Return a unique name; a restarted worker gets a new one, because its tasks are gone."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+def new_worker_id(submission: str = "") -> str:
+    """Return a unique name; a restarted worker gets a new one, because its tasks are gone. That of an engine begins with its submission."""
+    own = uuid.uuid4().hex[:8]
+    return f"{submission}{WORKER_SEPARATOR}{own}" if submission else f"{socket.gethostname()}-{os.getpid()}-{own}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,11 @@ class Worker:
             await asyncio.sleep(_LOOK_SECONDS)
             limit = self.options.patience_seconds[bool(self._running)]
             if time.monotonic() - self._heard > limit:
+                silent = (
+                    "has been silent" if self._running else f"has not given {self.options.only_task} to this worker"
+                )
                 self.failure = ServiceError(
-                    f"the coordinator at {self.options.coordinator} has been silent for {limit:g} s",
+                    f"the coordinator at {self.options.coordinator} {silent} for {limit:g} s",
                     reason="COORDINATOR_UNAVAILABLE",
                     remedy="see that it runs, and that this node reaches its address",
                 ).failure()
@@ -186,7 +191,8 @@ class Worker:
             if response is None:
                 self._take_back(request)
                 continue
-            self._heard = time.monotonic()
+            if response.leases or self._running:
+                self._heard = time.monotonic()
             if self.options.only_task in response.cancel_tasks and not self._running:
                 log.info(f"{self.options.only_task} is not to be run any more")
                 self.stop()

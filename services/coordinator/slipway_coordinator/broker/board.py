@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slipway.contracts.engine import is_worker_of
 from slipway.planning.references import AttemptKey
 from slipway.requirements import NO_GPU, Abilities
 from slipway.security.access.projects import ALIKE, CurrentProjects
@@ -65,12 +66,13 @@ class KnownWorker:
 
 @dataclass
 class ExportOffers:
-    """Offers, revoked attempts, attempts awaiting their result, and which attempt made an artifact, by its digest."""
+    """Offers, revoked attempts, attempts awaiting their result, which attempt made an artifact, by its digest, and who held one last."""
 
     offers: Mapping[AttemptKey, Offer] = field(default_factory=dict)
     revoked: frozenset[AttemptKey] = frozenset()
     done: set[AttemptKey] = field(default_factory=set)
     made_by: dict[str, AttemptKey] = field(default_factory=dict)
+    holders: dict[AttemptKey, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -125,6 +127,8 @@ class Board:
         """Record that a worker holds an attempt, as if it had just reported it."""
         wanted = self.wanted.get(key.export)
         revoked = wanted is not None and key in wanted.revoked
+        if wanted is not None:
+            wanted.holders[key] = worker
         self.held[key] = Lease(worker, epoch, self.expiry(), offer, revoked, self.clock())
 
     def choose(self, report: WorkerReport, *, free: int, busy: int) -> list[Offer]:
@@ -236,6 +240,11 @@ class Board:
         """Return whether an attempt should run, or run on. It is unknown until its export was resumed."""
         wanted = self.wanted.get(key.export)
         return wanted is not None and key in wanted.offers and key not in wanted.revoked and key not in wanted.done
+
+    def was_taken_by(self, key: AttemptKey, submission_id: str) -> bool:
+        """Return whether the worker that held an attempt last, or holds it, is that of an engine's submission."""
+        wanted = self.wanted.get(key.export)
+        return wanted is not None and is_worker_of(wanted.holders.get(key, ""), submission_id)
 
     def cannot_take(self, report: WorkerReport) -> bool:
         """Return whether a worker of one task waits for an attempt that it will never get."""

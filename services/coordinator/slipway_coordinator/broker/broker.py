@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from slipway.contracts.engine import is_worker_of
 from slipway.errors import Failure, ServiceError
 from slipway.observability import metrics
 from slipway.observability.telemetry import within
@@ -83,8 +84,11 @@ class Broker:
             for key in offers.keys() & self.board.held.keys():
                 self.board.held[key].offer, self.board.held[key].revoked = offers[key], key in revoked
             new = [key for key in offers if not self.board.is_known(key) and key not in done]
-            made_by = before.made_by if before is not None else {}
-            self.board.wanted[export] = ExportOffers(offers, revoked, done, made_by)
+            made_by, holders = (before.made_by, before.holders) if before is not None else ({}, {})
+            holders |= {
+                key: self.board.held[key].worker for key in offers.keys() & self.board.held.keys()
+            }  # adopted before
+            self.board.wanted[export] = ExportOffers(offers, revoked, done, made_by, holders)
             if new or before is None or not before.done.issuperset(gone):
                 rows, told = await self.journal.commit(
                     lambda: self.ledger.settle(export, offers, new=new, revoked=revoked), later=True
@@ -287,27 +291,30 @@ class Broker:
 
     # For engines
 
-    async def end_lost(self, key: AttemptKey, *, departed: bool, why: str) -> bool:
-        """End the lease of a worker that its engine lost, so that the attempt is offered again; return False if there is none.
+    async def end_lost(self, key: AttemptKey, submission_id: str, *, departed: bool, why: str) -> bool:
+        """End the lease of a worker that its engine lost, so that the attempt is offered again; return False if it has none.
 
         Args:
             key: The attempt.
+            submission_id: The submission whose worker it was.
             departed: The worker's node was taken away, which is nobody's fault.
             why: For the log, after the worker's name.
         """
         lease = self.board.held.get(key)
-        if lease is None or not lease.epoch:
+        if lease is None or not lease.epoch or not is_worker_of(lease.worker, submission_id):
             return False
         await self._end_lease(key, lease, departed=departed, why=why)
         await self._wake()
         return True
 
-    async def fail(self, key: AttemptKey, failure: Failure, *, stamp: str) -> None:
-        """Fail an attempt for which its engine has no worker any more; harmless if it has ended, or to repeat with the same stamp."""
+    async def fail(self, key: AttemptKey, submission_id: str, failure: Failure) -> None:
+        """Fail an attempt whose submission its engine has lost; harmless if it has ended or another worker has it, or to repeat."""
         lease, offer = self.board.held.get(key), self.board.wanted_offer(key)
         if offer is None:
             return
         event = Event(kind=EventKind.FAILED, time=time.time(), task=offer.task, attempt=offer.attempt, failure=failure)
+        if lease is not None and not is_worker_of(lease.worker, submission_id):
+            return
         if lease is not None and lease.epoch:
             try:
                 await self.complete(lease.worker, Held(key, lease.epoch), event)
@@ -315,10 +322,10 @@ class Broker:
                 if error.reason != "LEASE_LOST":  # otherwise its result arrived meanwhile
                     raise
         else:
-            await self._fail_waiting(key, event, stamp)
+            await self._fail_waiting(key, event, stamp=submission_id)
 
     @shield
-    async def _fail_waiting(self, key: AttemptKey, event: Event, stamp: str) -> None:
+    async def _fail_waiting(self, key: AttemptKey, event: Event, *, stamp: str) -> None:
         async with self._turn(key.export):
             offer = self.board.withdraw(key)
             if offer is None:

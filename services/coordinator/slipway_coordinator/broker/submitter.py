@@ -18,14 +18,15 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from slipway.artifacts.manifest import Manifest
 from slipway.contracts.engine import Engine, Submission, SubmissionEnd, SubmissionReport
 from slipway.errors import Failure, ModelExportError, ServiceError, StageError
 from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
+from slipway.texts import one_line, shortened
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.broker.shares import Shares
 from slipway_coordinator.lifecycle.offers import Offer
@@ -35,10 +36,11 @@ from slipway_protos.v1 import export_pb2
 log = logging.getLogger("slipway.coordinator.broker")
 
 _LOOK_SECONDS = 1.0
-_STRAY_SECONDS = 60.0
-"""How long a submission of an earlier process may have no export: exports are resumed one after another."""
 _EXIT_SECONDS = 10.0
-"""How long a worker may take to end after its result."""
+"""How long a worker may take to end after its result, or after it lost its lease."""
+_LOST_SECONDS = 30.0
+"""How long the engine may take to say that a submission has ended, whose worker lost its lease; then the attempt gets another one."""
+_MESSAGE_LENGTH = 2000
 _MOST_STARTS = 3
 """Workers in a row of an attempt that may end before they took it."""
 _MOST_SIZES = 10_000
@@ -72,14 +74,13 @@ ReadManifest = Callable[[str], Manifest]
 
 @dataclass
 class _Submitted:
-    """A submission that has not ended. ``unwanted_since`` is by :func:`time.monotonic`; 0 while its attempt is wanted."""
+    """A submission that has not ended. ``idle_since`` is by :func:`time.monotonic`; 0 while its worker has something to do."""
 
     id: str
     attempt: AttemptKey
     message: str = ""
-    adopted: bool = False
     cancelled: bool = False
-    unwanted_since: float = 0.0
+    idle_since: float = 0.0
 
 
 class Submitter:
@@ -90,11 +91,14 @@ class Submitter:
         setup: The engine.
         hub: Shows watchers where their tasks run and why they wait.
         manifests: Measures inputs.
+        unended: Names of the exports that have not ended, also of those that are not resumed yet.
     """
 
-    def __init__(self, broker: Broker, setup: EngineSetup, hub: Hub, manifests: ReadManifest) -> None:
+    def __init__(
+        self, broker: Broker, setup: EngineSetup, hub: Hub, manifests: ReadManifest, unended: Container[str]
+    ) -> None:
         self._broker, self._board, self._engine, self._setup = broker, broker.board, setup.engine, setup
-        self._hub, self._manifests = hub, manifests
+        self._hub, self._manifests, self._unended = hub, manifests, unended
         self._sizes: dict[str, int] = {}  # of inputs, by digest
         self._board.engine = setup.name
         self._submitted: dict[AttemptKey, _Submitted] = {}
@@ -105,13 +109,18 @@ class Submitter:
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect to the engine, and begin to submit.
+        """Connect to the engine, and adopt what an earlier process left there.
 
         Raises:
             ModelExportError: As :meth:`~slipway.contracts.engine.Engine.start`.
         """
         await self._engine.start()
-        self._running = asyncio.create_task(self._run(), context=contextvars.Context())
+        for report in await self._engine.adopt():
+            await self._adopt(_checked(report))
+
+    def begin(self) -> None:
+        """Begin to submit, once the exports that have not ended are known."""
+        self._running = asyncio.create_task(self._keep_submitting(), context=contextvars.Context())
 
     async def stop(self) -> None:
         """Submit nothing more, and disconnect from the engine."""
@@ -119,40 +128,47 @@ class Submitter:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         if self._setup.cancels_at_stop:
-            await asyncio.gather(*(self._engine.cancel(one.id) for one in self._submitted.values()))
+            cancelling = (self._engine.cancel(one.id) for one in self._submitted.values())
+            for failed in await asyncio.gather(*cancelling, return_exceptions=True):
+                if isinstance(failed, Exception):
+                    log.warning(f"a submission could not be cancelled: {failed}")
         await self._engine.stop()
 
-    async def _run(self) -> None:
-        try:
-            await self._keep_submitting()
-        except Exception:  # nothing else would say why tasks wait
-            log.exception(f"the engine {self._setup.name} is not used any more")
-            raise
-
     async def _keep_submitting(self) -> None:
-        for report in await self._engine.adopt():
-            self._adopt(report)
         watching = asyncio.create_task(self._watch())
         try:
-            while not watching.done():
+            while True:
                 try:
+                    if watching.done():
+                        watching = asyncio.create_task(self._watch())
                     await self._look()
-                except ServiceError as error:
+                except ModelExportError as error:
                     log.warning(f"tasks cannot be submitted now: {error}")
+                except Exception:  # if this loop ended, no task would run any more
+                    log.exception(f"tasks cannot be submitted to {self._setup.name} now")
+                    await asyncio.sleep(_LOOK_SECONDS)
                 await self._broker.wait_for_change(_LOOK_SECONDS)
-            await watching
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    def _adopt(self, report: SubmissionReport) -> None:
-        key = AttemptKey.parse(report.attempt)
-        number = _number_of(report.id)
-        if number > self._numbers.get(key, 0):
-            log.info(f"adopted submission {report.id} of {key}")
-            self._numbers[key] = number
-            self._submitted[key] = _Submitted(report.id, key, adopted=True)
-            self._nodes[key] = report.node
+    async def _adopt(self, report: SubmissionReport) -> None:
+        """Take a submission over; of several of one attempt the last one, as only its worker may get the lease."""
+        try:
+            key, number = AttemptKey.parse(report.attempt), _number_of(report.id)
+        except (ModelExportError, ValueError):
+            log.warning(f"{report.id} at {self._setup.name} is not adopted: it is no submission")
+            return
+        earlier = self._submitted.get(key)
+        if earlier is not None and number < self._numbers[key]:
+            await self._engine.cancel(report.id)
+            return
+        if earlier is not None:
+            await self._engine.cancel(earlier.id)
+        log.info(f"adopted submission {report.id} of {key}")
+        self._numbers[key] = number
+        self._submitted[key] = _Submitted(report.id, key)
+        self._nodes[key] = report.node
 
     async def _look(self) -> None:
         """Compare what is wanted with what is submitted."""
@@ -160,26 +176,40 @@ class Submitter:
         self._nodes = {
             key: node for key, node in self._nodes.items() if key.export in present or key in self._submitted
         }
-        for one in list(self._submitted.values()):
-            if not one.cancelled and self._is_over(one):
+        self._numbers = {
+            key: number
+            for key, number in self._numbers.items()
+            if key.export in self._unended or key in self._submitted
+        }
+        for key, one in list(self._submitted.items()):
+            idle_seconds = self._idle_seconds(one)
+            if idle_seconds is None:
+                continue
+            if idle_seconds > _LOST_SECONDS and self._board.is_wanted(key):
+                log.warning(f"{self._setup.name} does not say what became of {one.id}: {key} gets another worker")
+                del self._submitted[key]
+            if not one.cancelled and idle_seconds >= self._patience(one):
                 one.cancelled = True
                 await self._engine.cancel(one.id)
-        for offer in self._due():
+        for offer in list(self._due()):
             await self._submit(offer)
 
-    def _is_over(self, one: _Submitted) -> bool:
-        """Return whether a submission has to be cancelled. A worker that has handed its result in ends by itself."""
-        now, wanted = time.monotonic(), self._board.wanted.get(one.attempt.export)
-        if self._board.is_wanted(one.attempt):
-            one.unwanted_since = 0.0
-            return False
-        if wanted is not None and one.attempt in wanted.revoked:
-            return True
-        one.unwanted_since = one.unwanted_since or now
-        if one.attempt in self._nodes:
-            patience = _STRAY_SECONDS if one.adopted and wanted is None else _EXIT_SECONDS
-            return now - one.unwanted_since > patience
-        return True
+    def _idle_seconds(self, one: _Submitted) -> float | None:
+        """Return how long a submission's worker has had nothing to do, as its result or its lease is gone; None if it has."""
+        key, now = one.attempt, time.monotonic()
+        is_unknown = key.export not in self._board.wanted and key.export in self._unended  # not resumed yet
+        is_lost = key in self._board.waiting and self._board.was_taken_by(key, one.id)
+        if is_unknown or (self._board.is_wanted(key) and not is_lost):
+            one.idle_since = 0.0
+            return None
+        one.idle_since = one.idle_since or now
+        return now - one.idle_since
+
+    def _patience(self, one: _Submitted) -> float:
+        """Return how long a worker that has nothing to do may take to end by itself."""
+        wanted = self._board.wanted.get(one.attempt.export)
+        is_revoked = wanted is not None and one.attempt in wanted.revoked
+        return 0.0 if is_revoked or one.attempt not in self._nodes else _EXIT_SECONDS
 
     def _due(self) -> Iterator[Offer]:
         """Yield the attempts to submit now: projects take turns, and in each the higher priority goes first, then the oldest."""
@@ -206,7 +236,7 @@ class Submitter:
 
     async def _submit(self, offer: Offer) -> None:
         sizes = await self._measure(offer.call.inputs.values())
-        if offer.key not in self._board.waiting:
+        if offer.key not in self._board.waiting or offer.key in self._submitted:
             return
         number = self._numbers[offer.key] = self._numbers.get(offer.key, 0) + 1
         submission = Submission(
@@ -251,7 +281,7 @@ class Submitter:
     async def _watch(self) -> None:
         async for report in self._engine.watch():
             try:
-                await self._note(report)
+                await self._note(_checked(report))
             except ModelExportError as error:
                 log.warning(f"a report of the engine on {report.attempt} is lost: {error}")
             except Exception:  # if this loop ended, no later report would be read
@@ -267,7 +297,6 @@ class Submitter:
             return
         del self._submitted[key]
         await self._note_end(one, report)
-        await self._look()
 
     async def _note_place(self, one: _Submitted, report: SubmissionReport) -> None:
         """Tell watchers on which node a task runs, or why it waits, once each."""
@@ -285,22 +314,23 @@ class Submitter:
         key, end = one.attempt, report.end
         if not self._board.is_wanted(key):
             self._starts.pop(key, None)
-            self._numbers.pop(key, None)
-            await self._broker.end_lost(key, departed=True, why="was ended by its engine")  # if it was revoked
+            await self._broker.end_lost(key, one.id, departed=True, why="was ended by its engine")  # if it was revoked
             return
         why = f"was lost by {self._board.engine} ({end}{': ' if report.message else ''}{report.message})"
         if end in {_END.OUT_OF_MEMORY, _END.UNSCHEDULABLE}:
-            await self._broker.fail(key, _failure(report, self._board.engine), stamp=report.id)
+            await self._broker.fail(key, one.id, _failure(report, self._board.engine))
             return
         departed = end in {_END.PREEMPTED, _END.CANCELLED}
-        if await self._broker.end_lost(key, departed=departed, why=why):
+        if await self._broker.end_lost(key, one.id, departed=departed, why=why) or self._board.was_taken_by(
+            key, one.id
+        ):
             self._starts.pop(key, None)
             return
         log.warning(f"the worker of {key} {why} before it took its task")
         self._starts[key] += end in {_END.FAILED, _END.EXITED}
         if self._starts[key] >= _MOST_STARTS:
             del self._starts[key]
-            await self._broker.fail(key, _failure(report, self._board.engine), stamp=report.id)
+            await self._broker.fail(key, one.id, _failure(report, self._board.engine))
 
 
 def submission_id(owner: str, attempt: AttemptKey, number: int) -> str:
@@ -308,6 +338,14 @@ def submission_id(owner: str, attempt: AttemptKey, number: int) -> str:
     digest = hashlib.sha256(f"{owner}\n{attempt}".encode()).hexdigest()
     task = re.sub(r"[^a-z0-9]+", "-", attempt.task.lower()).strip("-")[:24].strip("-") or "task"
     return f"slipway-{task}-{digest[:16]}-{number}"
+
+
+def _checked(report: SubmissionReport) -> SubmissionReport:
+    """Return a report whose texts, which nodes may have written, are lines of limited length."""
+    node, message, link = (
+        shortened(one_line(text), _MESSAGE_LENGTH) for text in (report.node, report.message, report.link)
+    )
+    return replace(report, node=node, message=message, link=link)
 
 
 def _number_of(submission: str) -> int:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from slipway.contracts.engine import Submission, SubmissionEnd, WorkerStart
+from slipway.artifacts.manifest import Manifest
+from slipway.contracts.engine import Submission, SubmissionEnd, SubmissionReport, WorkerStart
+from slipway.errors import StageError
 from slipway.planning.references import AttemptKey
 from slipway.rpc.values import failure_of_status
 from slipway_coordinator.broker import submitter as submitter_module
-from slipway_coordinator.broker.submitter import EngineSetup, submission_id
+from slipway_coordinator.broker.board import Board
+from slipway_coordinator.broker.broker import Broker
+from slipway_coordinator.broker.submitter import EngineSetup, Submitter, submission_id
+from slipway_coordinator.storage.events import Hub
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task, wait_for
 from support.coordinators.process_engine import ProcessEngine
@@ -42,7 +52,7 @@ def running(harness: Harness, name: str) -> bool:
     return states(harness.client.get_export(name))["m"] == "running"
 
 
-def attempt(harness: Harness, name: str) -> export_pb2.TaskAttempt:
+def attempt(harness: Harness, name: str) -> export_pb2.Attempt:
     return harness.client.get_export(name).tasks[0].attempts[-1]
 
 
@@ -90,7 +100,7 @@ def test_a_worker_that_pulls_gets_nothing_beside_an_engine(tmp_path: Path) -> No
 )
 def test_a_lost_worker_is_known_at_once(tmp_path: Path, end: SubmissionEnd, losses: int, reason: str) -> None:
     free = tmp_path / "free"
-    with place(tmp_path) as (harness, engine):
+    with place(tmp_path, lease_seconds=600) as (harness, engine):
         task = tiny_task("m", sleep_seconds=60, unless=str(free))
         name = harness.submit(tiny_export("x", task, base=harness.base()))
         wait_for(lambda: running(harness, name))
@@ -108,6 +118,88 @@ def test_a_lost_worker_is_known_at_once(tmp_path: Path, end: SubmissionEnd, loss
             assert again.id != engine.submitted[0].id
         record = harness.run(lambda: harness.server.coordinator.load(name))
         assert record.tasks[0].attempts[-1].losses == losses
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_silent_but_not_gone_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process ends neither at the engine's signal nor at the coordinator's word."""
+    monkeypatch.setattr(submitter_module, "_EXIT_SECONDS", 0.5)
+    monkeypatch.setattr(submitter_module, "_LOST_SECONDS", 1.5)
+    free = tmp_path / "free"
+    with place(tmp_path, lease_seconds=2) as (harness, engine):
+        name = harness.submit(tiny_export("x", tiny_task("m", sleep_seconds=60, unless=str(free)), base=harness.base()))
+        wait_for(lambda: running(harness, name))
+        first = started(engine)
+        _, pid = json.loads((tmp_path / "workers" / f"{first.id}.json").read_text())
+        os.killpg(pid, signal.SIGSTOP)
+        try:
+            again = started(engine, 2)
+            assert (again.attempt, engine.cancelled) == (f"{name}:m:1", [first.id])
+            free.touch()
+            assert state(harness.finished(name)) == "succeeded"
+        finally:
+            os.killpg(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_a_worker_that_returned_its_task_was_not_one_that_never_started(tmp_path: Path) -> None:
+    free = tmp_path / "free"
+    with place(tmp_path) as (harness, engine):
+        name = harness.submit(tiny_export("x", tiny_task("m", sleep_seconds=60, unless=str(free)), base=harness.base()))
+        for number in (1, 2, 3):
+            submission = started(engine, number)
+            wait_for(lambda: running(harness, name))
+            _, pid = json.loads((tmp_path / "workers" / f"{submission.id}.json").read_text())
+            os.killpg(pid, signal.SIGTERM)
+        started(engine, 4)
+        free.touch()
+        assert state(harness.finished(name)) == "succeeded"
+
+
+def test_the_end_of_one_submission_ends_no_lease_of_another(tmp_path: Path) -> None:
+    free = tmp_path / "free"
+    with place(tmp_path) as (harness, engine):
+        name = harness.submit(tiny_export("x", tiny_task("m", sleep_seconds=60, unless=str(free)), base=harness.base()))
+        wait_for(lambda: running(harness, name))
+        broker, key = harness.server.coordinator.broker, AttemptKey.parse(f"{name}:m:1")
+        other = f"{started(engine).id}2"
+        failure = StageError("lost", reason="OUT_OF_MEMORY").failure()
+        assert not harness.run(lambda: broker.end_lost(key, other, departed=False, why="was lost"))
+        harness.run(lambda: broker.fail(key, other, failure))
+        assert key in broker.board.held
+        free.touch()
+        export = harness.finished(name)
+        assert (state(export), len(engine.submitted)) == ("succeeded", 1)
+
+
+def test_of_two_submissions_of_an_attempt_the_last_one_is_adopted(tmp_path: Path) -> None:
+    key = AttemptKey.parse("projects/p/exports/x:m:1")
+    engine = ProcessEngine(tmp_path / "workers", WorkerStart("me", "unix:s", str(tmp_path)))
+    ids = [submission_id("me", key, number) for number in (1, 2)]
+    setup, broker, hub = EngineSetup("processes", engine, "me"), cast("Broker", Known()), cast("Hub", None)
+
+    async def adopted(reports: list[SubmissionReport]) -> list[str]:
+        async def adopt() -> list[SubmissionReport]:
+            return reports
+
+        async def cancel(name: str) -> None:
+            engine.cancelled.append(name)
+
+        engine.adopt, engine.cancel, engine.cancelled = adopt, cancel, []  # type: ignore[method-assign]
+        await Submitter(broker, setup, hub, lambda _: Manifest(()), frozenset()).start()
+        return engine.cancelled
+
+    one, two = (SubmissionReport(name, str(key), "here") for name in ids)
+    foreign = SubmissionReport("somebody's", "no attempt", "here")
+    for order in ([one, two], [two, foreign, one]):
+        assert asyncio.run(adopted(order)) == [ids[0]]
+
+
+class Known:
+    """What a submitter asks of its broker before it begins."""
+
+    def __init__(self) -> None:
+        self.board = Board(30.0, time.monotonic)
 
 
 def test_what_no_node_can_run_fails_and_says_why(tmp_path: Path) -> None:
