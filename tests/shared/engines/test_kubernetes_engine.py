@@ -224,6 +224,9 @@ async def test_a_namespace_that_cannot_run_jobs_is_refused(api: JobsApi) -> None
     await refused("ENGINE_UNFIT", "cannot create")
     api.refusals.append(Refusal("GET", "deployments", 503))
     await refused("ENGINE_UNAVAILABLE", "does not respond")
+    api.put("deployments", worker_deployment("a-broken-one", args=["--slots=1"]))
+    await refused("ENGINE_UNFIT", "is no template, KeyError: '--stage'")
+    api.remove("deployments", "a-broken-one")
     api.tokens = {"another"}
     await refused("ENGINE_UNFIT", "Unauthorized")
     api.tokens = set()

@@ -17,7 +17,14 @@ from slipway.engines.kubernetes.following import Backoff, Following
 from slipway.engines.kubernetes.jobs import ATTEMPT, job_of, owner_label, secret_name, secret_of
 from slipway.engines.kubernetes.options import JobOptions
 from slipway.engines.kubernetes.states import Object, State, is_finished, state_of
-from slipway.engines.kubernetes.templates import LABELS, Template, choose, read_templates, template_of
+from slipway.engines.kubernetes.templates import (
+    LABELS,
+    TEMPLATE_FAULTS,
+    Template,
+    choose,
+    read_templates,
+    template_of,
+)
 from slipway.errors import ConfigurationError, ServiceError
 
 log = logging.getLogger("slipway.engine.kubernetes")
@@ -79,6 +86,8 @@ class KubernetesEngine:
             await self._cluster.create(JOBS, job, dry_run=True)
             await self._jobs.read()
             await self._pods.read()
+        except TEMPLATE_FAULTS as error:
+            raise self._unfit(f"a Deployment of workers is no template, {type(error).__name__}: {error}") from error
         except CallError as error:
             if error.code in {400, 401, 403, 404, 422} and not error.passes:
                 raise self._unfit(str(error)) from error
@@ -130,7 +139,7 @@ class KubernetesEngine:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TICK_SECONDS):
                 await asyncio.gather(*self._calls, return_exceptions=True)
-        if secret_of(self._worker) is not None and all(one.cancelled for one in self._known.values()):
+        if self._adopted and secret_of(self._worker) is not None and all(one.cancelled for one in self._known.values()):
             with contextlib.suppress(CallError):
                 await self._cluster.delete(SECRETS, secret_name(self._worker.owner))
         await self._cluster.close()
@@ -177,7 +186,7 @@ class KubernetesEngine:
                     return
                 self._report(submission.id, State(message=f"the API server does not take its Job yet: {error}"))
                 await backoff.wait(error)
-            except (ConfigurationError, LookupError, TypeError, ValueError) as error:  # a template that was changed
+            except (ConfigurationError, *TEMPLATE_FAULTS) as error:  # one that was changed
                 self._end(submission.id, State(end=_END.FAILED, message=f"its template cannot be used: {error}"))
                 return
             else:

@@ -22,6 +22,8 @@ LABELS = {"app.kubernetes.io/part-of": "slipway", "app.kubernetes.io/component":
 ARCHITECTURE = "slipway.dev/gpu-architecture"
 """Annotation with the architecture of a template's GPU, such as sm89, where no label of NVIDIA's feature discovery selects it."""
 
+TEMPLATE_FAULTS = (AttributeError, LookupError, TypeError, ValueError)
+"""What an object raises that is no template."""
 _MAJOR, _MINOR = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.compute.minor"
 
 
@@ -74,7 +76,7 @@ def read_templates(path: Path) -> list[Template]:
     try:
         things: list[Any] = read.get("items", [read])
         return [template_of(thing) for thing in things]
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+    except TEMPLATE_FAULTS as error:
         what = "it is no list of Deployments or PodTemplates with a container that has --stage"
         raise _error(path, what) from error
 
