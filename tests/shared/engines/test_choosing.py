@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_an_engine_is_found_by_its_name_and_may_have_an_address(tmp_path: Path) 
     choice = EngineChoice.parse("processes:host:6379")
     assert choice is not None
     assert (choice.name, choice.address) == ("processes", "host:6379")
-    with pytest.raises(ConfigurationError, match="pull, processes") as caught:
+    with pytest.raises(ConfigurationError, match=r"pull, .*processes") as caught:
         check_engine(settings(tmp_path, "mesos"))
     assert caught.value.reason == "ENGINE_UNKNOWN"
 
@@ -137,9 +138,7 @@ def test_ray_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ModelExportError) as caught:
         RAY.check("")
-    try:
-        import ray  # noqa: F401
-    except ImportError:
+    if find_spec("ray") is None:
         assert (caught.value.reason, "slipway-ml[ray]" in caught.value.remedy) == ("UNSUPPORTED", True)
     else:
         assert (caught.value.reason, "RAY_ADDRESS" in caught.value.remedy) == ("ENGINE_UNAVAILABLE", True)

@@ -13,6 +13,10 @@ import pytest
 from slipway.client import Client
 from slipway.configuration import parse
 from slipway.errors import ModelExportError
+from slipway.settings import Settings
+from slipway.settings.security import Security
+from slipway_coordinator.engines import engine_setup
+from slipway_coordinator.storage.database_access import SqliteState
 from support import TINY_ENGINE, TINY_STAGES
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import TinyStages, process, state, wait_for
@@ -61,18 +65,51 @@ def _serves(client: Client) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "text"),
+    ("engine", "listen", "access", "reason", "remedy"),
     [
-        (["--listen", "0.0.0.0:0", "--allow-anonymous"], 3, "give --advertise"),
-        pytest.param(["--engine", "mesos"], 3, "ENGINE_UNKNOWN", marks=pytest.mark.slow),
-        (["--access-file", "access.yaml"], 3, "SLIPWAY_TOKEN_FILE"),
+        ("processes", "0.0.0.0:7070", False, "CONFIGURATION_INVALID", "--advertise"),
+        ("processes", "unix:/tmp/s", False, "CONFIGURATION_INVALID", "--advertise"),
+        ("mesos", "127.0.0.1:7070", False, "ENGINE_UNKNOWN", "processes"),
+        ("processes:away", "127.0.0.1:7070", False, "ENGINE_UNAVAILABLE", ""),
+        ("processes", "127.0.0.1:7070", True, "ACCESS_INVALID", "SLIPWAY_TOKEN_FILE"),
     ],
 )
-def test_an_engine_whose_nodes_could_not_call_is_refused(tmp_path: Path, more: list[str], code: int, text: str) -> None:
-    entry = f"principals:\n  - {{name: me, role: operator, projects: ['*'], token_sha256: {'a' * 64}}}\n"
-    (tmp_path / "access.yaml").write_text(entry)
-    command = [*COMMAND, "--listen", "127.0.0.1:0", "--state", str(tmp_path / "state.db"), *more]
-    done = subprocess.run(
-        command, env={**os.environ, **variables(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, text in done.stderr) == (code, True), done.stderr
+def test_an_engine_whose_nodes_could_not_call_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    listen: str,
+    access: bool,
+    reason: str,
+    remedy: str,
+) -> None:
+    monkeypatch.syspath_prepend(str(TINY_ENGINE))
+    settings, state_ = Settings(home=tmp_path, scratch=tmp_path), SqliteState(tmp_path / "state.db")
+    security = Security(access_file=tmp_path / "access.yaml" if access else None)
+    chosen = engine_setup(engine, settings, security, state_, listen=listen, advertise="")
+    with pytest.raises(ModelExportError) as caught, chosen:
+        pass
+    assert (caught.value.reason, remedy in caught.value.remedy) == (reason, True)
+
+
+def test_nodes_call_the_advertised_address_and_a_restarted_coordinator_has_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TINY_ENGINE))
+    monkeypatch.setenv("SLIPWAY_TEST_STAGES", str(tmp_path))
+    settings, state_ = Settings(home=tmp_path, scratch=tmp_path), SqliteState(tmp_path / "state.db")
+    owners = set()
+    for advertise, address in (("", "127.0.0.1:7071"), ("here:7070", "here:7070")):
+        security = Security(token="t" * 16)  # type: ignore[arg-type]
+        with engine_setup(
+            "processes", settings, security, state_, listen="127.0.0.1:7070", advertise=advertise
+        ) as setup:
+            assert setup is not None
+            made = setup(7071)
+        worker = made.engine.worker  # type: ignore[attr-defined]
+        assert worker.coordinator == address
+        assert worker.environment["SLIPWAY_TOKEN"].get_secret_value() == "t" * 16
+        owners.add(made.owner)
+    assert len(owners) == 1
+    with engine_setup("", settings, Security(), state_, listen="0.0.0.0:1", advertise="") as setup:
+        assert setup is None
