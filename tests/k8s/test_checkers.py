@@ -69,9 +69,9 @@ def test_the_schemas_notice(tmp_path: Path) -> None:
 
 @needs_checkov
 @pytest.mark.slow
-@pytest.mark.parametrize("overlay", ["gpu", "single-node"])
+@pytest.mark.parametrize("overlay", ["gpu", "jobs", "single-node"])
 def test_checkov_complains_of_the_exceptions_alone(tmp_path: Path, overlay: str) -> None:
-    """And of each of them, so that none outlives its cause; of the overlay that has everything, and of the one without a cluster."""
+    """And of each of them, so that none outlives its cause; of the overlay that has everything, of that with rights, and of the one without a cluster."""
     assert set(checkov_complaints(rendered(overlay), tmp_path)) == exceptions()
 
 
