@@ -165,6 +165,7 @@ def test_a_command_that_is_ended_leaves_nothing_on_the_cluster(home: Path, clust
         command.process.terminate()
         assert command.process.wait(SECONDS) != 0
     wait_for(lambda: not workers_of("exports/x:merge"))
+    assert cluster.named_actors() == []  # each would keep its place on a node
     held.unlink()
 
 

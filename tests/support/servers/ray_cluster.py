@@ -49,6 +49,10 @@ class RayCluster:
         """End the head."""
         self._ask("kill-head")
 
+    def named_actors(self) -> list[str]:
+        """Return the names of actors that keep a place or wait for one."""
+        return list(self._ask("actors"))
+
     def _ask(self, *words: object) -> Any:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -113,6 +117,17 @@ def add_node(cluster: Any, **options: Any) -> Any:
     return None
 
 
+def named_actors(address: str) -> list[str]:
+    import ray
+    from ray.util import list_named_actors
+
+    ray.init(address, log_to_driver=False, logging_level="ERROR")
+    try:
+        return [each["name"] for each in list_named_actors(all_namespaces=True)]
+    finally:
+        ray.shutdown()
+
+
 def main() -> None:
     from ray.cluster_utils import Cluster
 
@@ -130,6 +145,8 @@ def main() -> None:
                 answer = node.node_id
             case ["kill", name]:
                 cluster.remove_node(nodes.pop(name), allow_graceful=False)
+            case ["actors"]:
+                answer = named_actors(cluster.address)
             case ["kill-head"]:
                 cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
         print("answer", json.dumps(answer), flush=True)

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -40,6 +41,8 @@ _PING_SECONDS = 2.0
 _LOST_AFTER = 5
 """Attempts in a row to connect to the head that may fail."""
 _CHECK_SECONDS = 60.0
+_ADOPT_SECONDS = 20.0
+"""How long the host of an earlier process may take to answer."""
 _CANCEL_SECONDS = 4.5
 _LOOK_SECONDS = 2.0
 _UNSCHEDULABLE_SECONDS = 600.0
@@ -75,28 +78,40 @@ class Driver:
         """Check the nodes, find the hosts of an earlier process, and say so."""
         self._start = start
         self._dashboard = context.dashboard_url or ""
-        if faults := await self._node_faults():
+        faults = await self._node_faults()
+        if faults and (start["strict"] or len(faults) == len(self._cluster.nodes)):
             self._send("refused", faults=faults)
             return
-        adopted = []
-        for name in await asyncio.to_thread(list_named_actors):
-            with contextlib.suppress(ValueError, RayError, TimeoutError):  # it has just ended
-                host = await asyncio.to_thread(ray.get_actor, name)
-                async with asyncio.timeout(_CHECK_SECONDS):
-                    attempt, node = await host.about.remote()
-                adopted.append({"id": name, "attempt": attempt, "node": self._cluster.name(node)})
-                self._hosts[name], self._attempts[name], self._placed[name] = host, attempt, node
+        names = await asyncio.to_thread(list_named_actors)
+        adopted = [one for one in await asyncio.gather(*map(self._adopt, names)) if one is not None]
         self._send("ready", adopted=adopted)
         for one in adopted:
             self._spawn(self._follow(one["id"], self._hosts[one["id"]].ended.remote()))
 
+    async def _adopt(self, name: str) -> dict[str, str] | None:
+        """Take a host of an earlier process over; end one that has no node yet, as its worker would never be started."""
+        try:
+            host = await asyncio.to_thread(ray.get_actor, name)
+        except (ValueError, RayError):  # it has just ended
+            return None
+        try:
+            async with asyncio.timeout(_ADOPT_SECONDS):
+                attempt, node = await host.about.remote()
+        except (ValueError, TypeError, RayError, TimeoutError):
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(host)
+            return None
+        self._hosts[name], self._attempts[name], self._placed[name] = host, attempt, node
+        return {"id": name, "attempt": attempt, "node": self._cluster.name(node)}
+
     async def _node_faults(self) -> dict[str, str]:
         """Return why nodes cannot run workers, by their names."""
         self._cluster.look()
+        facts = {name: self._start[name] for name in ("version", "coordinator", "store", "mark")}  # and no secrets
         checks = {
             self._cluster.name(node.id): self._check.options(
                 num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
-            ).remote(self._start)
+            ).remote(facts)
             for node in self._cluster.nodes
         }
         faults = {}
@@ -127,12 +142,15 @@ class Driver:
                 command["attempt"]
             )
             self._hosts[name] = host
-            result = host.run.remote(self._start, [*command["arguments"], *self._cluster.shares(options)])
-        except (RayError, ValueError, TypeError) as error:  # options that Ray refuses, too
-            self._report(name, end=_End.FAILED, message=_one_line(error))
-            return
-        await self._wait_for_place(name, host, options)
-        await self._follow(name, result)
+            arguments = [*command["arguments"], *self._cluster.shares(options)]
+            result = host.run.remote(self._start, arguments)
+            await self._wait_for_place(name, host, options)
+            await self._follow(name, result, arguments)
+        except Exception as error:  # noqa: BLE001 - options that Ray refuses, too; without a report nobody would start it again
+            if name in self._hosts:
+                self._end(name, _End.FAILED, _one_line(error))
+            else:
+                self._report(name, end=_End.FAILED, message=_one_line(error))
 
     async def _wait_for_place(self, name: str, host: Any, options: dict[str, Any]) -> None:
         """Report on which node a host runs; while it waits, why."""
@@ -156,15 +174,15 @@ class Driver:
             self._placed[name] = node
             self._report(name, node=self._cluster.name(node), link=self._link(host))
 
-    async def _follow(self, name: str, result: Any) -> None:
-        """Wait for the end of a host, and report it."""
+    async def _follow(self, name: str, result: Any, arguments: Sequence[str] | None = None) -> None:
+        """Wait for the end of a host, and report it. ``arguments`` are its worker's, if this process starts it."""
         while name in self._hosts:
             try:
                 code, lines = await result
             except ActorUnavailableError:  # perhaps only the connection; it is known soon
                 await asyncio.sleep(_LOOK_SECONDS / 2)
-                with contextlib.suppress(KeyError):
-                    result = self._hosts[name].ended.remote()
+                if (host := self._hosts.get(name)) is not None:
+                    result = host.ended.remote() if arguments is None else host.run.remote(self._start, arguments)
             except RayError as error:
                 self._end(name, self._end_of(name, error), _one_line(error))
             else:
@@ -200,7 +218,6 @@ class Driver:
             with contextlib.suppress(RayError, TimeoutError):
                 async with asyncio.timeout(_CANCEL_SECONDS):
                     await host.cancel.remote()
-                    return  # whoever follows it reports
         self._end(name, _End.CANCELLED, "")
 
     def _end(self, name: str, end: SubmissionEnd, message: str) -> None:

@@ -50,7 +50,7 @@ class RayEngine:
         Raises:
             ServiceError: ``ENGINE_UNAVAILABLE`` or ``ENGINE_UNFIT``.
         """
-        await self._connect()
+        await self._connect(strict=True)
         self._spawn(self._keep_connected())
 
     async def adopt(self) -> Sequence[SubmissionReport]:
@@ -109,8 +109,8 @@ class RayEngine:
             driver.stdin.write(json.dumps(command).encode() + b"\n")
             await driver.stdin.drain()
 
-    async def _connect(self) -> None:
-        """Start a driver, and wait until it is connected and has checked the nodes."""
+    async def _connect(self, *, strict: bool) -> None:
+        """Start a driver, and wait until it is connected and has checked the nodes: all must fit, or else at least one."""
         await self._end_driver()
         self._driver = driver = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "slipway.engines.ray.driver", self._address, f"slipway-{self._worker.owner}"),
@@ -124,6 +124,7 @@ class RayEngine:
         self._spawn(_log_lines(driver))
         start = {
             "do": "start",
+            "strict": strict,
             "version": own_version(),
             "coordinator": self._worker.coordinator,
             "store": self._worker.store,
@@ -163,8 +164,11 @@ class RayEngine:
             self._ready = True
             for command in self._take_waiting():
                 await self._command(command)
-            while (event := await self._event()) is not None:
-                self._note(event)
+            try:
+                while (event := await self._event()) is not None:
+                    self._note(event)
+            except Exception:  # a driver that cannot be understood is as good as none
+                log.exception("an event of Ray's driver cannot be used")
             self._ready = False
             log.warning(f"the Ray cluster at {self._address} was lost; connecting again")
             for name, attempt in self._take_known():
@@ -177,11 +181,11 @@ class RayEngine:
         pause, told = _FIRST_PAUSE, ""
         while True:
             try:
-                await self._connect()
-            except ServiceError as error:
-                if error.message != told:
+                await self._connect(strict=False)
+            except (ServiceError, OSError, ValueError) as error:
+                if str(error) != told:
                     log.warning(str(error))
-                    told = error.message
+                    told = str(error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:

@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 from collections import deque
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,15 @@ _STOP_SECONDS = 3.5
 """How long a worker may take to return its task: its stage gets three seconds."""
 _CONNECT_SECONDS = 10.0
 _LAST_LINES = 20
-_LONGEST_LINE = 1 << 20
+_LONGEST_LINE = 4096
+"""Of a line that a worker writes; what is longer arrives in parts."""
+_BEGIN_SECONDS = 60.0
+"""How long a host waits for its worker's start: the driver that asked for the host may be gone."""
+_FETCH_SECONDS = 600.0
+"""How long a host keeps its result for a driver of a later process. Until then it keeps its place on the node, too."""
+_FAMILIES = ("SLIPWAY_TOKEN", "SLIPWAY_TLS_", "AWS_")
+"""Beginnings of variables that say who a worker is. Of a family that the coordinator gives, the node's own are left out."""
+_NEVER_BEGAN = (1, "its worker was never started")
 
 
 def node_fault(start: dict[str, Any]) -> str:
@@ -59,6 +68,8 @@ class TaskHost:
         self._attempt = attempt
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._process: asyncio.subprocess.Process | None = None
+        self._cancelled = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
         self._result: asyncio.Task[tuple[int, str]] | None = None
         self._began = asyncio.Event()
 
@@ -66,6 +77,8 @@ class TaskHost:
         """Return the attempt's key and the id of this node; the answer says that the submission has a place."""
         import ray
 
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave())
         return self._attempt, ray.get_runtime_context().get_node_id()
 
     async def run(self, start: dict[str, Any], arguments: list[str]) -> tuple[int, str]:
@@ -82,28 +95,46 @@ class TaskHost:
 
     async def ended(self) -> tuple[int, str]:
         """Wait for the worker's end, and return what :meth:`run` returns."""
-        await self._began.wait()
-        assert self._result is not None
-        return await asyncio.shield(self._result)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BEGIN_SECONDS):
+                await self._began.wait()
+        return _NEVER_BEGAN if self._result is None else await asyncio.shield(self._result)
 
     async def cancel(self) -> None:
         """End the worker, which returns its task before; return when it has ended."""
-        process = self._process
-        if process is None:
+        self._cancelled.set()
+        if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(_STOP_SECONDS):
-                    await process.wait()
+                    await self._process.wait()
             except TimeoutError:
-                process.kill()
+                self._process.kill()
+
+    async def _leave(self) -> None:
+        """Give the place on the node back if no driver does it."""
+        import ray
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BEGIN_SECONDS):
+                await self._began.wait()
+        if self._result is not None:
+            await asyncio.wait({self._result})
+            await asyncio.sleep(_FETCH_SECONDS)
+        ray.actor.exit_actor()
 
     async def _run(self, start: dict[str, Any], arguments: list[str]) -> tuple[int, str]:
         if fault := await asyncio.to_thread(node_fault, start):  # the node may have come later than the first check
             return 1, fault
+        if self._cancelled.is_set():
+            return _NEVER_BEGAN
         with tempfile.TemporaryDirectory(prefix="slipway-task-") as folder:
-            environment = {**os.environ, **start["environment"]}
+            given = [*start["environment"], *start["files"]]
+            replaced = tuple(family for family in _FAMILIES if any(name.startswith(family) for name in given))
+            inherited = {name: value for name, value in os.environ.items() if not name.startswith(replaced)}
+            environment = {**inherited, **start["environment"]}
             for name, content in start["files"].items():
                 path = Path(folder) / name
                 path.write_text(content, encoding="utf-8")
@@ -115,11 +146,25 @@ class TaskHost:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                limit=_LONGEST_LINE,
             )
+            if self._cancelled.is_set():  # meanwhile
+                self._process.kill()
             assert self._process.stdout is not None
-            async for line in self._process.stdout:
-                text = line.decode(errors="replace").rstrip()
+            async for text in _lines(self._process.stdout):
                 self._lines.append(text)
                 print(text, flush=True)  # Ray keeps it as the actor's log
             return await self._process.wait(), "\n".join(self._lines)
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Yield the lines of a stream, long ones in parts."""
+    rest = b""
+    while data := await stream.read(_LONGEST_LINE):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line[:_LONGEST_LINE].decode(errors="replace").rstrip()
+        if len(rest) >= _LONGEST_LINE:
+            yield rest.decode(errors="replace")
+            rest = b""
+    if rest:
+        yield rest.decode(errors="replace").rstrip()
