@@ -19,6 +19,7 @@ pytest.importorskip("lightkube", reason="pip install 'slipway-ml[kubernetes]'")
 
 from slipway.contracts.engine import WorkerStart
 from slipway.engines.kubernetes.service import SERVICE
+from slipway.planning.references import AttemptKey
 from slipway_coordinator.broker.submitter import EngineSetup
 from support import TINY_STAGES
 from support.cluster import on_engine
@@ -42,16 +43,26 @@ class Place:
 
 
 @contextmanager
-def place(home: Path, api: JobsApi, stages: str) -> Iterator[Place]:
+def coordinator(home: Path, *, cancels_at_stop: bool = True) -> Iterator[Harness]:
     def setup(_: int) -> EngineSetup:
         worker = WorkerStart("me", f"unix:{home / 's'}", str(home / "store"))
-        return EngineSetup("kubernetes", SERVICE.open("tests", worker), "me", cancels_at_stop=True)
+        return EngineSetup("kubernetes", SERVICE.open("tests", worker), "me", cancels_at_stop=cancels_at_stop)
 
-    api.put(
-        "deployments", worker_deployment(stages=stages, env=[{"name": "SLIPWAY_STORE", "value": str(home / "store")}])
-    )
-    harness = Harness(home, with_worker=False, options={"workers_gone": False}, engine=setup)
-    with job_nodes(api, home / "pods", SLIPWAY_HOME=str(home), SLIPWAY_SCRATCH=str(home / "scratch")) as nodes, harness:
+    with Harness(home, with_worker=False, options={"workers_gone": False}, engine=setup) as harness:
+        yield harness
+
+
+@contextmanager
+def cluster(home: Path, api: JobsApi, stages: str) -> Iterator[JobNodes]:
+    variables = [{"name": "SLIPWAY_STORE", "value": str(home / "store")}]
+    api.put("deployments", worker_deployment(stages=stages, env=variables))
+    with job_nodes(api, home / "pods", SLIPWAY_HOME=str(home), SLIPWAY_SCRATCH=str(home / "scratch")) as nodes:
+        yield nodes
+
+
+@contextmanager
+def place(home: Path, api: JobsApi, stages: str) -> Iterator[Place]:
+    with cluster(home, api, stages) as nodes, coordinator(home) as harness:
         yield Place(harness, api, nodes)
 
 
@@ -85,6 +96,23 @@ def test_cancelling_frees_the_place_within_seconds(tmp_path: Path, api: JobsApi)
         wait_for(lambda: not api.names("jobs") and not api.names("pods"))
         assert time.monotonic() - began < limit
         assert state(on.harness.finished(name)) == "cancelled"
+
+
+@pytest.mark.slow
+def test_a_restarted_coordinator_finds_its_jobs(tmp_path: Path, api: JobsApi) -> None:
+    free = tmp_path / "free"
+    task = tiny_task("m", sleep_seconds=120, unless=str(free), runs=str(tmp_path / "runs"))
+    with cluster(tmp_path, api, "support.stages.watched:STAGE") as nodes:
+        with coordinator(tmp_path, cancels_at_stop=False) as first:
+            name = first.submit(tiny_export("x", task, base=first.base()))
+            wait_for(lambda: states(first.client.get_export(name))["m"] == "running")
+        with coordinator(tmp_path) as second:
+            key = AttemptKey.parse(f"{name}:m:1")
+            wait_for(lambda: key in second.server.coordinator.broker.board.held)
+            free.touch()
+            assert state(second.finished(name)) == "succeeded"
+        assert len(nodes.started) == 1
+    assert (tmp_path / "runs").read_text() == "m\n"
 
 
 @pytest.mark.slow
