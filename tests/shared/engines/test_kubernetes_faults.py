@@ -68,6 +68,26 @@ async def test_the_same_submission_twice_is_one_job(api: JobsApi) -> None:
         assert api.names("jobs") == [ONE.id]
 
 
+async def test_a_conflict_of_requests_is_no_job_that_exists(api: JobsApi) -> None:
+    async with running() as reports:
+        conflict = "the quota was modified; apply your changes to the latest version and try again"
+        api.refusals.append(Refusal("POST", "jobs", 409, conflict, reason="Conflict"))
+        await reports.engine.submit(ONE)
+        await reports.next(says=conflict)
+        await until(lambda: ONE.id in api.names("jobs"))
+
+
+async def test_a_job_that_exists_and_cannot_be_read_yet_is_found(api: JobsApi) -> None:
+    async with running() as reports:
+        await submitted(api, reports)
+        finish(api)
+        await reports.next(End.EXITED)
+        api.refusals += [Refusal("GET", "jobs", 500), Refusal("GET", "jobs", 404)]
+        await reports.engine.submit(ONE)
+        await reports.next(says="already exists")
+        await reports.next(End.EXITED)
+
+
 async def test_a_job_of_this_name_that_is_not_ours_is_left_alone(api: JobsApi) -> None:
     api.put("jobs", {"metadata": {"name": ONE.id, "labels": owner_label("you")}, "spec": {}})
     async with running() as reports:

@@ -47,6 +47,7 @@ class Refusal:
     plural: str
     code: int
     message: str = "not now"
+    reason: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -158,7 +159,7 @@ class JobsApi:
             return 422, _status(422, fault)
         with self.lock:
             if thing["metadata"]["name"] in self.objects[plural]:
-                return 409, _status(409, "already exists")
+                return 409, _status(409, "already exists", "AlreadyExists")
             return 201, thing if dry_run else self.put(plural, thing)
 
     def delete(self, plural: str, name: str, policy: str) -> tuple[int, Object]:
@@ -189,9 +190,10 @@ def _has(thing: Object, labels: dict[str, str]) -> bool:
     return labels.items() <= thing["metadata"].get("labels", {}).items()
 
 
-def _status(code: int, message: str) -> Object:
+def _status(code: int, message: str, reason: str = "") -> Object:
     status = "Success" if code < 400 else "Failure"
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": status, "code": code, "message": message}
+    said = {"status": status, "code": code, "message": message, "reason": reason}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **said}
 
 
 def _fault(thing: Object) -> str:
@@ -273,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
         for refusal in self.api.refusals:
             if (refusal.method, refusal.plural) == (method, plural):
                 self.api.refusals.remove(refusal)
-                self.send(refusal.code, _status(refusal.code, refusal.message), refusal.headers)
+                self.send(refusal.code, _status(refusal.code, refusal.message, refusal.reason), refusal.headers)
                 return
         labels = dict(each.split("=", 1) for each in query.get("labelSelector", "").split(",") if each)
         match method:

@@ -21,8 +21,8 @@ PODS = create_namespaced_resource("", "v1", "Pod", "pods")
 DEPLOYMENTS = create_namespaced_resource("apps", "v1", "Deployment", "deployments")
 SECRETS = create_namespaced_resource("", "v1", "Secret", "secrets")
 
-EXISTS, GONE, MISSING = 409, 410, 404
-_MOST_REQUESTS = 429
+GONE, MISSING = 410, 404
+_CONFLICT, _MOST_REQUESTS = 409, 429
 _PAGE = 500
 _WATCH_SECONDS = 240
 """A watch is begun again after this time; one of which the network forgot the other end would be silent for ever."""
@@ -34,18 +34,25 @@ class CallError(Exception):
 
     Attributes:
         code: HTTP status; 0 if there was no response.
+        reason: Why, in one word of the API; empty if there was none.
         pause: Seconds that the server asks to wait.
     """
 
-    def __init__(self, message: str, *, code: int = 0, pause: float = 0.0) -> None:
+    def __init__(self, message: str, *, code: int = 0, reason: str = "", pause: float = 0.0) -> None:
         super().__init__(message)
-        self.code, self.pause = code, pause
+        self.code, self.reason, self.pause = code, reason, pause
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is an object of this name. Two requests that change one quota at a time are a conflict, too."""
+        return self.code == _CONFLICT and self.reason == "AlreadyExists"
 
     @property
     def passes(self) -> bool:
         """Whether the same call may succeed later."""
         quota = self.code == 403 and "exceeded quota" in str(self)
-        return quota or self.code in {0, _MOST_REQUESTS} or self.code >= 500
+        conflict = self.code == _CONFLICT and not self.exists
+        return quota or conflict or self.code in {0, _MOST_REQUESTS} or self.code >= 500
 
 
 def load_access(context: str, environment: Mapping[str, str]) -> Any:
@@ -83,7 +90,7 @@ class Cluster:
         """Create an object.
 
         Raises:
-            CallError: ``EXISTS`` if there is one of this name.
+            CallError: It ``exists``, for example.
         """
         await self._call(self._client.create(kind(thing), dry_run=dry_run))
 
@@ -143,6 +150,7 @@ class Cluster:
             raise CallError(
                 error.status.message or str(error),
                 code=error.status.code or (error.response.status_code if error.response else 0),
+                reason=error.status.reason or "",
                 pause=_pause(error.response),
             ) from error
         except httpx2.HTTPStatusError as error:

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from slipway.contracts.engine import Submission, SubmissionEnd, SubmissionReport, WorkerStart
-from slipway.engines.kubernetes.cluster import DEPLOYMENTS, EXISTS, JOBS, MISSING, PODS, SECRETS, CallError, Cluster
+from slipway.engines.kubernetes.cluster import DEPLOYMENTS, JOBS, MISSING, PODS, SECRETS, CallError, Cluster
 from slipway.engines.kubernetes.following import Backoff, Following
 from slipway.engines.kubernetes.jobs import ATTEMPT, job_of, owner_label, secret_name, secret_of
 from slipway.engines.kubernetes.options import JobOptions
@@ -159,7 +159,7 @@ class KubernetesEngine:
         try:
             await self._cluster.create(SECRETS, secret)
         except CallError as error:
-            if error.code != EXISTS:
+            if not error.exists:
                 raise
             await self._cluster.replace(SECRETS, secret)
 
@@ -178,10 +178,9 @@ class KubernetesEngine:
                     return
                 await self._cluster.create(JOBS, job_of(submission, template, self._worker, self._options))
             except CallError as error:
-                if error.code == EXISTS:
-                    await self._take_existing(submission)
+                if error.exists and await self._take_existing(submission):
                     return
-                if not error.passes:
+                if not (error.exists or error.passes):
                     self._end(submission.id, State(end=_END.FAILED, message=f"the API server refuses its Job: {error}"))
                     return
                 self._report(submission.id, State(message=f"the API server does not take its Job yet: {error}"))
@@ -195,18 +194,21 @@ class KubernetesEngine:
         if one is not None and one.cancelled and one.created:  # meanwhile, when there was nothing to delete
             await self._delete(submission.id, waits_for_pods=True)
 
-    async def _take_existing(self, submission: Submission) -> None:
-        """Follow the Job of this name if it is the same submission."""
-        with contextlib.suppress(CallError):  # it is gone, which a watch will say
+    async def _take_existing(self, submission: Submission) -> bool:
+        """Follow the Job of this name if it is the same submission. Return False if it cannot be read, or is gone."""
+        try:
             job = await self._cluster.get(JOBS, submission.id)
-            labels, annotations = (job["metadata"].get(each) or {} for each in ("labels", "annotations"))
-            ours = owner_label(self._worker.owner).items() <= labels.items()
-            if not ours or annotations.get(ATTEMPT) != submission.attempt:
-                message = f"there is a Job {submission.id} that is not ours"
-                self._end(submission.id, State(end=_END.FAILED, message=message))
-                return
+        except CallError:
+            return False
+        labels, annotations = (job["metadata"].get(each) or {} for each in ("labels", "annotations"))
+        ours = owner_label(self._worker.owner).items() <= labels.items()
+        if not ours or annotations.get(ATTEMPT) != submission.attempt:
+            message = f"there is a Job {submission.id} that is not ours"
+            self._end(submission.id, State(end=_END.FAILED, message=message))
+        elif submission.id in self._known:
             self._known[submission.id].created = True
             self._note_job("MODIFIED", job)
+        return True
 
     async def _delete(self, name: str, *, waits_for_pods: bool) -> None:
         """Delete a Job, and wait while the API server cannot."""
