@@ -51,7 +51,7 @@ def test_the_job_runs_one_task_in_the_pod_of_its_template() -> None:
     job = made()
     assert job["metadata"]["name"] == "slipway-merge-0-1"
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
-    assert (spec["backoffLimit"], spec["ttlSecondsAfterFinished"]) == (0, 3600)
+    assert (spec["backoffLimit"], spec["ttlSecondsAfterFinished"]) == (0, 300)
     (rule,) = spec["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("FailJob", "DisruptionTarget")
     assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 4)

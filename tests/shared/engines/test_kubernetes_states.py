@@ -81,12 +81,19 @@ def test_a_submission_that_runs_or_begins(thing: Object, pods: list[Object], sta
 
 
 def test_a_pod_without_a_node_waits_with_the_schedulers_message_and_not_for_ever() -> None:
-    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: 3 Insufficient nvidia.com/gpu."}  # fmt: skip
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: 3 node(s) didn't match Pod's node affinity/selector."}  # fmt: skip
     state = state_of(job(), [pod("Pending", said, node="")])
     assert (state.end, state.patience, state.then) == (None, 600, End.UNSCHEDULABLE)
-    assert "Insufficient nvidia.com/gpu" in state.message
+    assert "didn't match" in state.message
     gated = {**said, "reason": "SchedulingGated"}
     assert state_of(job(), [pod("Pending", gated, node="")]).patience == inf
+
+
+@pytest.mark.parametrize("full", ["1 Insufficient cpu, 2 node(s) had untolerated taint {x: }.", "3 Too many pods."])
+def test_a_pod_waits_as_long_as_nodes_are_full(full: str) -> None:
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": f"0/3 nodes: {full}"}
+    state = state_of(job(), [pod("Pending", said, node="")])
+    assert (state.patience, full in state.message) == (inf, True)
 
 
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "CreateContainerConfigError"])

@@ -17,8 +17,8 @@ OWNER, ATTEMPT = "slipway.dev/owner", "slipway.dev/attempt"
 
 _GRACE_SECONDS = 4
 """A worker returns its task within three seconds; a cancelled one has to be gone within five."""
-_KEPT_SECONDS = 3600
-"""How long an ended Job is kept, for its log."""
+_KEPT_SECONDS = 300
+"""How long an ended Job is kept, for its log. Its volume is kept as long, and so is the place that this takes."""
 _LOST_SECONDS = 30
 """How long a pod stays bound to a node that does not respond; Kubernetes waits for five minutes."""
 _LEAST_MEMORY = 1 << 30

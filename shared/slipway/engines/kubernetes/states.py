@@ -14,6 +14,8 @@ Object = Mapping[str, Any]
 _END = SubmissionEnd
 _UNSCHEDULABLE_SECONDS = 600.0
 """How long no node may fit a pod: autoscalers need minutes for a new one."""
+_FULL = ("Insufficient ", "Too many pods")
+"""What the scheduler says of nodes that would do and have no room left; it says the same of nodes that are too small."""
 _START_SECONDS = 180.0
 """How long the kubelet may fail to start a container, for example because it cannot pull the image."""
 _SETTLE_SECONDS = 60.0
@@ -97,9 +99,10 @@ def _waiting(pod: Object) -> State:
             return State(message=_text(waiting), patience=_START_SECONDS, then=_END.FAILED)
     for condition in pod.get("status", {}).get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            patient = condition.get("reason") != "Unschedulable"  # SchedulingGated, until somebody removes the gate
-            seconds = inf if patient else _UNSCHEDULABLE_SECONDS
-            return State(message=_text(condition), patience=seconds, then=_END.UNSCHEDULABLE)
+            said = _text(condition)
+            gated = condition.get("reason") != "Unschedulable"  # SchedulingGated, until somebody removes the gate
+            seconds = inf if gated or any(each in said for each in _FULL) else _UNSCHEDULABLE_SECONDS
+            return State(message=said, patience=seconds, then=_END.UNSCHEDULABLE)
     return State()
 
 
