@@ -106,7 +106,8 @@ class ArtifactServiceServicer:
 
     def DeleteArtifact(self, request, context):
         """Gives up what the project holds of an artifact that was uploaded, so that it no longer counts towards the project's stored bytes. Its
-        files are kept as long as another project or an export has them, and go with the next cleanup otherwise. Exports of the project that
+        files are kept as long as another project or an export has them, and otherwise go with a cleanup, once nothing has used them for as
+        long as that keeps files. For operators, as for deleting exports: files take room until then. Exports of the project that
         have it keep it until they are deleted, and the response names some of them. Other uploaders of the project lose it, too: there is one
         hold per project. NOT_FOUND: the project has no such artifact, and allow_missing is false. Safe to repeat.
         """

@@ -316,7 +316,7 @@ class Client:
         return list_artifacts(self._calls, project or self.project, page_size=page_size)
 
     def delete_artifact(self, digest: str, *, project: str = "", allow_missing: bool = False) -> list[str]:
-        """Give up an artifact that was pushed: it no longer counts for the project, and its content goes with the next cleanup.
+        """Give up an artifact that was pushed: it no longer counts for the project. A cleanup removes its content once it is old.
 
         Args:
             digest: The artifact.

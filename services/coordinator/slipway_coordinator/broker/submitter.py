@@ -240,7 +240,7 @@ class Submitter:
             return
         number = self._numbers[offer.key] = self._numbers.get(offer.key, 0) + 1
         submission = Submission(
-            id=submission_id(self._setup.owner, offer.key, number),
+            id=submission_id(self._setup.owner, offer, number),
             attempt=str(offer.key),
             stage=offer.stage,
             project=offer.project,
@@ -333,10 +333,13 @@ class Submitter:
             await self._broker.fail(key, one.id, _failure(report, self._board.engine))
 
 
-def submission_id(owner: str, attempt: AttemptKey, number: int) -> str:
-    """Return the id of an attempt's submission; its beginning is for people."""
-    digest = hashlib.sha256(f"{owner}\n{attempt}".encode()).hexdigest()
-    task = re.sub(r"[^a-z0-9]+", "-", attempt.task.lower()).strip("-")[:24].strip("-") or "task"
+def submission_id(owner: str, offer: Offer, number: int) -> str:
+    """Return the id of an attempt's submission; its beginning is for people.
+
+    The trace tells an export from an earlier one of its name, whose submissions the engine may still have.
+    """
+    digest = hashlib.sha256(f"{owner}\n{offer.key}\n{offer.traceparent}".encode()).hexdigest()
+    task = re.sub(r"[^a-z0-9]+", "-", offer.task.lower()).strip("-")[:24].strip("-") or "task"
     return f"slipway-{task}-{digest[:16]}-{number}"
 
 

@@ -190,7 +190,7 @@ def retry(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug 
 
 
 def delete(ctx: typer.Context, name: Deleted, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Delete an ended export, or a pushed artifact: its bytes no longer count for the project, and go with the next cleanup.
+    """Delete an ended export, or a pushed artifact: its bytes no longer count for the project. A cleanup removes them once they are old.
 
     An artifact that exports have as a source or result stays until they are deleted, too.
     """

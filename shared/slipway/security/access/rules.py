@@ -57,7 +57,7 @@ RULES: Mapping[str, Rule] = {
     "/slipway.v1.ArtifactService/GetArtifact": Rule(VIEWERS, "name", max_bytes=_SMALL),
     "/slipway.v1.ArtifactService/ListArtifacts": Rule(VIEWERS, "parent", max_bytes=_SMALL),
     # Its content becomes collectable unless an export has it; whoever uploads may make room again.
-    "/slipway.v1.ArtifactService/DeleteArtifact": Rule(SUBMITTERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/DeleteArtifact": Rule(OPERATORS, "name", max_bytes=_SMALL),
     "/slipway.v1.ArtifactService/ReadBlob": Rule(VIEWERS, "name", max_bytes=_SMALL),
     "/slipway.v1.ArtifactService/WriteBlob": Rule(SUBMITTERS, "parent", max_bytes=5 * _MIB),
     "/slipway.v1.ArtifactService/GetUpload": Rule(SUBMITTERS, "parent", max_bytes=_SMALL),

@@ -48,8 +48,9 @@ def test_what_was_uploaded_is_given_up(place: Place, tmp_path: Path) -> None:
     assert pushed(place, tmp_path, "shared", project="blue") == shared
     assert stored_bytes(place) > before
     others = stored_bytes(place, "blue")
+    with place.client_of("admin", project="red") as admin:
+        assert admin.delete_artifact(digest) == admin.delete_artifact(shared) == []
     with place.client_of("submitter") as client, place.client_of("neighbour") as neighbour:
-        assert client.delete_artifact(digest) == client.delete_artifact(shared) == []
         assert refused(lambda: client.get_artifact(digest)) == "ARTIFACT_NOT_FOUND"
         assert not {digest, shared} & set(client.list_artifacts())
         assert neighbour.get_artifact(shared).digest == shared
@@ -61,15 +62,14 @@ def test_what_was_uploaded_is_given_up(place: Place, tmp_path: Path) -> None:
 
 def test_what_a_project_does_not_have_is_named(place: Place, tmp_path: Path) -> None:
     foreign = pushed(place, tmp_path, "of blue", project="blue")
-    with place.client_of("submitter") as client, place.client_of("admin", project="red") as admin:
+    with place.client_of("admin", project="red") as client:
         for digest in (MISSING, foreign):
             assert refused(partial(client.delete_artifact, digest)) == "ARTIFACT_NOT_FOUND"
-            assert refused(partial(admin.delete_artifact, digest)) == "ARTIFACT_NOT_FOUND"
             assert client.delete_artifact(digest, allow_missing=True) == []
         assert refused(lambda: client.delete_artifact("no digest")) == "REQUEST_INVALID"
-        assert refused(lambda: client.delete_artifact(foreign, project="blue")) == "ARTIFACT_NOT_FOUND"
-    with place.client_of("viewer", project="red") as viewer:
-        assert refused(lambda: viewer.delete_artifact(MISSING)) == "PERMISSION_DENIED"
+    for who in ("viewer", "submitter"):  # who may push could fill the store, which keeps deleted files for some time
+        with place.client_of(who, project="red") as other:
+            assert refused(partial(other.delete_artifact, MISSING)) == "PERMISSION_DENIED"
     with place.client_of("neighbour") as neighbour:
         assert neighbour.get_artifact(foreign).digest == foreign
 
@@ -80,8 +80,8 @@ def test_exports_keep_what_they_have(place: Place, tmp_path: Path) -> None:
         sources = {"base": digest, "adapter": digest}
         names = [client.create_export(CONFIGURATION, sources=sources, export_id=name).name for name in ("x1", "x2")]
         before = stored_bytes(place)
-        assert submitter.delete_artifact(digest) == names
-        assert submitter.delete_artifact(digest) == names, "safe to repeat"
+        assert client.delete_artifact(digest) == names
+        assert client.delete_artifact(digest) == names, "safe to repeat"
         assert (stored_bytes(place), submitter.get_artifact(digest).digest) == (before, digest)
         for name in names:
             client.cancel_export(name)
@@ -97,11 +97,11 @@ def test_the_asyncio_client_and_the_command_delete(
     first, second = pushed(place, tmp_path, "first"), pushed(place, tmp_path, "second")
 
     async def delete() -> list[str]:
-        async with AsyncClient(place.address, security=place.security_of("submitter"), project="red") as client:
+        async with AsyncClient(place.address, security=place.security_of("admin"), project="red") as client:
             return await client.delete_artifact(first)
 
     assert asyncio.run(delete()) == []
-    token = place.security_of("submitter").token_file
+    token = place.security_of("admin").token_file
     words = ("delete", second, "--coordinator", place.address, "--project", "red")
     done = in_process(capfd, *words, "--json", home=tmp_path / "home", SLIPWAY_TOKEN_FILE=str(token))
     assert done.code == 0, done.err

@@ -19,10 +19,12 @@ from slipway.contracts.engine import Submission, SubmissionEnd, SubmissionReport
 from slipway.errors import StageError
 from slipway.planning.references import AttemptKey
 from slipway.rpc.values import failure_of_status
+from slipway.stage_call import StageCall
 from slipway_coordinator.broker import submitter as submitter_module
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.broker.submitter import EngineSetup, Submitter, submission_id
+from slipway_coordinator.lifecycle.offers import Offer
 from slipway_coordinator.storage.events import Hub
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task, wait_for
@@ -175,7 +177,7 @@ def test_the_end_of_one_submission_ends_no_lease_of_another(tmp_path: Path) -> N
 def test_of_two_submissions_of_an_attempt_the_last_one_is_adopted(tmp_path: Path) -> None:
     key = AttemptKey.parse("projects/p/exports/x:m:1")
     engine = ProcessEngine(tmp_path / "workers", WorkerStart("me", "unix:s", str(tmp_path)))
-    ids = [submission_id("me", key, number) for number in (1, 2)]
+    ids = [f"slipway-m-0-{number}" for number in (1, 2)]
     setup, broker, hub = EngineSetup("processes", engine, "me"), cast("Broker", Known()), cast("Hub", None)
 
     async def adopted(reports: list[SubmissionReport]) -> list[str]:
@@ -278,11 +280,15 @@ def test_few_submissions_wait_at_the_engine_and_projects_take_turns(
 
 
 def test_ids_are_names_that_kubernetes_takes_too() -> None:
-    key = AttemptKey.of("projects/p/exports/x", "Quantize_int4.with.a.long.name.of.a.task", 2)
-    first = submission_id("me", key, 1)
-    assert first == submission_id("me", key, 1)
+    def of(owner: str = "me", *, number: int = 1, attempt: int = 2, trace: str = "00-1-2-01") -> str:
+        task = "Quantize_int4.with.a.long.name.of.a.task"
+        offer = Offer("projects/p/exports/x", task, attempt, StageCall("x", {}, {}), traceparent=trace)
+        return submission_id(owner, offer, number)
+
+    first = of()
+    assert first == of()
     assert first.replace("-", "").isalnum()
     assert first == first.lower()
     assert len(first) < 64
-    others = {submission_id("you", key, 1), submission_id("me", key, 2), submission_id("me", AttemptKey(f"{key}0"), 1)}
-    assert len({first, *others}) == 4
+    later = of(trace="00-3-4-01")  # of an export that was made under the name of a deleted one
+    assert len({first, later, of("you"), of(number=2), of(attempt=3)}) == 5
