@@ -39,7 +39,8 @@ def engine_setup(
     if choice is None:
         yield None
         return
-    owner = f"coordinator-{hashlib.sha256(str(state).encode()).hexdigest()[:16]}"
+    named = "\n".join(filter(None, (str(state), choice.service.installation())))
+    owner = f"coordinator-{hashlib.sha256(named.encode()).hexdigest()[:16]}"
     if choice.service.has_templates:
         choice.service.check(choice.address)
         start = WorkerStart(owner, "", settings.store)

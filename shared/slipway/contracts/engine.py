@@ -169,11 +169,14 @@ class EngineService:
             ``ModelExportError``.
         has_templates: The cluster has templates of workers, with the coordinator's address, the store and credentials. So a coordinator that
             is a process of its own gives the engine none of these.
+        installation: Returns a name that tells this installation from others of one cluster whose states have one name, too; empty if no
+            such name is set.
     """
 
     open: Callable[[str, WorkerStart], Engine]
     check: Callable[[str], None]
     has_templates: bool = False
+    installation: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,22 @@ async def test_installations_of_one_namespace_do_not_know_each_other(
     engine = SERVICE.open("tests", BARE)
     await engine.start()
     assert await engine.adopt() == []
+    await engine.submit(ONE)
+    await Reports(engine).next(End.FAILED, says="not ours")
     await engine.stop()
+
+
+def test_coordinators_of_two_installations_have_two_names_although_their_states_have_one(
+    api: JobsApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, owners = Settings(home=tmp_path, scratch=tmp_path, store="s3://bucket"), []
+    for instance in ("one", "two", "two"):
+        monkeypatch.setenv("SLIPWAY_KUBERNETES_INSTANCE", instance)
+        state = SqliteState(tmp_path / "state.db")
+        with engine_setup("kubernetes:tests", settings, Security(), state, listen="[::]:1", advertise="") as setup:
+            assert setup is not None
+            owners.append(setup(1).owner)
+    assert owners[0] != owners[1] == owners[2]
 
 
 async def test_a_coordinator_of_its_own_process_leaves_address_and_credentials_to_the_templates(

@@ -64,7 +64,7 @@ class KubernetesEngine:
         self._adopted = False
         self._running: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[None]] = set()
-        labels = owner_label(worker.owner) | options.labels
+        self._labels = labels = owner_label(worker.owner) | options.labels
         self._jobs = Following(
             cluster, JOBS, labels, on_list=self._note_jobs, on_event=self._note_job, before=self._created
         )
@@ -201,7 +201,7 @@ class KubernetesEngine:
         except CallError:
             return False
         labels, annotations = (job["metadata"].get(each) or {} for each in ("labels", "annotations"))
-        ours = owner_label(self._worker.owner).items() <= labels.items()
+        ours = self._labels.items() <= labels.items()
         if not ours or annotations.get(ATTEMPT) != submission.attempt:
             message = f"there is a Job {submission.id} that is not ours"
             self._end(submission.id, State(end=_END.FAILED, message=message))

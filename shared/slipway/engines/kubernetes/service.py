@@ -32,4 +32,11 @@ def open_engine(address: str, worker: WorkerStart) -> Engine:
     return KubernetesEngine(cluster, worker, options=JobOptions.from_environment(os.environ))
 
 
-SERVICE = EngineService(open=open_engine, check=check, has_templates=True)
+def installation() -> str:
+    """As :attr:`~slipway.contracts.engine.EngineService.installation`."""
+    from slipway.engines.kubernetes.options import JobOptions
+
+    return JobOptions.from_environment(os.environ).instance
+
+
+SERVICE = EngineService(open=open_engine, check=check, has_templates=True, installation=installation)
