@@ -119,6 +119,18 @@ async def test_what_waits_for_too_long_ends(api: JobsApi, monkeypatch: pytest.Mo
         await until(lambda: not api.names("jobs"))
 
 
+async def test_a_job_that_gets_no_pod_says_so_once(api: JobsApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_TICK_SECONDS", 0.05)
+    monkeypatch.setattr(states_module, "_POD_SECONDS", 0.2)
+    async with running() as reports:
+        await submitted(api, reports)
+        await reports.next(says=f"kubectl describe job {ONE.id}")
+        api.change("jobs", ONE.id, lambda job: job["metadata"].update(annotations=job["metadata"]["annotations"] | {"x": "y"}))  # fmt: skip
+        await asyncio.sleep(0.3)
+        place(api)
+        await reports.next(node="n")
+
+
 async def test_the_next_process_adopts_what_the_last_one_left(api: JobsApi) -> None:
     other = Submission("slipway-q-0-1", "projects/p/exports/x:q:1", "merge", "p", "projects/p/exports/x")
     foreign = WorkerStart("you", "elsewhere:7070", "s3://bucket")

@@ -68,7 +68,6 @@ def test_how_a_submission_ended(thing: Object, pods: list[Object], end: End, say
 @pytest.mark.parametrize(
     ("thing", "pods", "state"),
     [
-        (job(), [], State()),
         (job(), [pod("Running")], State("n")),
         (job(), [pod("Running", true("DisruptionTarget", "PreemptionByScheduler"))], State("n")),
         (job(), [pod("Pending", node="")], State()),
@@ -102,6 +101,13 @@ def test_a_container_that_cannot_start_waits_and_not_for_ever(reason: str) -> No
     state = state_of(job(), [pod("Pending", state=waiting)])
     assert state == State(message=f"{reason}: no such thing", patience=180, then=End.FAILED)
     assert state_of(job(), [pod("Pending", state={"waiting": {"reason": "ContainerCreating"}})]).patience == inf
+
+
+def test_a_job_without_a_pod_and_a_pod_that_does_not_start_say_after_a_while_how_to_see_why() -> None:
+    state = state_of(job(), [])
+    assert (state.message, "kubectl describe job j" in state.hint, state.hint_after) == ("", True, 30)
+    state = state_of(job(), [pod("Pending", state={"waiting": {"reason": "ContainerCreating"}})])
+    assert (state.message, "kubectl describe pod p" in state.hint, state.hint_after) == ("", True, 60)
 
 
 def test_a_job_that_kueue_holds_waits_and_the_pod_that_was_made_last_counts() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -305,23 +305,28 @@ class KubernetesEngine:
         self._end(name, state_of(one.job, one.pods.values()))
 
     async def _tick(self) -> None:
-        """End what has waited for too long."""
+        """End what has waited for too long, and say of the rest why it may wait."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             for name, one in list(self._known.items()):
                 if time.monotonic() - one.since > one.state.patience:
                     self._end_and_delete(name, State(one.state.node, one.state.then, one.state.message))
+                elif one.state.hint:
+                    self._look(name)
 
     # Reports
 
     def _report(self, name: str, state: State) -> None:
         """Report a change of what is visible: place and message."""
         one = self._known.get(name)
-        if one is None or one.state == state:
+        if one is None:
             return
-        old, one.state = one.state, state
-        if (old.patience, old.then) != (state.patience, state.then) or one.since == inf:
-            one.since = time.monotonic()  # a message may change from look to look, while it waits for the same
+        old, now = one.state, time.monotonic()
+        if (old.patience, old.then, old.hint) != (state.patience, state.then, state.hint) or one.since == inf:
+            one.since = now  # a message may change from look to look, while it waits for the same
+        if now - one.since >= state.hint_after:
+            state = replace(state, message=state.hint)
+        one.state = state
         if (old.node, old.message) != (state.node, state.message):
             self._reports.put_nowait(SubmissionReport(name, one.attempt, state.node, message=state.message))
 

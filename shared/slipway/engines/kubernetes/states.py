@@ -18,6 +18,10 @@ _FULL = ("Insufficient ", "Too many pods")
 """What the scheduler says of nodes that would do and have no room left; it says the same of nodes that are too small."""
 _START_SECONDS = 180.0
 """How long the kubelet may fail to start a container, for example because it cannot pull the image."""
+_POD_SECONDS = 30.0
+"""How long a Job may be without a pod until the display says so: quotas, for example, refuse pods, and only an event says that."""
+_PREPARE_SECONDS = 60.0
+"""How long a bound pod may not start until the display says so: it waits for volumes and Secrets, which only an event says."""
 _SETTLE_SECONDS = 60.0
 """How long a Job may take to see that its pod has ended."""
 
@@ -47,6 +51,7 @@ class State:
         suspended: Kueue has not admitted its Job, or takes its place back.
         patience: Seconds that it may stay like this; then it ends as ``then``.
         then: How it ends when they have passed.
+        hint: What the message is if it stays like this for ``hint_after`` seconds.
     """
 
     node: str = ""
@@ -55,6 +60,8 @@ class State:
     suspended: bool = False
     patience: float = inf
     then: SubmissionEnd = _END.FAILED
+    hint: str = ""
+    hint_after: float = inf
 
 
 def state_of(job: Object, pods: Iterable[Object]) -> State:
@@ -69,7 +76,10 @@ def state_of(job: Object, pods: Iterable[Object]) -> State:
     if job.get("spec", {}).get("suspend"):
         queue = job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name", "")
         return State(message=f"its Job is suspended until Kueue's queue {queue} admits it", suspended=True)
-    return State() if pod is None else _pod_state(pod, node)
+    if pod is None:
+        hint = f"its Job has no pod yet; kubectl describe job {job['metadata']['name']} says why"
+        return State(hint=hint, hint_after=_POD_SECONDS)
+    return _pod_state(pod, node)
 
 
 def _pod_state(pod: Object, node: str) -> State:
@@ -103,7 +113,10 @@ def _waiting(pod: Object) -> State:
             gated = condition.get("reason") != "Unschedulable"  # SchedulingGated, until somebody removes the gate
             seconds = inf if gated or any(each in said for each in _FULL) else _UNSCHEDULABLE_SECONDS
             return State(message=said, patience=seconds, then=_END.UNSCHEDULABLE)
-    return State()
+    if not pod.get("spec", {}).get("nodeName"):
+        return State()
+    hint = f"its pod has a node and does not start yet; kubectl describe pod {pod['metadata']['name']} says why"
+    return State(hint=hint, hint_after=_PREPARE_SECONDS)
 
 
 def _failure(failed: Object, pod: Object | None, node: str) -> State:
