@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from slipway.errors import ONNXExportError
+from slipway.proof.onnx_errors import ORT_ERRORS
 from slipway.texts import counted
 from slipway_onnx_export.names import IDS, MASK, POSITIONS
 from slipway_onnx_export.parity.rows import Session, past_of
@@ -24,7 +25,7 @@ def describe_lost_states(sessions: Mapping[str, Session]) -> str:
         past = session.empty_past(batch=1)
         places = np.arange(_TOKENS)[None]
         kept = past_of(session.run({IDS: places, MASK: np.ones_like(places), POSITIONS: places, **past}))
-    except (ONNXExportError, KeyError, ValueError, RuntimeError):
+    except (ONNXExportError, *ORT_ERRORS, KeyError, ValueError, RuntimeError):
         return ""
     states = {name: value for name, value in past.items() if name.endswith(_STATE) and name in kept}
     lost = [name for name, value in states.items() if np.array_equal(kept[name], value)]

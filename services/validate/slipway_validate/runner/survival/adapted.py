@@ -181,8 +181,7 @@ def _build_without_values(base: ModelFolder, adapter: Path) -> Any:
     known = configuration_of(config) if trained else AutoConfig.from_pretrained(base.path, trust_remote_code=False)
     with torch.device("meta"):
         model = auto_model(family, config).from_config(known, dtype=torch.float32, trust_remote_code=False)
-    tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
-    brought = frozenset(_WITHIN.sub("", _PREFIX.sub("", name)) for name in tensors)
+    brought = brought_names(adapter)
     made: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -192,6 +191,13 @@ def _build_without_values(base: ModelFolder, adapter: Path) -> Any:
                 made[id(parameter)] = torch.nn.Parameter(values, requires_grad=False)
             setattr(module, name, made[id(parameter)])
     return model
+
+
+def brought_names(adapter: Path) -> frozenset[str]:
+    """Return the names of an adapter's tensors in the model; those of weights that it brings whole are the model's own."""
+    return frozenset(
+        _WITHIN.sub("", _PREFIX.sub("", name)) for name in read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
+    )
 
 
 @dataclass(frozen=True, slots=True)

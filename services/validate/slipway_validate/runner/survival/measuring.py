@@ -23,7 +23,7 @@ from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.protocol.messages import SurvivalSpec
 from slipway_validate.runner.survival.adapted import Adapted, BaseWeights, Original, adapted_modules, find_name
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.routers import is_among, is_rounded, rounded_on_request, routers_of
+from slipway_validate.runner.survival.routers import is_one_of, is_rounded, rounded_on_request, routers_of
 from slipway_validate.runner.survival.sums import Both, Sums
 
 MOST_VALUES = 1 << 20
@@ -84,9 +84,12 @@ def _measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[
         base = ModelFolder.open(spec.base)
         modules, left_out = adapted_modules(base, spec.adapter)
         weights = BaseWeights(base)
-        routers = routers_of(base, modules, left_out)
     except (NotUnderstoodError, Unusable, ModelExportError, OSError, ValueError, RuntimeError) as error:
         return {name: AdapterSurvival(not_run=f"{error}") for name in spec.outputs}
+    try:
+        routers = routers_of(base, spec.adapter, modules, left_out)
+    except _FAULTS:  # the adapted modules are compared all the same
+        routers = []
     findings: dict[str, AdapterSurvival] = {}
     opened: dict[str, _Output] = {}
     for name, folder in spec.outputs.items():
@@ -132,14 +135,14 @@ def _rounded_routers(output: _Output, routers: Sequence[Adapted], weights: BaseW
     """Return the routers that an output stores more coarsely than in 16 bits; what cannot be read is no fault here."""
     asked, rounded = rounded_on_request(output.folder), []
     for router in routers:
-        if is_among(router.name, asked):
+        if is_one_of(router, asked):
             continue
         try:
             own, sums, coded = weights.original(router), Sums(), False
             weight = _find_stored(output, router, own.shape)
             for rows in _pieces(own.shape, MOST_VALUES):
                 stored = weight.take(rows)
-                coded |= stored.scales is not None or stored.levels is not None
+                coded |= any(each is not None for each in (stored.scales, stored.levels, stored.grid))
                 sums += Sums.of(own.rows(rows), stored.values)
         except _FAULTS:
             continue

@@ -17,7 +17,7 @@ from slipway.model.model_facts import CannotBuildError, model_facts
 from slipway.model.pytorch.conversions import conversions
 from slipway.model.weights.parts import ModelPart
 from slipway.model.weights.routers import is_router
-from slipway_validate.runner.survival.adapted import Adapted
+from slipway_validate.runner.survival.adapted import Adapted, brought_names
 from slipway_validate.runner.survival.experts import AdaptedMatrix
 
 COARSEST = 2.0**-8
@@ -26,11 +26,16 @@ _DESCRIPTION, _ALLOWED = "quantization.json", "allowed"
 _MATRIX = 2
 
 
-def routers_of(base: ModelFolder, modules: Sequence[Adapted], left_out: Collection[str]) -> list[Adapted]:
+def routers_of(
+    base: ModelFolder, adapter: Path, modules: Sequence[Adapted], left_out: Collection[str]
+) -> list[Adapted]:
     """Return the routers of a base, each with the adapter's update if it has one; none for a model without experts.
+
+    Those that the adapter brings whole are left out: what they should be is not the base's.
 
     Args:
         base: The base.
+        adapter: The adapter.
         modules: What the adapter updates.
         left_out: Names of modules with an update that is not known.
     """
@@ -44,11 +49,14 @@ def routers_of(base: ModelFolder, modules: Sequence[Adapted], left_out: Collecti
     ]
     adapted = {name: each for each in modules for name in (each.weight, each.stored) if name}
     in_model = _names_in_model(base)
-    return [
+    routers = [
         adapted.get(name) or _unchanged(name, in_model.get(name, ""))
         for name in sorted(names)
         if name not in head and name.removesuffix(".weight") not in left_out
     ]
+    brought = {name.removesuffix(".weight") for name in brought_names(adapter) if name.endswith(".weight")}
+    whole = {name for name in brought if is_router(name)}
+    return [router for router in routers if not is_one_of(router, whole)]
 
 
 def _names_in_model(base: ModelFolder) -> dict[str, str]:
@@ -83,6 +91,9 @@ def rounded_on_request(folder: Path) -> tuple[str, ...]:
     return tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
 
 
-def is_among(module: str, names: Iterable[str]) -> bool:
-    """Return whether a module has one of the names, of which either may lack a prefix."""
-    return any(f".{module}".endswith(f".{name}") or f".{name}".endswith(f".{module}") for name in names)
+def is_one_of(router: Adapted, names: Iterable[str]) -> bool:
+    """Return whether a router has one of the names, in the base's files or in the model; either name may lack a prefix."""
+    own = {name.removesuffix(".weight") for name in (router.name, router.weight, router.stored) if name}
+    return any(
+        f".{module}".endswith(f".{name}") or f".{name}".endswith(f".{module}") for module in own for name in names
+    )
