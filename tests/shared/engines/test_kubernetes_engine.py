@@ -249,14 +249,13 @@ async def test_a_namespace_that_cannot_run_jobs_is_refused(api: JobsApi) -> None
     await refused("ENGINE_UNFIT", "cannot create")
     api.refusals.append(Refusal("GET", "deployments", 503))
     await refused("ENGINE_UNAVAILABLE", "does not respond")
-    api.put("deployments", worker_deployment("a-broken-one", args=["--slots=1"]))
-    await refused("ENGINE_UNFIT", "is no template, KeyError: '--stage'")
-    api.remove("deployments", "a-broken-one")
     api.tokens = {"another"}
     await refused("ENGINE_UNFIT", "Unauthorized")
     api.tokens = set()
     api.remove("deployments", "slipway-all")
     await refused("ENGINE_UNFIT", "no Deployment of workers")
+    api.put("deployments", worker_deployment("a-broken-one", args=["--slots=1"]))
+    await refused("ENGINE_UNFIT", "a-broken-one of workers is no template, KeyError: '--stage'")
     assert api.names("jobs") == []
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("lightkube", reason="pip install 'slipway-ml[kubernetes]'")
 from slipway.contracts.engine import Submission, SubmissionEnd
 from slipway.engines.kubernetes.jobs import owner_label
 from support.servers.job_reports import ONE, Reports, finish, place, running, submitted, until
-from support.servers.jobs_api import JobsApi, Refusal
+from support.servers.jobs_api import JobsApi, Refusal, worker_deployment
 
 End = SubmissionEnd
 
@@ -45,17 +45,48 @@ async def test_the_pause_that_the_server_asks_for_is_kept(api: JobsApi) -> None:
         assert time.monotonic() - began > 0.9
 
 
-async def test_a_full_quota_waits_and_a_forbidden_job_fails(api: JobsApi) -> None:
+async def test_a_full_quota_and_missing_rights_wait_and_a_refused_job_fails(api: JobsApi) -> None:
     async with running() as reports:
         quota = 'jobs.batch "x" is forbidden: exceeded quota: compute'
         api.refusals.append(Refusal("POST", "jobs", 403, quota))
         await reports.engine.submit(ONE)
         await reports.next(says="exceeded quota")
         await until(lambda: ONE.id in api.names("jobs"))
-        api.refusals.append(Refusal("POST", "jobs", 403, "violates PodSecurity"))
+        api.refusals += [Refusal("POST", "jobs", 401, "Unauthorized"), Refusal("POST", "jobs", 403, "cannot create")]
         other = Submission("slipway-m-0-2", "projects/p/exports/x:m:2", "merge", "p", "projects/p/exports/x")
         await reports.engine.submit(other)
-        await reports.next(End.FAILED, says="violates PodSecurity")
+        await reports.next(says="Unauthorized")
+        await reports.next(says="cannot create")
+        await until(lambda: other.id in api.names("jobs"))
+        api.refusals.append(Refusal("POST", "jobs", 422, "is invalid"))
+        third = Submission("slipway-m-0-3", "projects/p/exports/x:m:3", "merge", "p", "projects/p/exports/x")
+        await reports.engine.submit(third)
+        await reports.next(End.FAILED, says="is invalid")
+
+
+async def test_a_job_that_was_made_without_a_clear_answer_is_deleted_if_it_was_cancelled_meanwhile(
+    api: JobsApi,
+) -> None:
+    async with running() as reports:
+        api.refusals.append(Refusal("POST", "jobs", 500, done_after=0.5))
+        await reports.engine.submit(ONE)
+        await until(lambda: not api.refusals)
+        await reports.engine.cancel(ONE.id)
+        await reports.next(End.CANCELLED)
+        assert api.names("jobs") == []
+        await until(lambda: ONE.id in api.names("jobs") and "deletionTimestamp" in api.one("jobs", ONE.id)["metadata"])
+
+
+async def test_a_deployment_that_is_no_template_stops_no_other(api: JobsApi, caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as reports:
+        api.put("deployments", worker_deployment("a-broken-one", args=["--slots=1"]))
+        await submitted(api, reports)
+        api.remove("jobs", ONE.id)
+        await reports.next(End.PREEMPTED, says="deleted")
+        await submitted(api, reports)
+    assert [each.getMessage() for each in caplog.records if "a-broken-one" in each.getMessage()] == [
+        "Deployment a-broken-one of workers is no template, KeyError: '--stage'"
+    ]
 
 
 async def test_the_same_submission_twice_is_one_job(api: JobsApi) -> None:

@@ -41,7 +41,7 @@ _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 @dataclass
 class Refusal:
-    """What the next call that matches gets instead of a response."""
+    """What the next call that matches gets instead of a response; a creation may have been done, ``done_after`` some seconds."""
 
     method: str
     plural: str
@@ -49,6 +49,7 @@ class Refusal:
     message: str = "not now"
     reason: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+    done_after: float | None = None
 
 
 @dataclass
@@ -275,6 +276,9 @@ class _Handler(BaseHTTPRequestHandler):
         for refusal in self.api.refusals:
             if (refusal.method, refusal.plural) == (method, plural):
                 self.api.refusals.remove(refusal)
+                if refusal.done_after is not None:
+                    time.sleep(refusal.done_after)
+                    self.api.create(plural, body, dry_run=False)
                 self.send(refusal.code, _status(refusal.code, refusal.message, refusal.reason), refusal.headers)
                 return
         labels = dict(each.split("=", 1) for each in query.get("labelSelector", "").split(",") if each)

@@ -48,6 +48,16 @@ class CallError(Exception):
         return self.code == _CONFLICT and self.reason == "AlreadyExists"
 
     @property
+    def refused(self) -> bool:
+        """Whether the same call will never succeed. Rights and tokens (401, 403) may be given later."""
+        return self.code in {400, 422}
+
+    @property
+    def unclear(self) -> bool:
+        """Whether the call may have been done although it failed."""
+        return self.code == 0 or self.code >= 500
+
+    @property
     def passes(self) -> bool:
         """Whether the same call may succeed later."""
         quota = self.code == 403 and "exceeded quota" in str(self)

@@ -62,6 +62,7 @@ class KubernetesEngine:
         self._known: dict[str, _Known] = {}
         self._reports: asyncio.Queue[SubmissionReport] = asyncio.Queue()
         self._adopted = False
+        self._faults: set[str] = set()
         self._running: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[None]] = set()
         self._labels = labels = owner_label(worker.owner) | options.labels
@@ -79,7 +80,8 @@ class KubernetesEngine:
         try:
             templates = await self._templates()
             if not templates:
-                raise self._unfit("it has no Deployment of workers, whose pods would be the templates of Jobs")
+                nothing = "it has no Deployment of workers, whose pods would be the templates of Jobs"
+                raise self._unfit("; ".join(sorted(self._faults)) or nothing)
             await self._put_secret()
             probe = Submission("slipway-probe", "probe", sorted(templates[0].stages)[0], "probe", "probe")
             job = job_of(probe, templates[0], self._worker, self._options)
@@ -116,8 +118,8 @@ class KubernetesEngine:
 
     async def submit(self, submission: Submission) -> None:
         """Make the Job of a submission, as soon as the API server takes it."""
-        self._known.setdefault(submission.id, _Known(submission.attempt))
-        self._spawn(self._create(submission), self._calls)
+        one = self._known.setdefault(submission.id, _Known(submission.attempt))
+        self._spawn(self._create(submission, one), self._calls)
 
     async def cancel(self, submission_id: str) -> None:
         """Delete a Job; its pod has four seconds."""
@@ -150,7 +152,19 @@ class KubernetesEngine:
         if self._options.templates is not None:
             return await asyncio.to_thread(read_templates, self._options.templates)
         deployments, _ = await self._cluster.list(DEPLOYMENTS, LABELS | self._options.labels)
-        return [template_of(one) for one in deployments]
+        return [one for one in map(self._template, deployments) if one is not None]
+
+    def _template(self, deployment: Object) -> Template | None:
+        """Return a template; None for what is none, with a warning: stages of the others run."""
+        try:
+            return template_of(deployment)
+        except TEMPLATE_FAULTS as error:
+            what = f"Deployment {deployment['metadata']['name']} of workers is no template"
+            fault = f"{what}, {type(error).__name__}: {error}"
+            if fault not in self._faults:
+                self._faults.add(fault)
+                log.warning(fault)
+            return None
 
     async def _put_secret(self) -> None:
         secret = secret_of(self._worker)
@@ -163,10 +177,10 @@ class KubernetesEngine:
                 raise
             await self._cluster.replace(SECRETS, secret)
 
-    async def _create(self, submission: Submission) -> None:
+    async def _create(self, submission: Submission, one: _Known) -> None:
         """Make a Job, and wait while the API server cannot."""
-        backoff = Backoff()
-        while (one := self._known.get(submission.id)) is not None and not one.cancelled:
+        backoff, unclear = Backoff(), False
+        while self._known.get(submission.id) is one and not one.cancelled:
             try:
                 template = choose(await self._templates(), submission)
                 if template is None:
@@ -178,9 +192,11 @@ class KubernetesEngine:
                     return
                 await self._cluster.create(JOBS, job_of(submission, template, self._worker, self._options))
             except CallError as error:
-                if error.exists and await self._take_existing(submission):
-                    return
-                if not (error.exists or error.passes):
+                unclear = unclear or error.unclear
+                if error.exists and await self._take_existing(submission, one):
+                    unclear = False
+                    break
+                if error.refused:
                     self._end(submission.id, State(end=_END.FAILED, message=f"the API server refuses its Job: {error}"))
                     return
                 self._report(submission.id, State(message=f"the API server does not take its Job yet: {error}"))
@@ -191,10 +207,10 @@ class KubernetesEngine:
             else:
                 one.created = True
                 break
-        if one is not None and one.cancelled and one.created:  # meanwhile, when there was nothing to delete
+        if one.cancelled and (one.created or unclear):  # meanwhile, when there was nothing to delete
             await self._delete(submission.id, waits_for_pods=True)
 
-    async def _take_existing(self, submission: Submission) -> bool:
+    async def _take_existing(self, submission: Submission, one: _Known) -> bool:
         """Follow the Job of this name if it is the same submission. Return False if it cannot be read, or is gone."""
         try:
             job = await self._cluster.get(JOBS, submission.id)
@@ -205,25 +221,27 @@ class KubernetesEngine:
         if not ours or annotations.get(ATTEMPT) != submission.attempt:
             message = f"there is a Job {submission.id} that is not ours"
             self._end(submission.id, State(end=_END.FAILED, message=message))
-        elif submission.id in self._known:
-            self._known[submission.id].created = True
+        else:
+            one.created = True
             self._note_job("MODIFIED", job)
         return True
 
     async def _delete(self, name: str, *, waits_for_pods: bool) -> None:
         """Delete a Job, and wait while the API server cannot."""
-        backoff = Backoff()
+        backoff, told = Backoff(), ""
         while True:
             try:
                 await self._cluster.delete(JOBS, name, waits_for_pods=waits_for_pods)
             except CallError as error:
-                if error.passes:
-                    await backoff.wait(error)
-                    continue
                 if error.code == MISSING:
                     self._end(name, State(end=_END.CANCELLED))
-                else:
+                    return
+                if str(error) != told and not error.passes:
                     log.warning(f"Job {name} cannot be deleted: {error}")
+                    told = str(error)
+                if not error.refused:
+                    await backoff.wait(error)
+                    continue
             return
 
     # What the API server says
