@@ -283,6 +283,25 @@ def test_a_context_that_is_not_there_is_refused_before_anything(
         assert caught.value.reason == "ENGINE_UNAVAILABLE"
 
 
+@pytest.mark.parametrize("fault", ["auth-provider", "ca-file"])
+def test_a_context_that_cannot_be_used_is_refused_before_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    path = tmp_path / "config"
+    write_kubeconfig(path, "https://127.0.0.1:9")
+    text = path.read_text()
+    if fault == "auth-provider":
+        text = text.replace("user: {}", "user: {auth-provider: {name: gcp}}")
+    else:
+        text = text.replace("server:", "certificate-authority: /is/not/there.crt\n    server:")
+    assert text != path.read_text()
+    path.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(ModelExportError, match=r"auth-provider|No such file") as caught:
+        SERVICE.check("tests")
+    assert caught.value.reason == "ENGINE_UNAVAILABLE"
+
+
 async def test_in_the_cluster_it_is_the_pods_account_whose_token_is_renewed(
     api: JobsApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

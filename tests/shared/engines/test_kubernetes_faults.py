@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("lightkube", reason="pip install 'slipway-ml[kubernetes]'")
 
 from slipway.contracts.engine import Submission, SubmissionEnd
+from slipway.engines.kubernetes import cluster as cluster_module
+from slipway.engines.kubernetes import engine as engine_module
 from slipway.engines.kubernetes.jobs import owner_label
 from support.servers.job_reports import ONE, Reports, finish, place, running, submitted, until
 from support.servers.jobs_api import JobsApi, Refusal, worker_deployment
@@ -153,6 +155,71 @@ async def test_a_job_that_went_while_nothing_was_watched_is_missed(api: JobsApi)
             api.objects["jobs"].clear()
         api.forget()
         await reports.next(End.PREEMPTED, node="n", says="deleted")
+
+
+async def test_an_error_that_nobody_foresaw_is_logged_and_the_engine_goes_on(
+    api: JobsApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running() as reports:
+        await submitted(api, reports)
+        api.change("jobs", ONE.id, lambda job: job.update(status={"conditions": ["not a condition"]}))
+        await until(lambda: "which goes on" in caplog.text)
+        finish(api)
+        await reports.next(End.EXITED)
+
+
+async def test_a_silent_watch_is_begun_again_without_a_warning(
+    api: JobsApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster_module, "_SILENT_SECONDS", 0.2)
+    async with running() as reports:
+        await until(lambda: api.count("WATCH", "jobs") > 2)
+        monkeypatch.undo()
+        await submitted(api, reports)
+        finish(api)
+        await reports.next(End.EXITED)
+    assert "cannot be watched" not in caplog.text
+
+
+async def test_a_job_that_ends_and_goes_at_once_has_ended(api: JobsApi) -> None:
+    async with running() as reports:
+        await submitted(api, reports)
+        with api.lock:
+            finish(api)
+            api.remove("jobs", ONE.id)
+        await reports.next(End.EXITED)
+
+
+async def test_a_cancelled_job_whose_pod_never_goes_is_cancelled_all_the_same(
+    api: JobsApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_TICK_SECONDS", 0.05)
+    monkeypatch.setattr(engine_module, "_CANCEL_SECONDS", 0.3)
+    async with running() as reports:
+        await submitted(api, reports)
+        place(api)
+        await reports.next(node="n")
+        await reports.engine.cancel(ONE.id)
+        await reports.next(End.CANCELLED, node="n")
+
+
+async def test_pods_are_looked_up_only_for_jobs_whose_pods_end_is_not_known(api: JobsApi) -> None:
+    for number in range(20):
+        labels, name = owner_label("me"), f"slipway-m-{number}-1"
+        named = {
+            "name": name,
+            "labels": labels,
+            "annotations": {"slipway.dev/attempt": f"projects/p/exports/x:m{number}:1"},
+        }
+        done = {"conditions": [{"type": "Complete", "status": "True"}]}
+        api.put("jobs", {"metadata": named, "spec": {}, "status": done})
+        pod = {"name": f"p{number}", "labels": {**labels, "batch.kubernetes.io/job-name": name}}
+        phase = "Succeeded" if number else "Running"
+        api.put("pods", {"metadata": pod, "spec": {"nodeName": "n"}, "status": {"phase": phase}})
+    async with running() as reports:
+        for _ in range(20):
+            await reports.next(End.EXITED, node="n")
+    assert api.count("GET", "pods") == 2  # the first list, and the Job whose pod had not ended then
 
 
 async def test_a_watch_that_the_server_ends_goes_on(api: JobsApi) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx2
-import yaml
 from lightkube import AsyncClient, KubeConfig
 from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
@@ -65,30 +64,11 @@ class CallError(Exception):
         return quota or conflict or self.code in {0, _MOST_REQUESTS} or self.code >= 500
 
 
-def load_access(context: str, environment: Mapping[str, str]) -> Any:
-    """Return where the API server is and who we are: the pod's service account, or a context of kubeconfig.
-
-    Raises:
-        ServiceError: ``ENGINE_UNAVAILABLE``.
-    """
-    try:
-        if not context and "KUBERNETES_SERVICE_HOST" in environment:
-            return KubeConfig.from_service_account().get()
-        return KubeConfig.from_file(environment.get("KUBECONFIG") or "~/.kube/config").get(context or None)
-    except (ConfigError, AttributeError, KeyError, OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise ServiceError(
-            f"no Kubernetes cluster is named: {error}",
-            reason="ENGINE_UNAVAILABLE",
-            remedy="give --engine kubernetes:CONTEXT with a context that KUBECONFIG has, or run the coordinator in the cluster",
-            about={"context": context},
-        ) from error
-
-
 class Cluster:
     """A namespace of a cluster.
 
     Args:
-        access: What :func:`load_access` returned.
+        access: Where the API server is and who we are.
     """
 
     def __init__(self, access: Any) -> None:
@@ -130,7 +110,7 @@ class Cluster:
     async def watch(
         self, kind: type[GenericNamespacedResource], labels: Mapping[str, str], version: str
     ) -> AsyncIterator[tuple[str, Object]]:
-        """Yield the events after a version: ``ADDED``, ``MODIFIED`` or ``DELETED``, and the object.
+        """Yield the events after a version: ``ADDED``, ``MODIFIED`` or ``DELETED``, and the object. Return when there were none for long.
 
         Raises:
             CallError: ``GONE`` if the server does not know the version any more.
@@ -143,8 +123,8 @@ class Cluster:
                 try:
                     async with asyncio.timeout(_SILENT_SECONDS):
                         event = await self._call(anext(events))
-                except TimeoutError as error:
-                    raise CallError(f"the watch was silent for {_SILENT_SECONDS:g} s") from error
+                except TimeoutError:
+                    return
                 yield event
         finally:
             await events.aclose()
@@ -173,6 +153,26 @@ class Cluster:
             ValueError,
         ) as error:  # no credentials; an error's answer without a content type; no JSON
             raise CallError(f"{type(error).__name__}: {error}") from error
+
+
+def open_cluster(context: str, environment: Mapping[str, str]) -> Cluster:
+    """Return the cluster of the pod's service account, or of a context of kubeconfig. No call is made.
+
+    Raises:
+        ServiceError: ``ENGINE_UNAVAILABLE``.
+    """
+    try:
+        if not context and "KUBERNETES_SERVICE_HOST" in environment:
+            return Cluster(KubeConfig.from_service_account().get())
+        return Cluster(KubeConfig.from_file(environment.get("KUBECONFIG") or "~/.kube/config").get(context or None))
+    except Exception as error:  # the library has no type for all that a file of somebody may lack
+        raise ServiceError(
+            f"no Kubernetes cluster can be reached with this configuration: {type(error).__name__}: {error}",
+            reason="ENGINE_UNAVAILABLE",
+            remedy="give --engine kubernetes:CONTEXT with a context that KUBECONFIG has and kubectl can use (a token, a certificate or an "
+            "exec plugin; no auth-provider), or run the coordinator in the cluster",
+            about={"context": context},
+        ) from error
 
 
 def _pause(response: httpx2.Response | None) -> float:

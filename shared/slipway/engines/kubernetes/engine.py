@@ -13,10 +13,10 @@ from typing import Any
 
 from slipway.contracts.engine import Submission, SubmissionEnd, SubmissionReport, WorkerStart
 from slipway.engines.kubernetes.cluster import DEPLOYMENTS, JOBS, MISSING, PODS, SECRETS, CallError, Cluster
-from slipway.engines.kubernetes.following import Backoff, Following
+from slipway.engines.kubernetes.following import Backoff, Following, keep_on
 from slipway.engines.kubernetes.jobs import ATTEMPT, job_of, owner_label, secret_name, secret_of
 from slipway.engines.kubernetes.options import JobOptions
-from slipway.engines.kubernetes.states import Object, State, is_finished, state_of
+from slipway.engines.kubernetes.states import Object, State, has_ended, is_finished, state_of
 from slipway.engines.kubernetes.templates import (
     LABELS,
     TEMPLATE_FAULTS,
@@ -30,22 +30,30 @@ from slipway.errors import ConfigurationError, ServiceError
 log = logging.getLogger("slipway.engine.kubernetes")
 
 _TICK_SECONDS = 2.0
+_CANCEL_SECONDS = 60.0
+"""How long a cancelled Job may wait for its pod; on a lost node it waits for many minutes."""
+_MOST_LOOKUPS = 8
+"""So many lists of a Job's pods at a time: after a restart, many Jobs may have ended."""
 _POD_OF = "batch.kubernetes.io/job-name"
 _END = SubmissionEnd
 
 
 @dataclass
 class _Known:
-    """A submission that has not ended. ``since`` is when its state began, by :func:`time.monotonic`."""
+    """A submission that has not ended. ``since`` is when its state began, and it was cancelled at a time, by :func:`time.monotonic`."""
 
     attempt: str
     job: Object | None = None
     pods: dict[str, Object] = field(default_factory=dict)
     created: bool = False
-    cancelled: bool = False
+    cancelled_at: float = inf
     ending: bool = False
     state: State = field(default_factory=State)
     since: float = inf
+
+    @property
+    def cancelled(self) -> bool:
+        return self.cancelled_at < inf
 
 
 class KubernetesEngine:
@@ -63,6 +71,7 @@ class KubernetesEngine:
         self._reports: asyncio.Queue[SubmissionReport] = asyncio.Queue()
         self._adopted = False
         self._faults: set[str] = set()
+        self._lookups = asyncio.Semaphore(_MOST_LOOKUPS)
         self._running: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[None]] = set()
         self._labels = labels = owner_label(worker.owner) | options.labels
@@ -99,8 +108,8 @@ class KubernetesEngine:
                 remedy="see with kubectl that the cluster responds",
                 about={"server": self._cluster.server},
             ) from error
-        for work in (self._jobs.keep(), self._pods.keep(), self._tick()):
-            self._spawn(work, self._running)
+        for work in (self._jobs.keep, self._pods.keep, self._tick):
+            self._spawn(keep_on(work), self._running)
 
     async def adopt(self) -> Sequence[SubmissionReport]:
         """Return the Jobs of an earlier process, also those that have ended since: their ends are reports."""
@@ -125,7 +134,7 @@ class KubernetesEngine:
         """Delete a Job; its pod has four seconds."""
         one = self._known.get(submission_id)
         if one is not None and not one.cancelled:
-            one.cancelled = True
+            one.cancelled_at = time.monotonic()
             self._spawn(self._delete(submission_id, waits_for_pods=True), self._calls)
 
     async def watch(self) -> AsyncIterator[SubmissionReport]:
@@ -259,7 +268,7 @@ class KubernetesEngine:
         name = job["metadata"]["name"]
         attempt = (job["metadata"].get("annotations") or {}).get(ATTEMPT)
         if event == "DELETED":
-            self._note_deleted(name)
+            self._note_deleted(name, job)
             return
         if name not in self._known:
             # One that has been reported as ended stays ended; before that, it is one of an earlier process.
@@ -270,11 +279,17 @@ class KubernetesEngine:
         one.job, one.created = job, True
         self._look(name)
 
-    def _note_deleted(self, name: str) -> None:
+    def _note_deleted(self, name: str, job: Object | None = None) -> None:
         one = self._known.get(name)
-        if one is not None:
-            end = _END.CANCELLED if one.cancelled else _END.PREEMPTED
-            self._end(name, State(one.state.node, end, "" if one.cancelled else "its Job was deleted"))
+        if one is None or one.ending:
+            return
+        one.job = job or one.job
+        if one.cancelled:
+            self._end(name, State(one.state.node, _END.CANCELLED))
+        elif one.job is not None and is_finished(one.job):
+            self._end(name, state_of(one.job, one.pods.values()))
+        else:
+            self._end(name, State(one.state.node, _END.PREEMPTED, "its Job was deleted"))
 
     def _note_pods(self, pods: Sequence[Object], _: frozenset[str]) -> None:
         for one in self._known.values():
@@ -304,7 +319,7 @@ class KubernetesEngine:
             return
         if state.end is not None and is_finished(one.job):
             one.ending = True
-            self._spawn(self._finish(name), self._calls)
+            self._spawn(self._finish(name, one, one.job), self._calls)
         elif state.end is not None:
             self._end_and_delete(name, state)
         elif state.suspended and one.state.node:
@@ -313,21 +328,23 @@ class KubernetesEngine:
         else:
             self._report(name, state)
 
-    async def _finish(self, name: str) -> None:
+    async def _finish(self, name: str, one: _Known, job: Object) -> None:
         """Report the end of a Job that has ended; events of its pod may be late."""
-        one = self._known[name]
-        assert one.job is not None
-        with contextlib.suppress(CallError):
-            pods, _ = await self._cluster.list(PODS, {_POD_OF: name})
-            one.pods |= {pod["metadata"]["name"]: pod for pod in pods}
-        self._end(name, state_of(one.job, one.pods.values()))
+        if not has_ended(one.pods.values()):
+            with contextlib.suppress(CallError):
+                async with self._lookups:
+                    pods, _ = await self._cluster.list(PODS, {_POD_OF: name})
+                one.pods |= {pod["metadata"]["name"]: pod for pod in pods}
+        self._end(name, state_of(job, one.pods.values()))
 
     async def _tick(self) -> None:
         """End what has waited for too long, and say of the rest why it may wait."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             for name, one in list(self._known.items()):
-                if time.monotonic() - one.since > one.state.patience:
+                if time.monotonic() - one.cancelled_at > _CANCEL_SECONDS:
+                    self._end(name, State(one.state.node, _END.CANCELLED))
+                elif time.monotonic() - one.since > one.state.patience:
                     self._end_and_delete(name, State(one.state.node, one.state.then, one.state.message))
                 elif one.state.hint:
                     self._look(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from lightkube.generic_resource import GenericNamespacedResource
 
@@ -22,14 +22,25 @@ class Backoff:
     def __init__(self) -> None:
         self._pause = _FIRST_PAUSE
 
-    async def wait(self, error: CallError) -> None:
+    async def wait(self, error: CallError | None = None) -> None:
         """Wait after a failed call."""
-        await asyncio.sleep(max(self._pause, error.pause))
+        await asyncio.sleep(max(self._pause, error.pause if error else 0.0))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def reset(self) -> None:
         """Begin anew after a call that succeeded."""
         self._pause = _FIRST_PAUSE
+
+
+async def keep_on(work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work until cancelled: after an error that nobody foresaw, begin again."""
+    backoff = Backoff()
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("an error in the engine of Kubernetes, which goes on")
+        await backoff.wait()
 
 
 class Following:

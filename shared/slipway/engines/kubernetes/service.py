@@ -9,27 +9,26 @@ from slipway.distribution import require
 
 
 def check(address: str) -> None:
-    """Check that the library is installed, and that an address is the name of a context; an empty one needs none.
+    """Check that the library is installed, and that an address is the name of a context that can be used; an empty one needs none.
 
     Raises:
         ModelExportError: ``UNSUPPORTED``, ``ENGINE_UNAVAILABLE`` or ``CONFIGURATION_INVALID``.
     """
     require("kubernetes", what="the engine kubernetes")
-    from slipway.engines.kubernetes.cluster import load_access
+    from slipway.engines.kubernetes.cluster import open_cluster
     from slipway.engines.kubernetes.options import JobOptions
 
-    load_access(address, os.environ)
+    open_cluster(address, os.environ)
     JobOptions.from_environment(os.environ)
 
 
 def open_engine(address: str, worker: WorkerStart) -> Engine:
     """As :attr:`~slipway.contracts.engine.EngineService.open`."""
-    from slipway.engines.kubernetes.cluster import Cluster, load_access
+    from slipway.engines.kubernetes.cluster import open_cluster
     from slipway.engines.kubernetes.engine import KubernetesEngine
     from slipway.engines.kubernetes.options import JobOptions
 
-    cluster = Cluster(load_access(address, os.environ))
-    return KubernetesEngine(cluster, worker, options=JobOptions.from_environment(os.environ))
+    return KubernetesEngine(open_cluster(address, os.environ), worker, options=JobOptions.from_environment(os.environ))
 
 
 def installation() -> str:

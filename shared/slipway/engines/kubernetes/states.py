@@ -101,6 +101,12 @@ def is_finished(job: Object) -> bool:
     return any(_true(job, name) for name in ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"))
 
 
+def has_ended(pods: Iterable[Object]) -> bool:
+    """Return whether the last pod has ended, so that nothing more will be said of it."""
+    pod = _last(pods)
+    return pod is not None and pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+
+
 def _waiting(pod: Object) -> State:
     """Return the state of a pod that has not started."""
     for status in _containers(pod):
