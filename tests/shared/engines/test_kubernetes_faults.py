@@ -79,6 +79,15 @@ async def test_a_job_that_was_made_without_a_clear_answer_is_deleted_if_it_was_c
         await until(lambda: ONE.id in api.names("jobs") and "deletionTimestamp" in api.one("jobs", ONE.id)["metadata"])
 
 
+async def test_a_job_that_was_made_without_a_clear_answer_is_deleted_if_it_is_refused_then(api: JobsApi) -> None:
+    async with running() as reports:
+        api.refusals += [Refusal("POST", "jobs", 500, done_after=0), Refusal("POST", "jobs", 422, "is invalid")]
+        await reports.engine.submit(ONE)
+        await reports.next(says="not now")
+        await reports.next(End.FAILED, says="is invalid")
+        await until(lambda: not api.names("jobs"))
+
+
 async def test_a_deployment_that_is_no_template_stops_no_other(api: JobsApi, caplog: pytest.LogCaptureFixture) -> None:
     async with running() as reports:
         api.put("deployments", worker_deployment("a-broken-one", args=["--slots=1"]))

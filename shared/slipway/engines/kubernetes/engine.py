@@ -188,17 +188,15 @@ class KubernetesEngine:
 
     async def _create(self, submission: Submission, one: _Known) -> None:
         """Make a Job, and wait while the API server cannot."""
-        backoff, unclear = Backoff(), False
+        backoff, unclear, failed = Backoff(), False, None
         while self._known.get(submission.id) is one and not one.cancelled:
             try:
                 template = choose(await self._templates(), submission)
                 if template is None:
                     gpus = " or ".join(str(each) for each in submission.requirements.any_of)
                     message = f"no template of namespace {self._cluster.namespace} runs {submission.stage}"
-                    self._end(
-                        submission.id, State(end=_END.UNSCHEDULABLE, message=f"{message} {gpus and f'on {gpus}'}")
-                    )
-                    return
+                    failed = State(end=_END.UNSCHEDULABLE, message=f"{message} {gpus and f'on {gpus}'}")
+                    break
                 await self._cluster.create(JOBS, job_of(submission, template, self._worker, self._options))
             except CallError as error:
                 unclear = unclear or error.unclear
@@ -206,18 +204,21 @@ class KubernetesEngine:
                     unclear = False
                     break
                 if error.refused:
-                    self._end(submission.id, State(end=_END.FAILED, message=f"the API server refuses its Job: {error}"))
-                    return
+                    failed = State(end=_END.FAILED, message=f"the API server refuses its Job: {error}")
+                    break
                 self._report(submission.id, State(message=f"the API server does not take its Job yet: {error}"))
                 await backoff.wait(error)
             except (ConfigurationError, *TEMPLATE_FAULTS) as error:  # one that was changed
-                self._end(submission.id, State(end=_END.FAILED, message=f"its template cannot be used: {error}"))
-                return
+                failed = State(end=_END.FAILED, message=f"its template cannot be used: {error}")
+                break
             else:
                 one.created = True
                 break
-        if one.cancelled and (one.created or unclear):  # meanwhile, when there was nothing to delete
-            await self._delete(submission.id, waits_for_pods=True)
+        if failed is not None:
+            self._end(submission.id, failed)
+        # It was cancelled when there was nothing to delete, or an earlier call that failed made a Job.
+        if (one.cancelled or failed is not None) and (one.created or unclear):
+            await self._delete(submission.id, waits_for_pods=one.cancelled)
 
     async def _take_existing(self, submission: Submission, one: _Known) -> bool:
         """Follow the Job of this name if it is the same submission. Return False if it cannot be read, or is gone."""
