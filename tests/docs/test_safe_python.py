@@ -72,7 +72,7 @@ def test_images_keep_python_from_the_current_folder() -> None:
 
 
 def test_python_is_started_in_one_place() -> None:
-    """What else names the interpreter starts no module with it, or makes releases and generated code, with -P."""
+    """What else names the interpreter starts no module with it, or starts one with -P: releases, generated code, a node's worker."""
     named = {}
     for path in files("*.py"):
         uses = [
@@ -82,7 +82,14 @@ def test_python_is_started_in_one_place() -> None:
         ]
         if uses:
             named[path.name] = len(uses)
-    assert named == {"processes.py": 1, "doctor.py": 1, "generate.py": 3, "make_release.py": 4}
+    assert named == {
+        "processes.py": 1,
+        "doctor.py": 1,
+        "generate.py": 3,
+        "make_release.py": 4,
+        "task_host.py": 1,
+        "task_worker.py": 2,
+    }
 
 
 def test_no_library_may_run_the_code_of_a_model() -> None:

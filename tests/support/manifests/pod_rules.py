@@ -204,11 +204,13 @@ def disruptions(cluster: Cluster) -> Iterator[str]:
             yield f"budget {name} is for {selected}"
         if budget["spec"].get("maxUnavailable", 0) == 0 or "minAvailable" in budget["spec"]:
             yield f"budget {name} can stop a drain for ever"
+    coordinators = [one for one in cluster.workloads() if one.program == "coordinator"]
+    has_engine = any(getattr(one.arguments(), "engine", "") for one in coordinators)
     for one in cluster.workloads():
         if one.program == "worker":
-            # An engine runs none; a budget would count the pods of its Jobs, which no budget can, and stop every drain.
-            if (one.name in protected) != (one.object["spec"].get("replicas") != 0):
-                yield f"{one.name} has no budget, or one without pods"
+            # A budget would count the pods of an engine's Jobs, which no budget can, and stop every drain.
+            if (one.name in protected) == has_engine:
+                yield f"{one.name} has no budget, or one beside an engine"
             if one.pod["terminationGracePeriodSeconds"] < one.arguments().drain_seconds + 20:
                 yield f"{one.name} is killed before it has drained"
         replicas = one.object["spec"].get("replicas", 1)

@@ -1,4 +1,4 @@
-"""The driver: the process that talks to a Ray cluster, ``python -m slipway.engines.ray.driver ADDRESS NAMESPACE``.
+"""The driver: the process that talks to a Ray cluster, ``python -P -m slipway.engines.ray.driver ADDRESS NAMESPACE``.
 
 Commands come from standard input and events go to standard output, one JSON object a line. It ends when standard input closes, or with
 :data:`CLUSTER_LOST` when the cluster does not respond any more; task hosts outlive both.

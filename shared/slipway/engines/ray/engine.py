@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from slipway.contracts.engine import Submission, SubmissionEnd, SubmissionReport
 from slipway.distribution import own_version
 from slipway.engines.ray.options import DEFAULT
 from slipway.errors import ServiceError
+from slipway.machine.processes import python_module
 from slipway.settings.s3 import SCHEME
 
 log = logging.getLogger("slipway.engine.ray")
@@ -113,7 +113,7 @@ class RayEngine:
         """Start a driver, and wait until it is connected and has checked the nodes: all must fit, or else at least one."""
         await self._end_driver()
         self._driver = driver = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "slipway.engines.ray.driver", self._address, f"slipway-{self._worker.owner}"),
+            *python_module("slipway.engines.ray.driver", self._address, f"slipway-{self._worker.owner}"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

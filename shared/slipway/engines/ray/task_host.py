@@ -130,6 +130,8 @@ class TaskHost:
             return 1, fault
         if self._cancelled.is_set():
             return _NEVER_BEGAN
+        from slipway.machine.processes import python_module  # it is there, by that check
+
         with tempfile.TemporaryDirectory(prefix="slipway-task-") as folder:
             given = [*start["environment"], *start["files"]]
             replaced = tuple(family for family in _FAMILIES if any(name.startswith(family) for name in given))
@@ -140,7 +142,7 @@ class TaskHost:
                 path.write_text(content, encoding="utf-8")
                 environment[name] = str(path)
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "slipway.engines.ray.task_worker", str(os.getpid()), *arguments),
+                *python_module("slipway.engines.ray.task_worker", str(os.getpid()), *arguments),
                 cwd=folder,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The worker's process on a node: ``python -m slipway.engines.ray.task_worker PARENT ARGUMENT…`` runs ``slipway`` and ends with its parent."""
+"""The worker's process on a node: ``python -P -m slipway.engines.ray.task_worker PARENT ARGUMENT…`` runs ``slipway`` and ends with its parent."""
 
 from __future__ import annotations
 

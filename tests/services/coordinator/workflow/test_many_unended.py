@@ -36,7 +36,7 @@ def test_it_answers_before_it_resumes_and_resumes_first_what_is_cancelled(
         assert state(harness.client.get_export(records[1].name)) == "running"
         assert state(harness.client.cancel_export(records[2].name)) == "cancelled"
         assert set(harness.server.coordinator._unresumed) == {records[1].name}
-        assert set(harness.server.coordinator._unended) == {records[0].name, records[1].name}
+        assert set(harness.server.coordinator.unended) == {records[0].name, records[1].name}
     monkeypatch.undo()
     with Harness(tmp_path) as harness:
         assert state(harness.finished(records[1].name)) in {"succeeded", "failed"}
