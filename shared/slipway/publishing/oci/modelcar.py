@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.publishing.oci.base import LAYER_TYPE, Base
-from slipway.publishing.oci.modelpack import TITLE, Written, annotations_of, canonical
-from slipway.publishing.oci.registry import INDEX_TYPE, MANIFEST_TYPE, Descriptor
+from slipway.publishing.oci.modelpack import Written, annotations_of, canonical
+from slipway.publishing.oci.registry import INDEX_TYPE, MANIFEST_TYPE, TITLE, Descriptor
 from slipway.publishing.oci.tars import TarLayer
 from slipway.publishing.publication import PublishedOutput
 from slipway.publishing.release import Release

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from slipway.artifacts.digests import digest_bytes
-from slipway.publishing.oci.registry import INDEX_TYPE, MANIFEST_TYPE, Descriptor
+from slipway.publishing.oci.registry import INDEX_TYPE, MANIFEST_TYPE, TITLE, Descriptor
 from slipway.publishing.publication import SIGNATURE, PublishedOutput
 from slipway.publishing.release import Release, ReleasedFile
 
@@ -22,7 +22,7 @@ CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
 DOCUMENTS_TYPE = "application/vnd.slipway.documents.v1+json"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
-FILE_PATH, TITLE = "org.cncf.model.filepath", "org.opencontainers.image.title"
+FILE_PATH = "org.cncf.model.filepath"
 OUTPUT = "slipway.output"
 DOCUMENTS = "slipway.documents"
 """Annotation of the manifest of the documents in the index."""

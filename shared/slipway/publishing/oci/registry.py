@@ -13,6 +13,7 @@ from slipway.errors import ArtifactError
 from slipway.files.json_documents import parse_json
 from slipway.publishing.oci.tars import ReadAt
 from slipway.publishing.release import OnBytes
+from slipway.texts import one_line, shortened
 
 if TYPE_CHECKING:
     from slipway.publishing.connections import Answer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+TITLE = "org.opencontainers.image.title"
 CHUNK_BYTES = 64 << 20
 """Bytes of one request of an upload: what is sent again at most if a connection breaks."""
 MOST_DESCRIPTORS = 20_000
@@ -190,7 +192,7 @@ class Repository:
         Raises:
             ArtifactError: ``LIMIT_EXCEEDED`` if it is larger than ``most``, ``ARTIFACT_CORRUPT``; as :meth:`Transport.repeat`.
         """
-        doing = f"reading {descriptor.digest[:19]}"
+        doing = f"reading {shortened(one_line(descriptor.annotations.get(TITLE, ''))) or descriptor.digest[:19]}"
         if descriptor.size_bytes > most:
             raise self.too_large(doing, f"a document has {descriptor.size_bytes} bytes, and may have {most}")
         answer = self._call(doing, "GET", f"blobs/{descriptor.digest}", most=descriptor.size_bytes)

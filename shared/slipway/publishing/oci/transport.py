@@ -124,6 +124,7 @@ class Transport:
             "STORE_UNAVAILABLE": "check that the registry runs and can be reached, then try again",
             "STORE_DENIED": credentials_remedy(self.address),
             "ARTIFACT_NOT_FOUND": "check the name and the tag",
+            "ARTIFACT_CORRUPT": "what the registry has was damaged or changed: publish the model again",
         }
         return ArtifactError(
             f"{doing}: {self.address.host}: {what}",
