@@ -55,8 +55,8 @@ class WorkerOptions:
             fail with DISK_FULL.
         worker_id: Name; unique for every start of a worker.
         only_task: Key of the only attempt it takes, after which it stops; empty for any.
-        patience_seconds: With ``only_task``: how long the coordinator may be silent before it gives up, while it waits for the attempt
-            and while it runs it.
+        patience_seconds: With ``only_task``: how long it waits for the attempt, and how long the coordinator may be silent while it runs
+            it, before it gives up.
     """
 
     coordinator: str

@@ -140,6 +140,7 @@ class Submitter:
             while True:
                 try:
                     if watching.done():
+                        log.error(f"the reports of {self._setup.name} ended: {watching.exception()!r}; reading on")
                         watching = asyncio.create_task(self._watch())
                     await self._look()
                 except ModelExportError as error:
@@ -191,7 +192,7 @@ class Submitter:
             if not one.cancelled and idle_seconds >= self._patience(one):
                 one.cancelled = True
                 await self._engine.cancel(one.id)
-        for offer in list(self._due()):
+        for offer in self._due():
             await self._submit(offer)
 
     def _idle_seconds(self, one: _Submitted) -> float | None:
@@ -254,7 +255,11 @@ class Submitter:
             near=self._nodes_near(offer.export, sizes),
         )
         self._submitted[offer.key] = _Submitted(submission.id, offer.key)
-        await self._engine.submit(submission)
+        try:
+            await self._engine.submit(submission)
+        except Exception:  # the engine knows nothing of it, so it would never report an end
+            del self._submitted[offer.key]
+            raise
         with within(offer.traceparent):
             log.info(f"submitted {offer.key} to {self._board.engine} as {submission.id}")
 
