@@ -113,6 +113,7 @@ def checked_with(folder: Path, **programs: str) -> subprocess.CompletedProcess[s
     return subprocess.run([CHECK], env={"PATH": str(folder)}, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_check_of_a_change_says_what_was_not_tested_for_want_of_a_tool(tmp_path: Path) -> None:
     done = checked_with(tmp_path, id="echo 1000")
     assert done.returncode == 0

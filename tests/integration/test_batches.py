@@ -100,6 +100,7 @@ def test_a_failure_in_the_middle_does_not_end_the_others_and_the_table_is_the_an
     assert str(sweep.root / "out" / TABLE) in shown.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT])
 def test_an_interrupt_ends_the_running_one_and_the_same_command_continues(sweep: Sweep, number: signal.Signals) -> None:
     hold = sweep.stages / "hold-quantize"
@@ -163,6 +164,7 @@ def test_at_a_coordinator_all_are_submitted_and_then_watched(sweep: Sweep, coord
         assert ids == {export.name.rpartition("/")[2] for export in client.list_exports()}
 
 
+@pytest.mark.slow
 def test_an_interrupt_cancels_all_at_the_coordinator(sweep: Sweep, coordinator: str) -> None:
     (sweep.stages / "hold-merge").touch()
     running = start([*sweep.words, "--coordinator", coordinator], sweep.root / "home", **sweep.variables)
@@ -196,7 +198,7 @@ print(len(one), type(one).__name__, one.success)
 """
 
 
-@pytest.mark.parametrize("mode", ["blocking", "async"])
+@pytest.mark.parametrize("mode", ["blocking", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_program_exports_a_list(sweep: Sweep, mode: str) -> None:
     script = sweep.root / "script.py"
     script.write_text(SCRIPT)

@@ -180,6 +180,7 @@ def broken(tmp_path: Path) -> str:
 FAULT = "the installed format 'ggjt' of broken-format cannot be used: ModuleNotFoundError: No module named 'a_library"
 
 
+@pytest.mark.slow
 def test_a_format_that_cannot_be_imported_stops_no_other_command(project: Path, tmp_path: Path, broken: str) -> None:
     pushed = run(project, "push", project / "base", "--json", path=broken)
     assert pushed.code == 0, pushed.err

@@ -237,6 +237,7 @@ def _assert_text_close(source: Path, folder: Path, *, limit: float) -> None:
         assert np.abs(found - wanted)[mask.astype(bool)].max() < limit
 
 
+@pytest.mark.slow
 def test_validation_runs_text_through_embedding_and_decoder(quick: tuple[Path, Exported]) -> None:
     _assert_text_close(quick[0], quick[1].folder, limit=1e-4)
 

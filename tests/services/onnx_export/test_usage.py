@@ -147,6 +147,7 @@ def test_tokens_of_sound_are_the_same_numbers_in_both(tmp_path: Path, shown: Sho
     assert ast.literal_eval(done.stdout) == found["onnx"][-40:]
 
 
+@pytest.mark.slow
 def test_probabilities_are_the_same_in_both(tmp_path: Path, shown: Shown) -> None:
     make_family_model("bert-classes", tmp_path / "pytorch")
     found = {name: ast.literal_eval(said) for name, said in shown().items()}

@@ -69,6 +69,7 @@ def test_right_outputs_answer_as_base_and_adapter_and_the_base_does_not(
     assert report.read.replace(" ", "") == PROMPT.replace(" ", "")
 
 
+@pytest.mark.slow
 def test_an_output_that_differs_says_from_which_token_on(tiny: Models, context: Context) -> None:
     wrong = tiny.scaled("stronger", 3.0)
     report = asked({"base": tiny.base, "adapter": tiny.adapter, "pytorch": wrong}, context, models=(FINE_TUNED,))

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from slipway.cli.completion import assignments, settings
 from slipway.configuration.flags import options_of
 from slipway.configuration.loading import load
@@ -58,6 +60,7 @@ SETTINGS: list[tuple[list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_bash_completes_settings_and_their_values(tmp_path: Path) -> None:
     found = offered(tmp_path, *(words for words, _ in SETTINGS))
     assert found == [expected for _, expected in SETTINGS]

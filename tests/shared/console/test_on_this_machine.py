@@ -150,6 +150,7 @@ def test_an_export_is_made_shown_and_downloaded(local: LocalConsole, made: str) 
     assert local.browser.get(f"{made}/outputs/..%2f..%2fetc.tar").status == 404
 
 
+@pytest.mark.slow
 def test_an_export_of_a_command_is_shown_too_and_two_are_compared(local: LocalConsole, made: str) -> None:
     words = ("--base-model", str(local.base), "--out", str(local.root / "out"), "--set", "validation.enabled=false")
     before = set(EXPORT.findall(local.browser.get("/ui/").text))

@@ -190,6 +190,7 @@ def test_a_question_ends_with_the_console(place: MachinePlace, pages: Pages) -> 
     assert "The question was cancelled." in pages.get("/ask").text
 
 
+@pytest.mark.slow
 def test_a_model_that_dies_is_named_and_the_console_goes_on(pages: Pages) -> None:
     ask(pages, *ALL)
 

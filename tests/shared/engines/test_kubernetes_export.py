@@ -66,6 +66,7 @@ def place(home: Path, api: JobsApi, stages: str) -> Iterator[Place]:
         yield Place(harness, api, nodes)
 
 
+@pytest.mark.slow
 def test_a_preempted_job_goes_on_with_what_its_attempt_kept(tmp_path: Path, api: JobsApi) -> None:
     told = tmp_path / "told"
     told.write_text("hang")

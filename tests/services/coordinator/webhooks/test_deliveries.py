@@ -258,6 +258,7 @@ def test_without_receivers_nothing_is_stored(database: Database) -> None:
         assert connection.execute(sa.text("SELECT COUNT(*) FROM slipway_deliveries")).scalar() == 0
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_deliveries_are_looked_through_quickly(database: Database) -> None:
     """A receiver that is down for long has many: of each export one that was tried, and those that wait for it."""
     now = time.time()

@@ -116,6 +116,7 @@ def test_what_waits_for_nobody_is_given_up_by_a_coordinator_without_the_file(
     assert "the webhooks file does not name its receiver" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_standby_that_waited_for_long_is_as_patient_as_one_that_starts(
     tmp_path: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_weights_become_floats_one_at_a_time(tmp_path: Path) -> None:
     assert growth(RUN, tmp_path, WIDTH) < 40
 
 
+@pytest.mark.slow
 @on_linux
 def test_results_are_compared_without_copies_of_all_of_them() -> None:
     """Eight positions of the logits are 8 MiB in float64, and six such arrays are there at once; all positions would be 384 MiB."""
