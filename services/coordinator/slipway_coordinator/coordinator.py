@@ -253,8 +253,10 @@ class Coordinator:
 
     async def publish_revision(self, record: ExportRecord, changes: Sequence[Transition]) -> None:
         """Store a new revision, publish it to watchers, and offer its attempts. A replayed revision only writes its spans again."""
-        before = changes[0].before if changes else record
-        news = await self.journal.commit(lambda: self.database.save(record, before=before), later=True)
+        before = changes[0].before if changes else record  # None at the beginning of a run, which was queued
+        news = await self.journal.commit(
+            lambda: self.database.save(record, before=before, state_before=ExportState.QUEUED), later=True
+        )
         # Before the revision is published: a watcher may end this process as soon as it sees the export's end.
         for change in changes:
             observe(change.before, change.after, at=change.at, news=news)

@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def light_distributions(*extras: str) -> set[str]:
 def hidden_modules(*extras: str) -> list[str]:
     """Return the modules of installed distributions that ``pip install slipway-ml[EXTRAS]`` does not bring."""
     light = light_distributions(*extras) | {DISTRIBUTION}
-    modules = packages_distributions()
+    modules = _installed_modules()
     return sorted(
         module
         for module, distributions in modules.items()
@@ -156,10 +157,16 @@ def freshly_installed(folder: Path) -> LightInstall:
     return LightInstall(str(environment / "bin" / "slipway"), folder / "home", plain)
 
 
+@cache
+def _installed_modules() -> dict[str, list[str]]:
+    """Return the distributions of every module. Each look reads the lists of files of all of them, which takes a second."""
+    return dict(packages_distributions())
+
+
 def modules_of(requirement: str) -> Iterator[str]:
     """Yield the top-level modules of an installed requirement."""
     wanted = normal(Requirement(requirement).name)
-    for module, distributions in packages_distributions().items():
+    for module, distributions in _installed_modules().items():
         if wanted in map(normal, distributions):
             yield module
 

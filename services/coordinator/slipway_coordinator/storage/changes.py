@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from pydantic import ValidationError
@@ -29,11 +29,15 @@ AT_ONCE = 1 << 20
 """Characters that are read at a time: labels may be long."""
 _FORGET_EVERY = 500
 
-_ADD = sa.text("""
+_ADD_NEXT = sa.text("""
     INSERT INTO slipway_changes (sequence, time, project, change)
     SELECT COALESCE(MAX(sequence), 0) + 1, :time, :project, :change FROM slipway_changes
     RETURNING sequence
 """)
+_ADD = sa.text(
+    "INSERT INTO slipway_changes (sequence, time, project, change) VALUES (:sequence, :time, :project, :change)"
+)
+_LAST = sa.text("SELECT COALESCE(MAX(sequence), 0) FROM slipway_changes")
 _NUMBER_ALONE = sa.text("SELECT pg_advisory_xact_lock(hashtext('slipway_changes'))")
 """A statement of its own, because the next one sees what was committed before it begins, not what was while it waited."""
 _BYTES = {"sqlite": "LENGTH(CAST(change AS BLOB))", "postgresql": "OCTET_LENGTH(change)"}
@@ -93,6 +97,8 @@ class NumberedChange(NamedTuple):
 class Changes:
     """The table of changes. All calls block for some milliseconds; those that note a change join the open transaction.
 
+    A transaction writes its changes at its end, together, so it takes the lock of the numbers last and holds it for a short time.
+
     Args:
         transactions: The transactions of the coordinator.
     """
@@ -100,7 +106,6 @@ class Changes:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._added = False
-        self._numbering: sa.RootTransaction | sa.NestedTransaction | None = None  # the one that took the lock last
 
     def take_added(self) -> bool:
         """Return whether changes were added since the last call, whose transaction may have failed. Called between transactions."""
@@ -180,19 +185,21 @@ class Changes:
     def _add(self, change: ExportChange) -> None:
         self._added = True
         row = {"time": time.time(), "project": change.export.project, "change": change.model_dump_json()}
-        with self._transactions.begin() as connection:
-            if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
-                self._number_alone(connection)
-            sequence = connection.execute(_ADD, row).scalar_one()
-            if sequence % _FORGET_EVERY == 0:
-                self._forget(connection, sequence - CHANGES_KEPT)
+        with self._transactions.begin():
+            self._transactions.write_at_end(self._write, row)
 
-    def _number_alone(self, connection: sa.Connection) -> None:
-        """Let no other transaction number changes until this one ends; once for all changes of a transaction."""
-        transaction = connection.get_transaction()
-        if transaction is not self._numbering:
+    def _write(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
+        """Number the changes of a transaction, and store them; no other transaction numbers any until this one ends."""
+        if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
             connection.execute(_NUMBER_ALONE)
-            self._numbering = transaction
+        if len(rows) == 1:
+            last = connection.execute(_ADD_NEXT, rows[0]).scalar_one()
+        else:
+            first = connection.execute(_LAST).scalar_one() + 1
+            last = first + len(rows) - 1
+            connection.execute(_ADD, [row | {"sequence": number} for number, row in enumerate(rows, first)])
+        if last // _FORGET_EVERY > (last - len(rows)) // _FORGET_EVERY:
+            self._forget(connection, last - CHANGES_KEPT)
 
     def _forget(self, connection: sa.Connection, sequence: int) -> None:
         """Forget the changes up to a number, and the oldest ones if the rest is too large: labels may be long."""

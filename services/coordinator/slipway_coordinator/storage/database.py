@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from slipway.errors import ServiceError
 from slipway_coordinator.lifecycle.quotas import ProjectUsage
-from slipway_coordinator.lifecycle.records import ExportRecord
+from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.changes import Changes
 from slipway_coordinator.storage.deliveries import Announcer, Deliveries
@@ -137,16 +137,19 @@ class Database:
             self.deliveries.note_change(None, record)
         return True
 
-    def save(self, record: ExportRecord, *, before: ExportRecord | None = None) -> bool:
+    def save(
+        self, record: ExportRecord, *, before: ExportRecord | None = None, state_before: ExportState | None = None
+    ) -> bool:
         """Store a newer revision of an export; return False, and change nothing, if the stored one is newer or gone.
 
         Args:
             record: The new revision.
             before: An earlier stored revision; its results are already noted as the project's.
+            state_before: State of the revision before, if ``before`` is None; by default it is read.
         """
         made = record.results - (before.results if before is not None else set())
         with self.transactions.begin() as connection:
-            known = self.changes.read_state(record.name) if before is None else before.state
+            known = before.state if before is not None else state_before or self.changes.read_state(record.name)
             if connection.execute(_SAVE, {"name": record.name, **_revision_columns(record)}).rowcount:
                 self.changes.note_state(known, record)
                 self.deliveries.note_change(known, record)

@@ -46,6 +46,13 @@ class Transactions:
         self._engine = engine
         self._open = threading.local()
 
+    def write_at_end(self, write: Callable[[sa.Connection, list[Any]], None], row: Any) -> None:
+        """Call ``write`` once before the open transaction is committed, with this row and all others given for it, in their order.
+
+        A transaction of the journal has many changes, and writing rows of a kind together costs a fraction of writing each alone.
+        """
+        self._open.rows.setdefault(write, []).append(row)
+
     @contextmanager
     def begin(self) -> Iterator[sa.Connection]:
         """Join the transaction open in this thread, or open one and commit it at the end of the block.
@@ -58,9 +65,11 @@ class Transactions:
             yield joined
             return
         with self._engine.begin() as connection:
-            self._open.connection = connection
+            self._open.connection, self._open.rows = connection, {}
             try:
                 yield connection
+                for write, rows in self._open.rows.items():
+                    write(connection, rows)
             finally:
                 self._open.connection = None
 

@@ -25,19 +25,24 @@ from slipway_coordinator.storage.schema import leases as _leases
 
 # One statement for first and later grants. Epochs continue where those of forgotten exports ended: an export created again under
 # the same name has attempts with the same keys, and must not be confused with the first.
-_GRANT = sa.text("""
+_GRANTING = """
     INSERT INTO slipway_leases AS l (task, export, epoch, worker, state, gpus, since)
     VALUES (:task, :export, (SELECT highest FROM slipway_epochs) + 1, :worker, 'held', :gpus, :since)
     ON CONFLICT (task) DO UPDATE SET epoch = l.epoch + 1, worker = excluded.worker, state = excluded.state,
         gpus = excluded.gpus, since = excluded.since
-    WHERE l.state <> 'ended' RETURNING epoch
-""")
+    WHERE l.state <> 'ended'{and_not_on_gpus} RETURNING epoch
+"""
 _GET = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE task = :task")
 _OF = sa.text("SELECT task, export, epoch, worker, state FROM slipway_leases WHERE export = :export")
-_MOVE = sa.text("""
-    UPDATE slipway_leases SET state = :state, gpus = gpus * :kept
-    WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN ('held', 'expired')
-""")
+_MOVING = """
+    UPDATE slipway_leases AS l SET state = :state, gpus = gpus * :kept
+    WHERE task = :task AND epoch = :epoch AND worker = :worker AND state IN ('held', 'expired'){and_not_on_gpus}
+"""
+_GRANT, _MOVE = (sa.text(text.format(and_not_on_gpus="")) for text in (_GRANTING, _MOVING))
+# Most leases are on no GPUs. These need no look at the time that is to be added before they change, so these come first.
+_GRANT_WITHOUT_TIME, _MOVE_WITHOUT_TIME = (
+    sa.text(text.format(and_not_on_gpus=" AND NOT (l.gpus > 0 AND l.state = 'held')")) for text in (_GRANTING, _MOVING)
+)
 _END = sa.text("UPDATE slipway_leases SET state = 'ended', gpus = 0 WHERE task = :task")
 _ON_GPUS = "SELECT task, export, gpus, since FROM slipway_leases WHERE gpus > 0 AND "
 _OF_OWNER = sa.text(f"{_ON_GPUS} task = :task AND epoch = :epoch AND worker = :worker AND state = 'held'")
@@ -118,8 +123,10 @@ class Leases:
             "since": self._gpu_seconds.clock(),
         }
         with self._transactions.begin() as connection:
-            self._add_time(connection, _OF_TASK, task=str(task))
-            return connection.execute(_GRANT, values).scalar()
+            epoch = connection.execute(_GRANT_WITHOUT_TIME, values).scalar()
+            if epoch is None and self._add_time(connection, _OF_TASK, task=str(task)):
+                epoch = connection.execute(_GRANT, values).scalar()
+        return epoch
 
     def move(self, task: str, state: LeaseState, *, epoch: int, worker: str) -> bool:
         """Change the state of a lease; return False, and change nothing, if it is another's, returned or ended."""
@@ -128,9 +135,10 @@ class Leases:
         with self._transactions.begin() as connection:
             if state is LeaseState.HELD:  # the worker comes back: the time of its silence counts for nobody
                 connection.execute(_RETURNS, {**owner, "since": self._gpu_seconds.clock()})
-            else:
-                self._add_time(connection, _OF_OWNER, **owner)
-            return connection.execute(_MOVE, values).rowcount > 0
+                return connection.execute(_MOVE, values).rowcount > 0
+            if connection.execute(_MOVE_WITHOUT_TIME, values).rowcount:
+                return True
+            return self._add_time(connection, _OF_OWNER, **owner) and connection.execute(_MOVE, values).rowcount > 0
 
     def end(self, task: str) -> None:
         """End a lease, whichever worker holds it."""
@@ -171,13 +179,18 @@ class Leases:
         until: float | None = None,
         more_seconds: float = 0.0,
         **which: Any,
-    ) -> None:
-        """Add the time of leases on GPUs, up to now or to some seconds after a time before; from now on they count again."""
+    ) -> bool:
+        """Add the time of leases on GPUs, up to now or to some seconds after a time before; return whether there are any.
+
+        From now on they count again.
+        """
         now = self._gpu_seconds.clock()
-        for row in connection.execute(query, which).all():
+        rows = connection.execute(query, which).all()
+        for row in rows:
             end = now if until is None else min(now, max(until, row.since) + more_seconds)
             self._gpu_seconds.add(LeaseTime(row.export, row.gpus, row.since), until=end)
             connection.execute(_ADDED, {"task": row.task, "since": now})
+        return bool(rows)
 
 
 def _lease_row(row: sa.Row[Any]) -> LeaseRow:

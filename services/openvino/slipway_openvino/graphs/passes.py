@@ -209,6 +209,11 @@ def number_nodes(model: ov.Model) -> None:
             port.set_names({_number_name(name, place) for name in port.get_names()})
 
 
+def is_numbered(name: str) -> bool:
+    """Return whether OpenVINO made a name by a counter of the process."""
+    return _NUMBERED.fullmatch(name) is not None
+
+
 def _number_name(name: str, place: int) -> str:
     match = _NUMBERED.fullmatch(name)
     return f"{match[1]}_{place}" if match else name

@@ -6,38 +6,53 @@ it uploaded. Uploaded content is remembered for a day, so that an artifact can b
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from slipway.artifacts import Manifest
 from slipway_coordinator.storage.journal import Transactions
-from slipway_coordinator.storage.projects.stored_bytes import UPLOAD_SECONDS, StoredBytes, contents_of
+from slipway_coordinator.storage.projects.stored_bytes import UPLOAD_SECONDS, Measurement, StoredBytes, contents_of
 from slipway_coordinator.storage.schema import artifacts as _artifacts
 from slipway_coordinator.storage.schema import blobs as _blobs
 
 _MOST_VARIABLES = 500  # variables of one query
 
-_ADD_ARTIFACT = sa.text("""
-    INSERT INTO slipway_artifacts (project, digest, export, create_time)
-    VALUES (:project, :digest, :export, :create_time) ON CONFLICT DO NOTHING
-""")
+# Says of each new row whether the project had the artifact before, and whether it is measured. A common base has a row for each of
+# thousands of exports: never read all rows of an artifact.
+_ADD_ARTIFACTS = """
+    INSERT INTO slipway_artifacts (project, digest, export, create_time) VALUES {rows} ON CONFLICT DO NOTHING
+    RETURNING digest,
+        (SELECT m.state FROM slipway_measurements m WHERE m.artifact = slipway_artifacts.digest) AS measurement,
+        EXISTS (
+            SELECT 1 FROM slipway_artifacts a WHERE a.project = slipway_artifacts.project
+            AND a.digest = slipway_artifacts.digest AND a.export <> slipway_artifacts.export) AS owned
+"""
+_ROW = "(:project, :digest{number}, :export, :create_time)"
 _ADD_BLOB = sa.text("""
     INSERT INTO slipway_blobs (project, digest, create_time, size_bytes) VALUES (:project, :digest, :create_time, :size_bytes)
     ON CONFLICT (project, digest) DO UPDATE SET create_time = excluded.create_time, size_bytes = excluded.size_bytes
 """)
 _REMOVE = sa.text("DELETE FROM slipway_artifacts WHERE project = :project AND digest = :digest AND export = :export")
 _DIGESTS: sa.BindParameter[list[str]] = sa.bindparam("digests", expanding=True)
-_OWNED_ARTIFACTS = sa.text(
-    "SELECT digest FROM slipway_artifacts WHERE project = :project AND digest IN :digests"
-).bindparams(_DIGESTS)
+_OWNED_ARTIFACTS = sa.text("""
+    SELECT artifact FROM slipway_measurements WHERE artifact IN :digests AND EXISTS (
+        SELECT 1 FROM slipway_artifacts a WHERE a.project = :project AND a.digest = slipway_measurements.artifact)
+""").bindparams(_DIGESTS)
+"""Every artifact of a project has a row there."""
 _UPLOADED_BLOBS = sa.text(
     "SELECT digest FROM slipway_blobs WHERE project = :project AND digest IN :digests"
 ).bindparams(_DIGESTS)
 _COUNTED_BY_ARTIFACT = sa.text("""
     UPDATE slipway_blobs SET size_bytes = 0 WHERE project = :project AND digest IN :digests AND size_bytes > 0
 """).bindparams(_DIGESTS)
+
+
+_WANTING = frozenset({None, Measurement.MISSING.value})
+"""States of measurement in which an artifact that is named again is looked for again."""
 
 
 class Ownership:
@@ -105,12 +120,22 @@ class Ownership:
         ordered = sorted(set(digests))
         if not ordered:
             return
-        row = {"project": project, "export": export, "create_time": time.time()}
+        more = {"project": project, "export": export, "create_time": time.time()}
         with self._transactions.begin() as connection:
-            owned = self.find_owned(project, ordered)
-            connection.execute(_ADD_ARTIFACT, [row | {"digest": digest} for digest in ordered])
-            self._stored.request_measurement(ordered)
-            self._stored.add_to_project(project, [digest for digest in ordered if digest not in owned])
+            for start in range(0, len(ordered), _MOST_VARIABLES):
+                some = ordered[start : start + _MOST_VARIABLES]
+                values = {f"digest{number}": digest for number, digest in enumerate(some)} | more
+                rows = {row.digest: row for row in connection.execute(_add_artifacts(len(some)), values)}
+                self._count(project, some, rows)
+
+    def _count(self, project: str, digests: Sequence[str], new: Mapping[str, sa.Row[Any]]) -> None:
+        """Have artifacts measured that a project was just given, or was given again, and count those that it did not have."""
+        unmeasured = [each for each in digests if each not in new or new[each].measurement in _WANTING]
+        if unmeasured:
+            self._stored.request_measurement(unmeasured)
+        for digest, row in sorted(new.items()):
+            if row.measurement == Measurement.KNOWN and not row.owned:
+                self._stored.add_to_project(project, digest)
 
     def release(self, project: str, digest: str, *, most: int) -> list[str]:
         """Take what a project has without an export; return exports, ``most`` at most, through which it still has the artifact."""
@@ -148,3 +173,8 @@ class Ownership:
                 values = {"project": project, "digests": asked[start : start + _MOST_VARIABLES]}
                 matches |= set(connection.execute(query, values).scalars())
         return matches
+
+
+@functools.cache
+def _add_artifacts(number: int) -> sa.TextClause:
+    return sa.text(_ADD_ARTIFACTS.format(rows=", ".join(_ROW.format(number=each) for each in range(number))))

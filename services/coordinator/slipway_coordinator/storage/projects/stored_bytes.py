@@ -68,9 +68,6 @@ _UNMEASURED = sa.text("""
 """)
 """A cross join, because SQLite keeps its order: it would read all artifacts first."""
 _ARTIFACTS: sa.BindParameter[list[str]] = sa.bindparam("artifacts", expanding=True)
-_KNOWN = sa.text(
-    "SELECT artifact FROM slipway_measurements WHERE state = 'known' AND artifact IN :artifacts"
-).bindparams(_ARTIFACTS)
 _FORGET_CONTENTS = sa.text("""
     DELETE FROM slipway_contents WHERE artifact IN :artifacts
     AND NOT EXISTS (SELECT 1 FROM slipway_artifacts a WHERE a.digest = slipway_contents.artifact)
@@ -146,12 +143,10 @@ class StoredBytes:
             changed = connection.execute(_REQUEST, [{"artifact": artifact} for artifact in artifacts]).rowcount
         self._requested |= changed != 0  # what is measured already needs no look
 
-    def add_to_project(self, project: str, artifacts: Collection[str]) -> None:
-        """Count artifacts that the project did not have; what is not measured counts later."""
+    def add_to_project(self, project: str, artifact: str) -> None:
+        """Count an artifact that is measured and that the project did not have."""
         with self._transactions.begin() as connection:
-            for some in _parts(artifacts):
-                for artifact in connection.execute(_KNOWN, {"artifacts": some}).scalars().all():
-                    self._add(connection, project, artifact)
+            self._add(connection, project, artifact)
 
     def remove_from_project(self, project: str, artifacts: Collection[str]) -> None:
         """Stop counting artifacts that the project has no more; forget those that no project has any more."""
