@@ -128,6 +128,7 @@ def test_a_bucket_is_made_once_and_keeps_artifacts(store: Store, tmp_path: Path)
     assert caught.value.reason == "STORE_DENIED"
 
 
+@pytest.mark.slow
 def test_only_the_interface_that_asks_for_keys_can_be_reached(store: Store) -> None:
     """What is below it asks nobody, so it stays inside its container."""
     listening = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout

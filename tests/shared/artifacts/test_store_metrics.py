@@ -44,6 +44,7 @@ def total(port: int, name: str, **labels: str) -> float:
     return sum(value for key, value in found if labels.items() <= key.items())
 
 
+@pytest.mark.slow
 def test_every_refusal_is_counted_as_a_retry(s3: S3Server, tmp_path: Path) -> None:
     with FaultyProxy(s3.endpoint, refuse=0.3, seed=1) as proxy, metrics.serving("127.0.0.1:0") as port:
         store = through(s3, proxy.endpoint)

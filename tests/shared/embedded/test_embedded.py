@@ -105,6 +105,7 @@ DBOS.destroy()
 """
 
 
+@pytest.mark.slow
 def test_a_programs_own_workflow_engine_is_left_alone(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", OWN, tmp_path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -102,6 +102,7 @@ def test_callers_are_known_by_their_tokens_alone(place: Place) -> None:
     assert dict(version)["version"]
 
 
+@pytest.mark.slow
 def test_tokens_and_keys_rotate_under_a_client_and_a_worker(place: Place) -> None:
     token = place.write_token()
     worker = place.write_token("worker", sub=SERVICE_ACCOUNT, groups=[], **KUBERNETES)

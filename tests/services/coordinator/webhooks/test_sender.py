@@ -98,6 +98,7 @@ def test_what_failed_is_sent_again_under_its_id(tmp_path: Path, receiver: Webhoo
     assert len(receiver.requests) == 5
 
 
+@pytest.mark.slow
 def test_a_dead_receiver_is_tried_seldom_and_holds_up_no_other(
     tmp_path: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
