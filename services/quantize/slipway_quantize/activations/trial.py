@@ -53,7 +53,7 @@ class Trial:
         self._results = results_of(model, text.family)
         for number, name in enumerate(self._names):
             _round(model, name, number, factors[name], codes)
-        self._graph = TextGraph(model, folder, ctx)
+        self._graph, self._ctx = TextGraph(model, folder, ctx), ctx
 
     def divergences(self, choices: Sequence[tuple[Mapping[str, Range], frozenset[str]]]) -> list[TrialResult]:
         """Return the effects of choices: ranges, each with the values that stay exact."""
@@ -61,7 +61,8 @@ class Trial:
         divergence = np.zeros(len(choices))
         noise = np.zeros((len(choices), len(self._names)))
         noises = [_NOISE.format(number) for number in range(len(self._names))]
-        for window in windows:
+        for done, window in enumerate(windows):
+            self._ctx.progress("compare", done=done, total=len(windows), unit="windows")
             given = feeds([each for each in self._graph.inputs if not each.name.startswith("trial.")], window)
             exact = self._graph.compute(self._results, given | self._switches({}, frozenset(self._names)))
             for number, (ranges, kept) in enumerate(choices):

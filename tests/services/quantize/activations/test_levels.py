@@ -104,6 +104,17 @@ def test_the_same_text_gives_the_same_bits(at_level: AtLevel, quantize: Quantize
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
+def test_each_window_that_ranges_are_tried_on_is_told(trained: Trained, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    ctx = Context(workdir=tmp_path, threads=1, on_progress=lambda it: told.append((it.phase, it.done, it.total)))
+    STAGE.run({"model": trained.graph, "data": trained.data}, QuantizeParams(**STATIC), ctx)
+    windows = ctx.facts["activations"]["held_out_windows"]
+    assert windows > 1
+    assert [each for each in told if each[0] == "compare"][:windows] == [
+        ("compare", n, windows) for n in range(windows)
+    ]
+
+
 def test_products_that_cannot_be_rounded_keep_their_type(quantize: Quantize, trained: Trained) -> None:
     result, ctx = quantize(trained.scaled_graph, trained.data, **STATIC, smoothing=0.0)
     noted = json.loads((result / "quantization.json").read_text())
