@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from slipway.contracts.division import Adopted, Division
 from slipway.distribution import installed_version
 from slipway.errors import StageError
 from slipway.sizes import ModelSize
@@ -71,6 +72,7 @@ class Context:
     input_digests: Mapping[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[Path, str] = field(default_factory=dict)
+    adopted: list[Adopted] = field(default_factory=list)
     on_progress: Callable[[Progress], None] = lambda _: None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -108,6 +110,16 @@ class Context:
         The store then takes the file without reading it again. A wrong digest is found when the file is first read from the store.
         """
         self.digests[path] = f"sha256:{sha256}"
+
+    def adopt(self, name: str, path: str, digest: str) -> None:
+        """Make a file of an input, which :attr:`Stage.adopts` names, a file of the main output without reading it.
+
+        Args:
+            name: Name of the input.
+            path: Path of the file in the input and in the output.
+            digest: Digest that it must have; the output is refused if the input has another one.
+        """
+        self.adopted.append(Adopted(name, path, digest))
 
     def warn(self, message: str) -> None:
         """Log a warning that the user will also find in the export's result."""
@@ -286,6 +298,8 @@ class Stage(Generic[P]):
         forecast: What it says of a task before anything runs.
         hardware: What it needs of a machine, and what its output has of it.
         deferral: How it takes part where weights are left out of outputs.
+        division: How its work is divided into several tasks; None if it is not.
+        adopts: Patterns of the names of its inputs' files that it does not read (:meth:`Context.adopt`).
         installation: How it is known whether a machine has what it needs.
         recovery: YAML file with ``rules`` for the attempt after a failure of this stage, and ``guidance`` for people by reason
             (docs/adding-a-stage.md); None if only the rules for all stages apply.
@@ -306,6 +320,8 @@ class Stage(Generic[P]):
     forecast: Forecast[P] = Forecast()
     hardware: Hardware = Hardware()
     deferral: Deferral[P] = Deferral()
+    division: Division[P] | None = None
+    adopts: tuple[str, ...] = ()
     installation: Installation = Installation()
     recovery: Path | None = None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pydantic
 
+from slipway.division import step_of
 from slipway.errors import ConfigurationError
 from slipway.stage import Stage, StageParams
 from slipway.texts import quoted
@@ -62,8 +63,15 @@ class StageCall:
         """Return the same call on the folders that hold its inputs."""
         return replace(self, inputs={name: str(path.absolute()) for name, path in sorted(inputs.items())})
 
+    def step(self, stage: Stage[Any]) -> Stage[Any]:
+        """Return the stage as this call runs it: whole, or as one of the tasks that it is divided into."""
+        return step_of(stage, self.params)
+
     def check(self, stage: Stage[Any]) -> StageParams:
         """Check inputs and parameters against the stage before any work; return the parameters as the stage's own type.
+
+        Args:
+            stage: The stage as the call runs it (:meth:`step`).
 
         Raises:
             ConfigurationError: ``PARAMS_INVALID`` or ``INPUT_MISSING``.

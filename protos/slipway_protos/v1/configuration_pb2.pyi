@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExportConfiguration(_message.Message):
-    __slots__ = ("checkpoint", "base_model", "optimization", "validation", "output", "recovery", "resources", "log", "combination", "formats")
+    __slots__ = ("checkpoint", "base_model", "optimization", "validation", "output", "recovery", "resources", "log", "combination", "formats", "execution")
     class FormatsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class ExportConfiguration(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     COMBINATION_FIELD_NUMBER: _ClassVar[int]
     FORMATS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
     checkpoint: CheckpointConfiguration
     base_model: BaseModelConfiguration
     optimization: OptimizationConfiguration
@@ -36,7 +37,8 @@ class ExportConfiguration(_message.Message):
     log: LogConfiguration
     combination: CombinationConfiguration
     formats: _containers.MessageMap[str, FormatConfiguration]
-    def __init__(self, checkpoint: _Optional[_Union[CheckpointConfiguration, _Mapping]] = ..., base_model: _Optional[_Union[BaseModelConfiguration, _Mapping]] = ..., optimization: _Optional[_Union[OptimizationConfiguration, _Mapping]] = ..., validation: _Optional[_Union[ValidationConfiguration, _Mapping]] = ..., output: _Optional[_Union[OutputConfiguration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryConfiguration, _Mapping]] = ..., resources: _Optional[_Union[ResourcesConfiguration, _Mapping]] = ..., log: _Optional[_Union[LogConfiguration, _Mapping]] = ..., combination: _Optional[_Union[CombinationConfiguration, _Mapping]] = ..., formats: _Optional[_Mapping[str, FormatConfiguration]] = ...) -> None: ...
+    execution: ExecutionConfiguration
+    def __init__(self, checkpoint: _Optional[_Union[CheckpointConfiguration, _Mapping]] = ..., base_model: _Optional[_Union[BaseModelConfiguration, _Mapping]] = ..., optimization: _Optional[_Union[OptimizationConfiguration, _Mapping]] = ..., validation: _Optional[_Union[ValidationConfiguration, _Mapping]] = ..., output: _Optional[_Union[OutputConfiguration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryConfiguration, _Mapping]] = ..., resources: _Optional[_Union[ResourcesConfiguration, _Mapping]] = ..., log: _Optional[_Union[LogConfiguration, _Mapping]] = ..., combination: _Optional[_Union[CombinationConfiguration, _Mapping]] = ..., formats: _Optional[_Mapping[str, FormatConfiguration]] = ..., execution: _Optional[_Union[ExecutionConfiguration, _Mapping]] = ...) -> None: ...
 
 class CheckpointConfiguration(_message.Message):
     __slots__ = ("path", "auto_detect_latest", "select")
@@ -219,6 +221,14 @@ class ResourcesConfiguration(_message.Message):
     stage_timeout_seconds: int
     stage_timeouts: _containers.ScalarMap[str, int]
     def __init__(self, max_memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., stage_timeout_seconds: _Optional[int] = ..., stage_timeouts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class ExecutionConfiguration(_message.Message):
+    __slots__ = ("split_bytes", "shard_bytes")
+    SPLIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    split_bytes: int
+    shard_bytes: int
+    def __init__(self, split_bytes: _Optional[int] = ..., shard_bytes: _Optional[int] = ...) -> None: ...
 
 class LogConfiguration(_message.Message):
     __slots__ = ("level",)

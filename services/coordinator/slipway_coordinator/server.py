@@ -105,7 +105,7 @@ class CoordinatorServer:
             options,
             precedents=Precedents(store),
             # In the embedded mode nobody has limits.
-            manifests=None if options.workers_gone else lambda digest: blobs().manifest(digest),
+            manifests=lambda digest: blobs().manifest(digest),
             projects=projects,
             announcer=announcer,
         )

@@ -10,7 +10,7 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -231,24 +231,26 @@ class MergedWeights:
                 self.worst = max(self.worst, sample.error(made[start - first : end - first].astype(np.float64), start))
         return made.reshape(len(made), *tensor.shape[1:])
 
-    def check_samples(self, on_tensor: Callable[[int, int], None]) -> dict[str, Any]:
+    def check_samples(self, on_tensor: Callable[[int, int], None], *, names: Collection[str]) -> dict[str, Any]:
         """Read the sample of every weight with an update; return figures for the report.
 
         Args:
             on_tensor: Called with the numbers of checked and of all tensors; an exception from it ends the check.
+            names: The weights to check.
 
         Raises:
             ModelMergeError: As :meth:`rows`.
         """
         checked = 0
-        for done, (name, tensor) in enumerate(self._planned.items()):
-            on_tensor(done, len(self._planned))
+        for done, name in enumerate(each for each in self._planned if each in names):
+            on_tensor(done, len(names))
+            tensor = self._planned[name]
             sample = self._update(tensor)[1]
             if sample is not None:
                 self.rows(name, sample.first, sample.count)
                 checked += 1
         return {
-            "tensors": len(self._planned),
+            "tensors": len(names),
             "modules_computed": checked,
             "largest_error_of_tolerance": round(self.worst, 4),
         }

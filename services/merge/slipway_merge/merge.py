@@ -6,8 +6,9 @@ vocabulary was resized, and for the forms that peft merges. Plain LoRA on linear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +26,115 @@ from slipway.model.trained import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
 from slipway_merge.adapter.conversions import Headed, add_head
+from slipway_merge.conclusion import Results, conclude
 from slipway_merge.deferred import MergedWeights, describe_weights, reason_to_write
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.embeddings import check_vocabulary
 from slipway_merge.plan.plan import Planner
 from slipway_merge.plan.replication import check_deeper, deeper_config
-from slipway_merge.tensors.deltas import Change, arithmetic, is_zero
+from slipway_merge.tensors.deltas import arithmetic, is_zero
 from slipway_merge.tensors.outputs import Layout, MergePlan, plan_layout
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.verify.spot_check import spot_check
 from slipway_merge.writing.folder import DTYPE_NAMES, copy_small_files, merged_config, open_base, write_config
-from slipway_merge.writing.output_file import Written
-from slipway_merge.writing.writer import MergeWriter, relative_changes
+from slipway_merge.writing.writer import MergeWriter
 
 #: Models up to this size are loaded by transformers in a few seconds.
 SMALL_MODEL_BYTES = 256_000_000
 _STORED_NAMES = {name: stored for stored, name in DTYPE_NAMES.items()}
 
 
+@dataclass(frozen=True)
+class PlannedMerge:
+    """A merge before its weights are written, with the small files of its output.
+
+    Attributes:
+        base: Folder of the base model.
+        adapter_folder: Folder of the adapter.
+        model: The base model.
+        made: The output folder with its configuration.
+        plan: The plan of all output tensors.
+        layout: The files of the weights.
+        reader: Reads stored tensors; open as long as the context of :func:`plan_merge`.
+        adapter: The parsed adapter.
+        trained: The class that the adapter was trained as, if it is another than the base's.
+        names: Returns the names of the adapter's tensors in peft.
+        replaced: Whether the adapter brings values that differ from the base's.
+        deferred: Whether the weights are left out.
+        facts: Facts for the report that do not depend on the written weights.
+        warnings: Warnings for the user.
+    """
+
+    base: Path
+    adapter_folder: Path
+    model: ModelFolder
+    made: ModelFolder
+    plan: MergePlan
+    layout: Layout
+    reader: TensorReader
+    adapter: Adapter
+    trained: TrainedModel | None
+    names: Callable[[], dict[str, str]]
+    replaced: bool
+    deferred: bool
+    facts: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    def write(self, layout: Layout, folder: Path, *, params: MergeParams, ctx: Context) -> Results:
+        """Write files of the layout into a folder and check rows of every changed weight; return what is known of them.
+
+        Raises:
+            ModelMergeError, CheckpointValidationError: as listed in this service's README.
+        """
+        limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
+        writer = MergeWriter(folder, self.reader, ctx, max_memory_bytes=limit, discard=self.deferred)
+        written = writer.write(layout)
+        return Results(written, self._check_samples(layout, folder, ctx), writer.resumed)
+
+    def _check_samples(self, layout: Layout, folder: Path, ctx: Context) -> dict[str, Any]:
+        """Check rows in the written files or, if the weights are left out, as later stages will compute them."""
+
+        def tell(done: int, total: int) -> None:
+            ctx.progress("verify", done=done, total=total, unit="tensors")
+
+        if not self.deferred:
+            return spot_check(folder, layout, self.reader, replaced=self.plan.replaced, on_tensor=tell)
+        inputs = {"base": self.base, "adapter": self.adapter_folder}
+        describe_weights(self.made.path, self.layout, inputs)
+        with closing(MergedWeights(self.made.path, inputs)) as weights:
+            return weights.check_samples(tell, names={tensor.name for tensor in layout.tensors()})
+
+
 def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams, ctx: Context) -> None:
     """Merge the adapter into the base model and write the result to ``output``, which must not exist.
+
+    Raises:
+        ModelMergeError, CheckpointValidationError: as listed in this service's README.
+    """
+    with plan_merge(base, adapter_folder, output, params=params, ctx=ctx) as planned:
+        results = planned.write(planned.layout, output, params=params, ctx=ctx)
+    small = params.verify == "auto" and planned.layout.data_bytes <= SMALL_MODEL_BYTES
+    if not planned.deferred and (params.verify == "full" or small):
+        from slipway_merge.verify.reload_check import reload_check  # imports torch, transformers and peft
+
+        results.verified |= reload_check(
+            planned.made,
+            planned.model,
+            adapter_folder,
+            names=planned.names,
+            dtype=_STORED_NAMES[planned.facts["dtype"]],
+            rounded=None if results.written.converted else {change.module for change in results.written.changes},
+            trained=planned.trained,
+            ctx=ctx,
+        )
+    conclude(results, planned.facts, replaced=planned.replaced, warnings=planned.warnings, ctx=ctx)
+
+
+@contextmanager
+def plan_merge(
+    base: Path, adapter_folder: Path, output: Path, *, params: MergeParams, ctx: Context
+) -> Iterator[PlannedMerge]:
+    """Plan a merge, check that it fits, and write the small files into ``output``, which must not exist.
 
     Raises:
         ModelMergeError, CheckpointValidationError: as listed in this service's README.
@@ -56,7 +146,6 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     trained = trained_model(model, adapter_folder)
     if trained is not None:
         config = trained.config
-        _warn_of_labels(trained, ctx)
 
     facts = _Facts(config if trained else model)
     headed = add_head(weights, adapter, trained, facts("which weights its head has")) if trained else Headed(weights)
@@ -75,34 +164,36 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         files = copy_small_files(model, adapter_folder, made, tokenizer=params.save_tokenizer)
         _check_fits(made, layout, plan, planner.naming.model_name)
         check_vocabulary(base, adapter_folder, new_config)
-        limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         deferred = _may_defer(params, layout, ctx)
-        writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit, discard=deferred)
-        written = writer.write(layout)
-        inputs = {"base": base, "adapter": adapter_folder} if deferred else {}
-        verified = _check_samples(output, layout, reader, inputs=inputs, replaced=plan.replaced, ctx=ctx)
-    small = params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES
-    if not deferred and (params.verify == "full" or small):
-        from slipway_merge.verify.reload_check import reload_check  # imports torch, transformers and peft
-
-        stored = dtype or _STORED_NAMES[written_dtype]
-        rounded = None if written.converted else {change.module for change in written.changes}
-        names = planner.names_in_peft
-        verified |= reload_check(
-            made, model, adapter_folder, names=names, dtype=stored, rounded=rounded, trained=trained, ctx=ctx
+        known = _known_facts(adapter=adapter, layout=layout, plan=plan, weights=weights, dtype=written_dtype) | {
+            "weights": "deferred" if deferred else "stored",
+            "model_class": new_config.class_and_type,
+            "small_files": files,
+        }
+        if codec := sound_codec(output):
+            known["sound"] = dict(codec.facts)
+        if trained is not None:
+            known |= {
+                "trained_as": str(trained),
+                "head": sorted(headed.new),
+                "tensors_dropped": list(headed.dropped),
+            }
+        yield PlannedMerge(
+            base=base,
+            adapter_folder=adapter_folder,
+            model=model,
+            made=made,
+            plan=plan,
+            layout=layout,
+            reader=reader,
+            adapter=adapter,
+            trained=trained,
+            names=planner.names_in_peft,
+            replaced=replaced,
+            deferred=deferred,
+            facts=known,
+            warnings=(*_warnings_of_labels(trained), *plan.warnings),
         )
-    for warning in plan.warnings:
-        ctx.warn(warning)
-    _judge(written, replaced, ctx)
-    _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
-    ctx.record(weights="deferred" if deferred else "stored")
-    ctx.record(
-        model_class=new_config.class_and_type, small_files=files, verified=verified, shards_resumed=writer.resumed
-    )
-    if codec := sound_codec(output):
-        ctx.record(sound=dict(codec.facts))
-    if trained is not None:
-        ctx.record(trained_as=str(trained), head=sorted(headed.new), tensors_dropped=list(headed.dropped))
 
 
 def _may_defer(params: MergeParams, layout: Layout, ctx: Context) -> bool:
@@ -111,27 +202,6 @@ def _may_defer(params: MergeParams, layout: Layout, ctx: Context) -> bool:
     if why:
         ctx.log.info(f"the weights are written: {why}")
     return params.weights == "deferred" and not why
-
-
-def _check_samples(
-    output: Path,
-    layout: Layout,
-    reader: TensorReader,
-    *,
-    inputs: Mapping[str, Path],
-    replaced: Collection[str],
-    ctx: Context,
-) -> dict[str, Any]:
-    """Check rows of every changed weight: in the written files or, with ``inputs``, as later stages will compute them."""
-
-    def tell(done: int, total: int) -> None:
-        ctx.progress("verify", done=done, total=total, unit="tensors")
-
-    if not inputs:
-        return spot_check(output, layout, reader, replaced=replaced, on_tensor=tell)
-    describe_weights(output, layout, inputs)
-    with closing(MergedWeights(output, inputs)) as weights:
-        return weights.check_samples(tell)
 
 
 class _Facts:
@@ -168,13 +238,15 @@ def _check_fits(made: ModelFolder, layout: Layout, plan: MergePlan, model_name: 
         check_deeper(facts_for(made, why="whether the repeated layers fit the model").model, plan.values, plan.layers)
 
 
-def _warn_of_labels(trained: TrainedModel, ctx: Context) -> None:
-    if not trained.named:
-        last = trained.labels - 1
-        ctx.warn(
-            f"the checkpoint does not name the {trained.labels} labels of its {trained.name}, so they are LABEL_0 to LABEL_{last}: "
-            "put the config.json of the trained model, with its id2label and problem_type, beside adapter_config.json"
-        )
+def _warnings_of_labels(trained: TrainedModel | None) -> tuple[str, ...]:
+    if trained is None or trained.named:
+        return ()
+    last = trained.labels - 1
+    warning = (
+        f"the checkpoint does not name the {trained.labels} labels of its {trained.name}, so they are LABEL_0 to LABEL_{last}: "
+        "put the config.json of the trained model, with its id2label and problem_type, beside adapter_config.json"
+    )
+    return (warning,)
 
 
 def memory_limit(wanted: int | None, *, allowed: int) -> int:
@@ -258,57 +330,20 @@ def _check_against_model(made: ModelFolder, layout: Layout, plan: MergePlan, mod
         )
 
 
-def _judge(written: Written, replaced: bool, ctx: Context) -> None:
-    """Refuse a result that equals the base; warn of modules whose change was lost in rounding.
-
-    Raises:
-        ModelMergeError: ``ADAPTER_NO_EFFECT``.
-    """
-    lost = sorted(change.module for change in written.changes if change.changed == 0)
-    if written.changes and len(lost) == len(written.changes) and not replaced:
-        raise ModelMergeError(
-            f"the merged model equals the base: all {len(lost)} updates vanish in the rounding of the output's data type "
-            f"(largest relative change {max(change.relative_change for change in written.changes):.2g})",
-            reason="ADAPTER_NO_EFFECT",
-            remedy="merge with dtype float32, or use a later checkpoint",
-            about={"module": lost[0]},
-        )
-    if lost:
-        shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-        ctx.warn(f"{len(lost)} of {len(written.changes)} merged modules are unchanged after rounding: {shown}")
-
-
-def _record(
-    ctx: Context,
-    *,
-    adapter: Adapter,
-    layout: Layout,
-    plan: MergePlan,
-    written: Written,
-    weights: dict[str, TensorInfo],
-    dtype: str,
-) -> None:
-    changes: list[Change] = written.changes
-    total = sum(change.total for change in changes)
-    facts: dict[str, Any] = {
+def _known_facts(
+    *, adapter: Adapter, layout: Layout, plan: MergePlan, weights: dict[str, TensorInfo], dtype: str
+) -> dict[str, Any]:
+    return {
         "dtype": dtype,
         "arithmetic": arithmetic(),
         "base_bytes": sum(info.nbytes for info in weights.values()),
         "adapter_bytes": sum(info.nbytes for info in adapter.tensors()),
         "output_bytes": sum(shard.nbytes for shard in layout.shards),
-        "tensors_merged": len(changes),
-        "tensors_copied": written.copied,
-        "tensors_converted": written.converted,
         "tensors_replaced": list(plan.replaced),
         "adapter_tensors": len(adapter.tensors()),
-        "scalings": sorted({change.scaling for change in changes if change.scaling is not None}),
-        "ranks": sorted({change.rank for change in changes if change.rank is not None}),
         "untied": plan.untied,
         "vocab_size": plan.vocab_size,
-        "unchanged_share": round(sum(c.total - c.changed for c in changes) / total, 6) if total else None,
-        "modules": relative_changes(changes),
     }
-    ctx.record(**facts)
 
 
 def facts_for(model: ModelFolder | ModelConfig, *, why: str) -> ModelFacts:

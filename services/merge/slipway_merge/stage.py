@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from slipway.contracts.division import Division, Part
 from slipway.machine.processes import set_variable
 from slipway.stage import Context, Deferral, Effort, Forecast, Keeps, Role, Stage
 from slipway_merge.params import MergeParams
@@ -26,6 +27,24 @@ def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[s
     return {"pytorch": output}
 
 
+def _run_part(inputs: Mapping[str, Path], params: MergeParams, part: Part, ctx: Context) -> Path:
+    with set_variable("OPENBLAS_NUM_THREADS", "1"):
+        from slipway_merge.parts import merge_part
+
+    return merge_part(inputs, params, part, ctx)
+
+
+def _join(parts: Mapping[str, Path], params: MergeParams, ctx: Context) -> Path:
+    from slipway_merge.parts import join_parts
+
+    return join_parts(parts, params, ctx)
+
+
+def _most_parts(params: MergeParams, weight_bytes: int) -> int:
+    """Return the expected number of files; a check that loads the whole model is not divided."""
+    return -(-weight_bytes // params.max_shard_bytes) if params.verify == "spot" else 1
+
+
 STAGE = Stage(
     name="merge",
     version=5,
@@ -45,6 +64,7 @@ STAGE = Stage(
         compares=False,  # `verify: spot` compares samples of every changed tensor in either case
         reader="slipway_merge.deferred:MergedWeights",
     ),
+    division=Division(most=_most_parts, run=_run_part, join=_join, adopts=("*.safetensors",)),
     role=Role.MERGE,
     effort=Effort(seconds_per_gb=5.0, phases={"check": (0.0, 0.05), "merge": (0.05, 0.7), "verify": (0.7, 0.95)}),
 )

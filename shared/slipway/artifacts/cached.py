@@ -52,8 +52,17 @@ class CachedStore:
         self._arriving.mkdir(exist_ok=True)
         self._remove_abandoned()
 
-    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
-        """Commit a folder that the caller gives up to both stores."""
+    def put(
+        self,
+        folder: Path,
+        *,
+        known: Known = NOTHING_KNOWN,
+        adopted: Collection[ManifestFile] = (),
+        on_bytes: OnBytes | None = None,
+    ) -> str:
+        """Commit a folder that the caller gives up to both stores; with adopted files, which the cache may lack, only to the remote one."""
+        if adopted:
+            return self.remote.put(folder, known=known, adopted=adopted, on_bytes=on_bytes)
         digest = self.local.put(folder, known=known, on_bytes=on_bytes)
         files = dict(regular_files(folder))
         return self._send(
@@ -73,16 +82,18 @@ class CachedStore:
             on_bytes,
         )
 
-    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+    def fetch(
+        self, digest: str, target: Path, *, leave_out: Collection[str] = (), on_bytes: OnBytes | None = None
+    ) -> Path:
         """Write an artifact's verified files below ``target``.
 
         Raises:
             ArtifactError: As :meth:`S3Store.fetch`.
         """
         for _ in range(_TRIES):
-            self._bring(digest, on_bytes)
+            self._bring(digest, leave_out, on_bytes)
             try:
-                self.local.fetch(digest, target, on_bytes=on_bytes)
+                self.local.fetch(digest, target, leave_out=leave_out, on_bytes=on_bytes)
             except ArtifactError as error:  # evicted meanwhile, or damaged on this disk
                 if error.reason not in ABSENT:
                     raise
@@ -91,7 +102,7 @@ class CachedStore:
                 continue
             self._evict()
             return target
-        return self.remote.fetch(digest, target, on_bytes=on_bytes)
+        return self.remote.fetch(digest, target, leave_out=leave_out, on_bytes=on_bytes)
 
     def manifest(self, digest: str) -> Manifest:
         """Return the manifest of an artifact."""
@@ -133,16 +144,18 @@ class CachedStore:
         self._evict()
         return digest
 
-    def _bring(self, digest: str, on_bytes: OnBytes | None) -> None:
+    def _bring(self, digest: str, leave_out: Collection[str], on_bytes: OnBytes | None) -> None:
         """Fetch an artifact's missing blobs into the cache; one process fetches a blob, others wait for it."""
         if manifest := self.local.whole(digest):
-            for file in manifest.files:
+            files = manifest.without(leave_out)
+            for file in files:
                 _count(file, "hit")
-            self._make_room(_size(manifest.files), keep=digest)
+            self._make_room(_size(files), keep=digest)
             return
         manifest = self.remote.during(on_bytes).manifest(digest)
-        missing = [file for file in manifest.files if not self.local.has_blob(file)]
-        self._make_room(_size(missing) + _size(manifest.files), keep=digest)
+        files = manifest.without(leave_out)
+        missing = [file for file in files if not self.local.has_blob(file)]
+        self._make_room(_size(missing) + _size(files), keep=digest)
         with disk_full("fetching", digest, at=self.local.root), workers() as pool:
 
             def bring(file: ManifestFile, count: OnBytes) -> None:
@@ -159,7 +172,7 @@ class CachedStore:
                     finally:
                         arriving.unlink(missing_ok=True)
 
-            in_threads(bring, manifest.files, on_bytes)
+            in_threads(bring, files, on_bytes)
             self.local.admit(manifest)
 
     @contextlib.contextmanager

@@ -15,10 +15,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,23 +33,21 @@ from slipway.artifacts.digests import (
     is_store_name,
     manifest_name,
 )
-from slipway.artifacts.faults import corrupt_error, disk_full, not_found_error, open_source
+from slipway.artifacts.faults import corrupt_error, disk_full, not_found_error, open_source, require_blobs
 from slipway.artifacts.files import add_name, clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
+from slipway.artifacts.marks import mark_work, oldest_work
 from slipway.artifacts.store import NOTHING_KNOWN, ActionResult, Known, OnBytes
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.paths import open_real, open_unlinked
 from slipway.files.regular_file import open_lock
-from slipway.files.work_folders import find_unheld, lock_folder
 
 _USES = "uses"
 _Give = Callable[[BinaryIO, Path], None]
 _Stat = tuple[int, int, int]  # inode, size, modification time
 _VERIFIED: dict[str, dict[str, _Stat]] = {}
 """What this process has verified, by folder: a command opens its store several times, for its sources, stages and delivery."""
-
-_MARK_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class LocalStore:
@@ -62,17 +59,24 @@ class LocalStore:
         for name in (BLOBS, MANIFESTS, ACTIONS, "uploads", _USES):
             (root / name).mkdir(parents=True, exist_ok=True)
 
-    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
-        """Commit a folder; its files become the store's, and read-only.
+    def put(
+        self,
+        folder: Path,
+        *,
+        known: Known = NOTHING_KNOWN,
+        adopted: Collection[ManifestFile] = (),
+        on_bytes: OnBytes | None = None,
+    ) -> str:
+        """Commit a folder and files whose blobs the store has; the folder's files become the store's, and read-only.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``DISK_FULL``.
+            ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``DISK_FULL``; ``ARTIFACT_NOT_FOUND`` for an adopted file.
         """
         files = dict(regular_files(folder))
         for path in files.values():
             if path.stat().st_nlink == 1:  # a linked file's mode belongs to its other names too
                 path.chmod(0o444)
-        return self._commit(files, open_unlinked, link_or_copy, on_bytes, known)
+        return self._commit(files, open_unlinked, link_or_copy, on_bytes, known=known, adopted=adopted)
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
         """Commit files that stay their owner's: clone them, or hard-link them with their mode, or copy them.
@@ -88,7 +92,9 @@ class LocalStore:
         """
         return self._commit(files, open_real, clone_or_link, on_bytes)
 
-    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+    def fetch(
+        self, digest: str, target: Path, *, leave_out: Collection[str] = (), on_bytes: OnBytes | None = None
+    ) -> Path:
         """Create an artifact's verified files below ``target`` as hard links, or as copies where the store's file system ends.
 
         Files of the same content are hard links to each other there, too.
@@ -97,13 +103,13 @@ class LocalStore:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, or ``ARTIFACT_CORRUPT`` naming the file; the corrupt blob is removed, so
                 storing it again repairs the store.
         """
-        manifest = self.manifest(digest)
+        files = self.manifest(digest).without(leave_out)
         with self.lock(fcntl.LOCK_SH), disk_full("fetching", digest, at=target):
             target.mkdir(parents=True)
             self._touch(digest)
-            in_threads(lambda file, count: self._verify(file, digest, count), manifest.files, on_bytes)
+            in_threads(lambda file, count: self._verify(file, digest, count), files, on_bytes)
             first: dict[str, Path] = {}
-            for file in manifest.files:
+            for file in files:
                 path = target / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if file.digest in first:
@@ -248,7 +254,9 @@ class LocalStore:
         opened: Callable[[Path], BinaryIO],
         give: _Give,
         on_bytes: OnBytes | None,
+        *,
         known: Known = NOTHING_KNOWN,
+        adopted: Collection[ManifestFile] = (),
     ) -> str:
         def take(item: tuple[str, Path], count: OnBytes) -> ManifestFile:
             name, path = item
@@ -256,7 +264,8 @@ class LocalStore:
                 return self._take(name, file, give, count, known.get(path))
 
         with self.lock(fcntl.LOCK_SH), disk_full("storing", ", ".join(sorted(files)[:3]), at=self.root):
-            manifest = Manifest.of(in_threads(take, sorted(files.items()), on_bytes))
+            require_blobs(adopted, self.has_blob)
+            manifest = Manifest.of([*in_threads(take, sorted(files.items()), on_bytes), *adopted])
             # Blobs are not synced: a blob torn by a power cut is detected by its digest and made again.
             self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
             return manifest.digest
@@ -364,37 +373,3 @@ def _size(path: Path) -> int:
     except FileNotFoundError:
         return -1
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
-
-
-@contextlib.contextmanager
-def mark_work(folder: Path) -> Iterator[None]:
-    """Hold a mark in a folder while the block runs."""
-    lock, mark = None, folder
-    while lock is None:
-        mark = folder / uuid.uuid4().hex
-        lock = lock_folder(mark)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a check removed it just now, or the store is gone
-            mark.rmdir()
-        os.close(lock)
-
-
-def oldest_work(folder: Path) -> float | None:
-    """Return when the oldest running work began, in seconds since the epoch, or None; remove marks of dead processes.
-
-    Ignore everything else in the folder.
-    """
-    free = set()
-    for mark in find_unheld(folder, "[0-9a-f]" * 32):
-        free.add(mark)
-        with contextlib.suppress(OSError):  # not a mark: a folder with something in it
-            mark.rmdir()
-    began = []
-    for mark in set(folder.iterdir()) - free:
-        if _MARK_NAME.fullmatch(mark.name):
-            with contextlib.suppress(FileNotFoundError):  # it ended just now
-                status = mark.lstat()
-                began += [status.st_mtime] if stat.S_ISDIR(status.st_mode) else []
-    return min(began, default=None)

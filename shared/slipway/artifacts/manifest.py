@@ -7,8 +7,9 @@ import mimetypes
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
@@ -67,6 +68,10 @@ class Manifest:
         """Return the digest of this manifest, which is the artifact's name."""
         return digest_bytes(self.to_bytes())
 
+    def without(self, names: Collection[str]) -> tuple[ManifestFile, ...]:
+        """Return the files whose names match none of these patterns."""
+        return tuple(file for file in self.files if not matches(file.path, names))
+
     def to_bytes(self) -> bytes:
         """Return canonical JSON: the same files always give the same bytes."""
         document = {"version": MANIFEST_VERSION, "files": [asdict(file) for file in self.files]}
@@ -108,6 +113,12 @@ class Manifest:
             return cls.of([_entry(file) for file in document["files"]])
         except (ValueError, KeyError, TypeError) as error:
             raise _invalid_error(f"not a manifest: {error}", "") from error
+
+
+def matches(path: str, names: Collection[str]) -> bool:
+    """Return whether the name of the file at a path matches one of some patterns."""
+    name = path.rpartition("/")[2]
+    return any(fnmatchcase(name, pattern) for pattern in names)
 
 
 def _entry(file: Any) -> ManifestFile:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from slipway.artifacts.digests import is_digest
-from slipway.artifacts.manifest import Manifest
+from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.files.json_documents import parse_json
 from slipway.stage import Stage, StageParams
 
@@ -115,6 +115,23 @@ class Artifacts(Protocol):
 
 class ArtifactStore(Artifacts, Protocol):
     """The whole interface of a store: for workers, and for its garbage collection."""
+
+    def put(
+        self,
+        folder: Path,
+        *,
+        known: Known = NOTHING_KNOWN,
+        adopted: Collection[ManifestFile] = (),
+        on_bytes: OnBytes | None = None,
+    ) -> str:
+        """As :meth:`Artifacts.put`; ``adopted`` are further files of the artifact, whose content the store has already."""
+        ...
+
+    def fetch(
+        self, digest: str, target: Path, *, leave_out: Collection[str] = (), on_bytes: OnBytes | None = None
+    ) -> Path:
+        """As :meth:`Artifacts.fetch`, without the files whose names match a pattern in ``leave_out``."""
+        ...
 
     def last_used(self, digest: str) -> float:
         """Return when an artifact was last made, fetched or reused, in seconds since the epoch; stores may round."""

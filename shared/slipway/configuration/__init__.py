@@ -11,6 +11,7 @@ from slipway.configuration.loading import LoadedConfiguration, load, parse
 from slipway.configuration.sections import (
     BaseModelConfiguration,
     CheckpointConfiguration,
+    ExecutionConfiguration,
     LogConfiguration,
     OptimizationConfiguration,
     OutputConfiguration,
@@ -24,6 +25,7 @@ __all__ = [
     "ENVIRONMENT",
     "BaseModelConfiguration",
     "CheckpointConfiguration",
+    "ExecutionConfiguration",
     "ExportConfiguration",
     "FormatsConfiguration",
     "LoadedConfiguration",

@@ -317,6 +317,26 @@ class ResourcesConfiguration(Section):
     stage_timeouts: Annotated[Mapping[str, Seconds], BeforeValidator(check_stage_names)] = Field(default_factory=dict)
 
 
+class ExecutionConfiguration(Section):
+    """The division of large work into tasks that several workers can run, and that are made again alone after a failure.
+
+    Attributes:
+        split_bytes: Size of a model's weights above which merging it is divided, into parts of about this size; 0 divides nothing.
+        shard_bytes: Largest weights file of a merged model, at least 1 MiB; 0 leaves it to the stage, which takes 5 GB. A part has whole files, so
+            smaller files allow more parts.
+    """
+
+    split_bytes: int = Field(default=0, ge=0, le=LARGEST_BYTES)
+    shard_bytes: int = Field(default=0, ge=0, le=LARGEST_BYTES)
+
+    @field_validator("shard_bytes")
+    @classmethod
+    def _check_shard_bytes(cls, value: int) -> int:
+        if 0 < value < 1 << 20:
+            raise ValueError("files of less than 1 MiB would be too many: set at least 1048576, or 0")
+        return value
+
+
 class LogConfiguration(Section):
     """The amount of logging.
 
@@ -339,6 +359,7 @@ class Sections(Section):
     output: OutputConfiguration = OutputConfiguration()
     recovery: RecoveryConfiguration = RecoveryConfiguration()
     resources: ResourcesConfiguration = ResourcesConfiguration()
+    execution: ExecutionConfiguration = ExecutionConfiguration()
     log: LogConfiguration = LogConfiguration()
 
     def levels(self, format_name: str) -> tuple[Level, ...]:

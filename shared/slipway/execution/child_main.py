@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
     """Run the stage; turn every exception into a failure."""
     name, stage = call.stage, None
     try:
-        stage = load_stage(name)
+        stage = call.step(load_stage(name))
         inputs = {key: Path(folder) for key, folder in call.inputs.items()}
         outputs = stage.run(inputs, call.params_of(stage), ctx)
         ctx.check_cancelled()
@@ -135,6 +136,7 @@ def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
             outputs={key: str(path) for key, path in outputs.items()},
             facts=ctx.facts,
             digests={str(path): digest for path, digest in ctx.digests.items()},
+            adopted=[asdict(each) for each in ctx.adopted],
         )
     except BaseException as error:  # the boundary: a stage may raise anything
         if ctx.cancelled.is_set():

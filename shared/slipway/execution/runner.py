@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, TypeVar
 
 from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
+from slipway.artifacts.adopting import adopted_files
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_named_places, with_surroundings
@@ -27,7 +28,7 @@ from slipway.observability import metrics
 from slipway.observability.telemetry import current_traceparent, span
 from slipway.registry import IMPORT, load_stage
 from slipway.settings.stage_environment import without_current_folder
-from slipway.stage import Keeps, Progress
+from slipway.stage import Keeps, Progress, Stage
 from slipway.stage_call import StageCall
 
 log = logging.getLogger("slipway.execution")
@@ -93,7 +94,7 @@ class TaskRunner:
             on_log: As for :func:`~slipway.execution.supervisor.execute`.
         """
         try:
-            stage = load_stage(call.stage)
+            stage = call.step(load_stage(call.stage))
             params = call.check(stage)
             if call.stage == IMPORT:
                 return await self._import(call, project, on_progress=on_progress, on_log=on_log)
@@ -105,7 +106,9 @@ class TaskRunner:
             place = {Keeps.PIECES: key, Keeps.MEMORY: MEMORY}.get(stage.keeps, "")
             keeping = kept_folder(self.scratch, stage.name, place) if place else nullcontext()
             with keeping as kept, unfinished(self.scratch / stage.name) as folder:
-                result = await self._execute(call, key, folder, kept=kept, on_progress=on_progress, on_log=on_log)
+                result = await self._execute(
+                    call, stage, key, folder, kept=kept, on_progress=on_progress, on_log=on_log
+                )
                 if kept is not None and stage.keeps is Keeps.PIECES and not _can_be_continued(result.failure):
                     shutil.rmtree(kept, ignore_errors=True)
                 return result
@@ -141,6 +144,7 @@ class TaskRunner:
     async def _execute(
         self,
         call: StageCall,
+        stage: Stage[Any],
         key: str,
         folder: Path,
         *,
@@ -149,9 +153,10 @@ class TaskRunner:
         on_log: OnLog,
     ) -> TaskResult:
         inputs = {}
+        fetch = partial(self._store.fetch, leave_out=stage.adopts)
         for name, digest in sorted(call.inputs.items()):
             with _Transfer("fetched", name, stage=call.stage, on_progress=on_progress) as fetching:
-                inputs[name] = await fetching.run(self._store.fetch, digest, folder / "inputs" / name)
+                inputs[name] = await fetching.run(fetch, digest, folder / "inputs" / name)
         workdir = folder / "work"
         workdir.mkdir()
         execution = Execution(
@@ -168,10 +173,12 @@ class TaskRunner:
         if outcome.failure is not None:
             named = with_named_places(outcome.failure, inputs=inputs, workdir=workdir)
             return TaskResult(failure=with_surroundings(named, **self._folders()), **used)
-        outputs = {}
+        outputs, main = {}, stage.main_output if stage.outputs else ""
+        adopted = await asyncio.to_thread(adopted_files, self._store, call.inputs, outcome.adopted)
         for name, path in sorted(outcome.outputs.items()):
             with _Transfer("stored", name, stage=call.stage, on_progress=on_progress) as storing:
-                outputs[name] = await storing.run(partial(self._store.put, known=outcome.digests), path)
+                put = partial(self._store.put, known=outcome.digests, adopted=adopted if name == main else ())
+                outputs[name] = await storing.run(put, path)
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
         return TaskResult(outputs=outputs, facts=outcome.facts, **used)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from slipway.contracts.division import Adopted
 from slipway.errors import Failure, StageError
 from slipway.execution.child_process import GRACE_SECONDS, ChildProcess, child_environment
 from slipway.execution.execution import Execution
@@ -33,11 +34,12 @@ OnLog = Callable[[str, str], None]
 
 @dataclass
 class Outcome:
-    """The end of an attempt: output folders, facts and the already known digests of output files, or a failure."""
+    """The end of an attempt: output folders, facts, the already known digests of output files and adopted ones, or a failure."""
 
     outputs: dict[str, Path] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[Path, str] = field(default_factory=dict)
+    adopted: list[Adopted] = field(default_factory=list)
     failure: Failure | None = None
     peak_memory_bytes: int = 0
     memory: MemoryOverTime = field(default_factory=MemoryOverTime)
@@ -164,7 +166,8 @@ class _Child:
             case "result":
                 outputs = {name: Path(path) for name, path in event["outputs"].items()}
                 digests = {Path(path): digest for path, digest in event["digests"].items()}
-                self._result = Outcome(outputs=outputs, facts=event["facts"], digests=digests)
+                adopted = [Adopted(**each) for each in event["adopted"]]
+                self._result = Outcome(outputs=outputs, facts=event["facts"], digests=digests, adopted=adopted)
             case "failure":
                 self._result = Outcome(failure=Failure.from_json(event["failure"]))
 

@@ -34,6 +34,7 @@ from slipway.model.runs.checkpoints import Checkpoint, find_checkpoint, read_ada
 from slipway.model.runs.saved_weights import whole_model_beside
 from slipway.model.trained import TrainedModel, trained_model
 from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.planning.division import weight_bytes
 from slipway.planning.references import by_source_name
 from slipway.sources import SourceFolders
 from slipway.sources.addresses import HUB, is_repository
@@ -99,6 +100,11 @@ class Sources:
         if self.own_text is not None:
             files[OWN_TEXT] = files_by_name(self.own_text.parent, [self.own_text])
         return files
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the size of the base's weights."""
+        return weight_bytes({path.name: path.stat().st_size for path in model_files(self.base)})
 
     @property
     def model_name(self) -> str:

@@ -188,6 +188,7 @@ def import_sources(params: ImportParams, settings: Settings, store: ArtifactStor
             urls=urls,
             labels=sources.labels(),
             source_formats=dict(sources.formats),
+            weight_bytes=sources.weight_bytes,
             imported_bytes=sum(sizes.values()),
             read_bytes=folders.read_bytes,
         )

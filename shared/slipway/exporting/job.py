@@ -170,7 +170,12 @@ class ExportJob:
             ModelExportError: The export cannot succeed.
         """
         checked = preflight(
-            plan(self.configuration, sources.files(), source_formats=sources.formats),
+            plan(
+                self.configuration,
+                sources.files(),
+                source_formats=sources.formats,
+                weight_bytes=sources.weight_bytes,
+            ),
             base=sources.base,
             adapter=sources.checkpoint.path if sources.checkpoint else None,
             config=sources.config,

@@ -167,7 +167,7 @@ def make_plan(loaded: LoadedConfiguration, settings: Settings, *, reached: Reach
                 names.add(CALIBRATION)
             if sources.own_text is not None:
                 names.add(OWN_TEXT)
-            tasks = plan(configuration, names, source_formats=sources.formats)
+            tasks = plan(configuration, names, source_formats=sources.formats, weight_bytes=sources.weight_bytes)
             tasks, begun = _apply_precedents(tasks, sources, settings) if here else (tasks, [])
             checked = preflight(
                 tasks,

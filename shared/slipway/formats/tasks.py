@@ -56,12 +56,13 @@ class PlannedTask:
         return StageCall(self.stage, self.params, self.inputs)
 
     def known(self) -> tuple[Stage[Any], StageParams] | None:
-        """Return the stage and the task's parameters.
+        """Return the stage as the task runs it, and the task's parameters.
 
         None if the stage is not installed here, such as a plug-in of another machine, or refuses the parameters; the preflight says so.
         """
-        stage = known_stage(self.stage)
+        known = known_stage(self.stage)
         try:
+            stage = known and self.call.step(known)
             return None if stage is None else (stage, self.call.params_of(stage))
         except Exception:  # noqa: BLE001 - the checks of parameters are the code of the stage's author
             return None

@@ -102,14 +102,15 @@ def _fill_shards(sized: Iterable[tuple[int, Sequence[TensorSpec]]], limit: int) 
     return shards
 
 
-def index_file(weight_map: Mapping[str, str], *, total_bytes: int) -> tuple[str, str] | None:
-    """Return name and text of the index of several files; None for a single file.
+def index_file(weight_map: Mapping[str, str], *, total_bytes: int, least: int = 2) -> tuple[str, str] | None:
+    """Return name and text of the index of several files; None for fewer.
 
     Args:
         weight_map: Name of the file that holds each tensor.
         total_bytes: Bytes of tensor data in all files.
+        least: Number of files from which on there is an index.
     """
-    if len(set(weight_map.values())) < 2:
+    if len(set(weight_map.values())) < least:
         return None
     index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
     return f"model{INDEX_SUFFIX}", json.dumps(index, indent=2) + "\n"

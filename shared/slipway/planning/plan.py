@@ -19,6 +19,7 @@ from slipway.model.base_format import METHODS, is_base_format
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.calibration import Calibrations, names_calibration
 from slipway.planning.deferral import defer_weights
+from slipway.planning.division import divide
 from slipway.planning.references import VALIDATION, by_source_name, producers
 from slipway.registry import stage_of
 from slipway.requirements import Requirements
@@ -35,6 +36,7 @@ def plan(
     source_names: Collection[str],
     *,
     source_formats: Mapping[str, str] = MappingProxyType({}),
+    weight_bytes: int = 0,
 ) -> tuple[PlannedTask, ...]:
     """Plan the tasks of an export, each after the tasks whose outputs it uses.
 
@@ -43,6 +45,7 @@ def plan(
         source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout``,
             ``test_inputs``, ``calibration`` and ``own_text``, and ``adapter-02`` and so on for each of ``combination.adapters``.
         source_formats: Storage format, by name, of the sources that are not plain 16- or 32-bit safetensors (``slipway.model.base_format``).
+        weight_bytes: Size of the base's weights, by which large work is divided; 0 while unknown.
 
     Raises:
         ServiceError: ``REQUEST_INVALID``: a source is missing, or no task uses one.
@@ -89,7 +92,7 @@ def plan(
     tasks = defer_weights(tasks, compared=compared)
     if configuration.validation.enabled:
         tasks += _plan_validation(configuration, source_names, base=base, adapter=adapter, tasks=tasks)
-    return tuple(tasks)
+    return divide(tasks, split_bytes=configuration.execution.split_bytes, weight_bytes=weight_bytes)
 
 
 def tasks_in_reserve(tasks: Sequence[PlannedTask]) -> set[str]:
@@ -223,6 +226,7 @@ def _plan_merge(configuration: ExportConfiguration, *, base: str, adapter: str) 
             # A spot check is enough: validation compares the merged model with base and adapter on text. It stays the same
             # without validation, so that exports with and without it share the merge.
             "verify": "spot",
+            **({"max_shard_bytes": largest} if (largest := configuration.execution.shard_bytes) else {}),
         },
         inputs={"base": base, "adapter": adapter},
         format=_delivered_format(configuration),

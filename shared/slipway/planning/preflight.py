@@ -239,8 +239,9 @@ def _read_parameters(tasks: Sequence[PlannedTask]) -> tuple[list[_Call], list[Fi
     """Return the tasks with their parameters, and an error for each whose parameters its stage refuses."""
     calls, findings = list[_Call](), list[Finding]()
     for task in tasks:
-        stage = known_stage(task.stage)
+        known = known_stage(task.stage)
         try:
+            stage = known and task.call.step(known)
             calls += [] if stage is None else [_Call(task, stage, task.call.params_of(stage))]
         except ConfigurationError as error:
             findings.append(Finding(f"task: {task.id}", Verdict.ERROR, error.message, error.remedy, error.reason))

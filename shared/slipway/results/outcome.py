@@ -10,6 +10,7 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
+from slipway.division import is_part
 from slipway.errors import Failure, StageError, ValidationError, with_remedy
 from slipway.execution.failures import surroundings_of
 from slipway.formats.registry import is_adapter_alone, is_level
@@ -243,7 +244,9 @@ def _task_failure(task: pb.Task) -> Failure | None:
 def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
     """Return the size of the unquantized merged model or of the one that is exported as it is, in bytes; None if there is none."""
     role = Role.PREPARATION if is_plain(export) else Role.MERGE
-    made = [task for task in export.tasks if plays(task.stage, role) and task.outputs]
+    made = [
+        task for task in export.tasks if plays(task.stage, role) and task.outputs and not is_part(dict_of(task.params))
+    ]
     merged = next((digest for task in made for digest in task.outputs.values()), "")
     if not merged or not store.exists(merged):
         return None

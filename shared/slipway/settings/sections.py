@@ -79,6 +79,8 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_THREADS": "resources.threads",
     "EXPORT_STAGE_TIMEOUT_SECONDS": "resources.stage_timeout_seconds",
     "EXPORT_STAGE_TIMEOUTS": "resources.stage_timeouts",
+    "EXPORT_SPLIT_BYTES": "execution.split_bytes",
+    "EXPORT_SHARD_BYTES": "execution.shard_bytes",
     "EXPORT_LOG_LEVEL": "log.level",
 }
 """Setting of each ``EXPORT_*`` variable that every export has; those of formats come from the formats."""

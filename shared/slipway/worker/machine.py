@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from slipway.division import step_parameters
 from slipway.errors import ConfigurationError
 from slipway.execution.pressure import is_nearly_full
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
@@ -98,9 +99,9 @@ def known_parameters(stages: Iterable[str]) -> dict[str, worker_pb2.StageParamet
     parameters: dict[str, worker_pb2.StageParameters] = {}
     for name in stages:
         with contextlib.suppress(ConfigurationError):  # a task for this stage will report the error
-            params = load_stage(name).params
-            if params.model_config.get("extra") != "allow":
-                parameters[name] = worker_pb2.StageParameters(names=sorted(params.model_fields))
+            stage = load_stage(name)
+            if stage.params.model_config.get("extra") != "allow":
+                parameters[name] = worker_pb2.StageParameters(names=step_parameters(stage))
     return parameters
 
 

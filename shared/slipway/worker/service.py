@@ -81,7 +81,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 about={"stage": request.stage},
             )
         call = call_of(request)
-        call.check(load_stage(request.stage))
+        call.check(call.step(load_stage(request.stage)))
         if self._worker.free_slots <= 0:
             raise ServiceError(
                 f"all {options.slots} slots are taken", reason="WORKER_BUSY", remedy="try again later, or elsewhere"

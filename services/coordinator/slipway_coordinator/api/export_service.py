@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -17,6 +18,7 @@ from slipway.errors import ServiceError
 from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import new_trace
 from slipway.planning.calibration import check_texts_apart
+from slipway.planning.division import weight_bytes as weights_size
 from slipway.planning.plan import plan
 from slipway.rpc.messages import configuration_of
 from slipway.rpc.serving import Context, call_traceparent, stream, unary
@@ -66,15 +68,19 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     @unary
     async def CreateExport(self, request: export_pb2.CreateExportRequest, context: Context) -> export_pb2.Export:
         """Create and start an export, or return the one that the same request made before."""
-        record = new_record(
+        make = functools.partial(
+            new_record,
             request,
             traceparent=call_traceparent(context) or new_trace(),
             creator=_creator(),
             import_from=self._coordinator.options.import_from,
         )
+        record = make()
         limits = self._coordinator.projects().limits(record.project)
         check_priority(record.priority, record.project, limits)
         await require_artifacts(self._coordinator, record.project, record.sources.values())
+        if request.configuration.execution.split_bytes and len(record.tasks) > 1:  # an import looks at the sizes itself
+            record = make(weight_bytes=await self._weight_bytes(record.sources["base"]))
         if request.validate_only:
             await self._coordinator.admission.check_usage(record)
             return export_message(record)
@@ -94,6 +100,12 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
                 f"{record.name} was created and deleted meanwhile", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
             )
         return export_message(existing)
+
+    async def _weight_bytes(self, base: str) -> int:
+        """Return the size of a base's weights, by the manifest of its artifact; 0 without a store."""
+        read = self._coordinator.manifests
+        manifest = None if read is None else await asyncio.to_thread(read, base)
+        return weights_size({file.path: file.size_bytes for file in manifest.files}) if manifest else 0
 
     async def _find_earlier(self, record: ExportRecord, *, named: bool) -> ExportRecord | None:
         """Return the export that the same request made before, found by ``request_id`` or else by the export's name.
@@ -246,6 +258,7 @@ def new_record(
     traceparent: str = "",
     creator: str = "",
     import_from: Allowed = NOWHERE,
+    weight_bytes: int = 0,
 ) -> ExportRecord:
     """Return the export a request asks for, planned but not stored.
 
@@ -254,6 +267,7 @@ def new_record(
         traceparent: Span that the export belongs to.
         creator: Name of the caller.
         import_from: Addresses of sources that may be imported.
+        weight_bytes: Size of the base's weights, by which large work is divided; 0 while unknown.
 
     Raises:
         ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED``, ``CONFIGURATION_INVALID``, ``CALIBRATION_OVERLAP`` or
@@ -284,7 +298,7 @@ def new_record(
     for url in filter(None, imports.values()):
         import_from.check(url, project=project)
     check_texts_apart(configuration, {**imports, **sources})
-    tasks = plan(configuration, {*sources, *imports}, source_formats=formats)
+    tasks = plan(configuration, {*sources, *imports}, source_formats=formats, weight_bytes=weight_bytes)
     needs_gpu = any(task.requirements.uses_gpu for task in tasks)
     if imports:  # the other tasks are planned once these are artifacts
         tasks = (import_task(configuration, sources, imports),)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pydantic
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import Failure, QuantizationError, ServiceError, StageError
@@ -55,6 +55,7 @@ class _Facts(BaseModel):
     urls: dict[str, str] = {}
     labels: dict[str, str] = {}
     source_formats: dict[str, str] = {}
+    weight_bytes: int = Field(default=0, ge=0)
 
 
 def check_texts(record: ExportRecord, outputs: Mapping[str, str]) -> Failure | None:
@@ -118,6 +119,7 @@ def with_sources(record: ExportRecord, task: TaskRecord) -> ExportRecord:
         parse(record.configuration),
         sources,
         source_formats=facts.source_formats,
+        weight_bytes=facts.weight_bytes,
     )
     following = (TaskRecord.from_plan(each) for each in planned)
     return record.with_(

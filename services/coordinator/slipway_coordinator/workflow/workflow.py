@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from dbos import DBOS
 
+from slipway.division import is_part
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.formats.registry import formats, split_output
 from slipway.formats.tasks import PlannedTask
@@ -287,7 +288,7 @@ def model_facts(record: ExportRecord) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for task in record.tasks:
         facts |= {name: value for name, value in task.facts.items() if isinstance(value, str | int | float)}
-        if plays(task.stage, Role.PREPARATION, Role.MERGE):
+        if plays(task.stage, Role.PREPARATION, Role.MERGE) and not is_part(task.params):
             facts["model_bytes"] = task.facts.get("output_bytes", 0)
     return facts
 

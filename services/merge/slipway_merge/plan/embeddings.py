@@ -76,7 +76,7 @@ def replace_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: T
             values = read_rows(reader, written, [*kept, *(rows[place] for place in replaced)])
         return share_of_rounding(values, expected, written.dtype)
 
-    return Value(source, computed=Computed(module, "rows", compute, error))
+    return Value(source, computed=Computed(module, "rows", compute, error, tensors=(info,)))
 
 
 def check_vocabulary(base: Path, adapter: Path, config: ModelConfig) -> None:

@@ -191,4 +191,4 @@ def _value(
             expected += np.stack([pair.line(*place(number), a, b) for number in numbers])
             return share_of_rounding(read_rows(reader, written, numbers), expected, written.dtype)
 
-    return Value(source, computed=Computed(pair.module, "experts", compute, error))
+    return Value(source, computed=Computed(pair.module, "experts", compute, error, tensors=(pair.a, pair.b)))

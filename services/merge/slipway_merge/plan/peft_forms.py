@@ -169,7 +169,15 @@ class PeftForms:
                 holder, layer = self._holder(module), self.layers[module]
                 return holder.share_of_rounding(module, layer, parameter, written, keep=self.shares_state)
 
-        return Computed(module, self.form, compute, error if takes_known_inputs(self.layers[module]) else None)
+        checks = takes_known_inputs(self.layers[module])
+        used = (*self.own_tensors(module).values(), *self._shared_tensors)
+        return Computed(module, self.form, compute, error if checks else None, tensors=used)
+
+    @cached_property
+    def _shared_tensors(self) -> tuple[TensorInfo, ...]:
+        """The adapter tensors that belong to no single module."""
+        own = {key for module in self.layers for key in self.own_tensors(module)}
+        return tuple(info for key, info in self.tensors.items() if key not in own)
 
     @cached_property
     def shares_state(self) -> bool:

@@ -56,6 +56,7 @@ class Computed:
         error: Returns the written tensor's error against an independent computation, in units of rounding; None if there is no
             independent computation.
         part: As ``compute``, for some of the first dimension, such as a few experts of a stack; None if only all can be computed.
+        tensors: The adapter's tensors that it is computed from.
     """
 
     module: str
@@ -63,6 +64,7 @@ class Computed:
     compute: Callable[[np.dtype[np.floating]], np.ndarray]
     error: Callable[[TensorInfo], float] | None = None
     part: Callable[[np.dtype[np.floating], slice], np.ndarray] | None = None
+    tensors: tuple[TensorInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All output files."""
+    """All output files, or with ``partial`` some of them, whose index is never left out."""
 
     shards: tuple[Shard, ...]
+    partial: bool = False
 
     def tensors(self) -> Iterator[OutputTensor]:
         """Yield the tensors of all files."""
@@ -174,9 +177,9 @@ class Layout:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def index(self) -> tuple[str, str] | None:
-        """Return name and text of the index; None for a single shard."""
+        """Return name and text of the index; None for a model of a single shard."""
         weight_map = {tensor.name: shard.filename for shard in self.shards for tensor in shard.tensors}
-        return index_file(weight_map, total_bytes=self.data_bytes)
+        return index_file(weight_map, total_bytes=self.data_bytes, least=1 if self.partial else 2)
 
 
 def _are_adjacent(first: Value, second: Value) -> bool:

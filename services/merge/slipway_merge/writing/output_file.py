@@ -218,7 +218,7 @@ class KeptShards:
         if self._folder is None:
             return
         kept, record = self._paths(self._folder, shard)
-        document = asdict(KeptShard(_identity(shard), sha256, written))
+        document = asdict(KeptShard(shard_identity(shard), sha256, written))
         with contextlib.suppress(OSError):  # no hard links or no space here: the merge continues without keeping it
             kept.unlink(missing_ok=True)
             path.chmod(0o444)
@@ -238,7 +238,7 @@ class KeptShards:
         kept, record = self._paths(self._folder, shard)
         try:
             entry = TypeAdapter(KeptShard).validate_json(read_regular(record, largest=LARGEST_LIST), strict=True)
-            if entry.identity != _identity(shard) or kept.stat().st_size != shard.nbytes:
+            if entry.identity != shard_identity(shard) or kept.stat().st_size != shard.nbytes:
                 return None
             path.hardlink_to(kept)  # before the check, so that the checked bytes are the output's
         except (OSError, ValidationError):
@@ -265,7 +265,7 @@ def _digest(path: Path, on_bytes: Callable[[int], None]) -> str:
     return sha.hexdigest()
 
 
-def _identity(shard: Shard) -> str:
+def shard_identity(shard: Shard) -> str:
     """Return the digest of the plan of a shard's bytes.
 
     It need not cover the inputs' content: a kept folder belongs to one action, whose key has the digests of its inputs.

@@ -18,7 +18,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,15 @@ from slipway.artifacts.digests import (
     key_of,
     manifest_name,
 )
-from slipway.artifacts.faults import ABSENT, changed_error, corrupt_error, disk_full, not_found_error, open_source
+from slipway.artifacts.faults import (
+    ABSENT,
+    changed_error,
+    corrupt_error,
+    disk_full,
+    not_found_error,
+    open_source,
+    require_blobs,
+)
 from slipway.artifacts.files import in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.s3.client import S3Bucket, StoredObject
@@ -74,13 +82,22 @@ class S3Store:
             return self
         return S3Store(self.bucket.during(lambda: on_bytes(0)), grace_seconds=self.grace_seconds)
 
-    def put(self, folder: Path, *, known: Known = NOTHING_KNOWN, on_bytes: OnBytes | None = None) -> str:
-        """Commit a folder.
+    def put(
+        self,
+        folder: Path,
+        *,
+        known: Known = NOTHING_KNOWN,
+        adopted: Collection[ManifestFile] = (),
+        on_bytes: OnBytes | None = None,
+    ) -> str:
+        """Commit a folder and files whose blobs the bucket has.
 
         Raises:
-            ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``FILE_ERROR``, and as :meth:`S3Bucket.call`.
+            ArtifactError: ``ARTIFACT_INVALID`` for links and special files, ``FILE_ERROR``, ``ARTIFACT_NOT_FOUND`` for an adopted file,
+                and as :meth:`S3Bucket.call`.
         """
-        return self._put(dict(regular_files(folder)), open_unlinked, known, on_bytes)
+        require_blobs(adopted, self.during(on_bytes).has_blob)
+        return self._put(dict(regular_files(folder)), open_unlinked, known, on_bytes, adopted)
 
     def put_files(self, files: Mapping[str, Path], *, on_bytes: OnBytes | None = None) -> str:
         """Commit files, given by their real paths.
@@ -92,7 +109,12 @@ class S3Store:
         return self._put(files, open_real, NOTHING_KNOWN, on_bytes)
 
     def _put(
-        self, files: Mapping[str, Path], opened: Callable[[Path], BinaryIO], known: Known, on_bytes: OnBytes | None
+        self,
+        files: Mapping[str, Path],
+        opened: Callable[[Path], BinaryIO],
+        known: Known,
+        on_bytes: OnBytes | None,
+        adopted: Collection[ManifestFile] = (),
     ) -> str:
         with workers() as pool:
 
@@ -104,7 +126,7 @@ class S3Store:
                 return entry
 
             entries = in_threads(send, sorted(files.items()), on_bytes)
-        return self.during(on_bytes).commit(Manifest.of(entries))
+        return self.during(on_bytes).commit(Manifest.of([*entries, *adopted]))
 
     def put_blobs(
         self, manifest: Manifest, open_from: Callable[[ManifestFile], BinaryIO], *, on_bytes: OnBytes | None
@@ -124,7 +146,9 @@ class S3Store:
         self.bucket.put(manifest_name(digest), manifest.to_bytes())
         return digest
 
-    def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
+    def fetch(
+        self, digest: str, target: Path, *, leave_out: Collection[str] = (), on_bytes: OnBytes | None = None
+    ) -> Path:
         """Write an artifact's files below ``target``, each verified.
 
         Raises:
@@ -132,12 +156,12 @@ class S3Store:
                 storing it again repairs the store; ``DISK_FULL``; and as :meth:`S3Bucket.call`.
         """
         store = self.during(on_bytes)
-        manifest = store.manifest(digest)
+        files = store.manifest(digest).without(leave_out)
         store._touch(manifest_name(digest))
-        first = {file.digest: file for file in reversed(manifest.files)}
+        first = {file.digest: file for file in reversed(files)}
         with disk_full("fetching", digest, at=target), workers() as pool:
             target.mkdir(parents=True)
-            for file in manifest.files:
+            for file in files:
                 (target / file.path).parent.mkdir(parents=True, exist_ok=True)
             in_threads(
                 lambda file, count: self.during(count).fetch_blob(
@@ -146,7 +170,7 @@ class S3Store:
                 first.values(),
                 on_bytes,
             )
-            for file in manifest.files:
+            for file in files:
                 if first[file.digest] != file:
                     with open_unlinked(target / first[file.digest].path) as same:
                         link_or_copy(same, target / file.path)

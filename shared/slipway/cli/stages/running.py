@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slipway.artifacts.adopting import place_adopted
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.execution.execution import Execution
 from slipway.execution.supervisor import Outcome, execute
@@ -71,6 +72,7 @@ def run_stage(
     limits = Limits(timeout or 0.0, available_memory(group.memory()) // 2, threads or usable_cores(group))
     folders = {key: folder.resolve() for key, folder in inputs.items()}
     call = StageCall(name, {key: _parse_value(text) for key, text in params.items()}, {}, limits).on_folders(folders)
+    stage = call.step(stage)
     call.check(stage)
     for key, folder in sorted(inputs.items()):
         if not folder.is_dir():
@@ -81,7 +83,10 @@ def run_stage(
     with unfinished(out) as scratch:
         workdir = scratch / "work"
         workdir.mkdir()
-        return _move(run_call(call, workdir, name=name, progress=progress, level=level), out, scratch)
+        outcome = run_call(call, workdir, name=name, progress=progress, level=level)
+        if outcome.adopted:
+            place_adopted(outcome.outputs[stage.main_output], folders, outcome.adopted)
+        return _move(outcome, out, scratch)
 
 
 def check_new_folder(out: Path) -> None:
