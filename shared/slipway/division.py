@@ -7,9 +7,9 @@ not know these parameters and takes none of the tasks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,14 @@ def _whole(stage: Stage[Any], params: StageParams) -> StageParams:
     return stage.params.model_validate(params.model_dump(exclude={PART, PARTS}))
 
 
-@cache
-def _divided_params(params: Hashable) -> type[StageParams]:
-    """Return the type of the parameters of a divided task; ``params`` is the type of those of the whole."""
-    assert isinstance(params, type)
-    divided: type[StageParams] = pydantic.create_model(f"Divided{params.__name__}", __base__=(_Divided, params))
-    return divided
+def _divided_params(params: type[StageParams]) -> type[StageParams]:
+    """Return the type of the parameters of the tasks that a task with these parameters is divided into."""
+    if params not in _DIVIDED:
+        _DIVIDED[params] = pydantic.create_model(f"Divided{params.__name__}", __base__=(_Divided, params))
+    return _DIVIDED[params]
+
+
+_DIVIDED: dict[type[StageParams], type[StageParams]] = {}
 
 
 class _Divided(StageParams):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,14 +97,14 @@ def test_a_store_gets_the_weights_once(make_case: Callable[..., Case], tmp_path:
             results[kind] = run(runner, sources)
             continue
         made = [run(runner, sources, parts=PARTS, part=n).outputs["part"] for n in range(1, PARTS + 1)]
-        blobs = {path: os.stat(path) for path in (store.root / "blobs").rglob("*") if path.is_file()}
+        blobs = {path: path.stat() for path in (store.root / "blobs").rglob("*") if path.is_file()}
         results[kind] = run(runner, dict(zip(input_names(PARTS), made, strict=True)), parts=PARTS)
         weights = [
             file for file in store.manifest(results[kind].outputs["pytorch"]).files if "safetensors" in file.path
         ]
         for file in weights:
             if file.path.endswith(".safetensors"):
-                before, now = blobs[store.blob_path(file.digest)], os.stat(store.blob_path(file.digest))
+                before, now = blobs[store.blob_path(file.digest)], store.blob_path(file.digest).stat()
                 assert (before.st_ino, before.st_ctime_ns) == (now.st_ino, now.st_ctime_ns), "not even linked"
         assert run(runner, sources, parts=PARTS, part=2).reused
     assert results["parts"].outputs == results["whole"].outputs, "one artifact, whichever way it was made"

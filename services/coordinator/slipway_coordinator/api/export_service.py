@@ -20,6 +20,7 @@ from slipway.observability.telemetry import new_trace
 from slipway.planning.calibration import check_texts_apart
 from slipway.planning.division import weight_bytes as weights_size
 from slipway.planning.plan import plan
+from slipway.registry import IMPORT
 from slipway.rpc.messages import configuration_of
 from slipway.rpc.serving import Context, call_traceparent, stream, unary
 from slipway.security.access.principals import OWNER
@@ -79,7 +80,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         limits = self._coordinator.projects().limits(record.project)
         check_priority(record.priority, record.project, limits)
         await require_artifacts(self._coordinator, record.project, record.sources.values())
-        if request.configuration.execution.split_bytes and len(record.tasks) > 1:  # an import looks at the sizes itself
+        # An import finds the size itself.
+        if request.configuration.execution.split_bytes and "base" in record.sources and record.tasks[0].stage != IMPORT:
             record = make(weight_bytes=await self._weight_bytes(record.sources["base"]))
         if request.validate_only:
             await self._coordinator.admission.check_usage(record)
