@@ -219,6 +219,7 @@ REASONS: Mapping[str, Reason] = {
     "RESULT_INVALID": Reason(
         _C.ABORTED, "a worker reported an invalid result: other outputs, no digests, or impossible facts"
     ),
+    "PARTS_DIFFER": Reason(_C.ABORTED, "the parts of a divided task do not make one result"),
     "MERGE_NOT_VERIFIED": Reason(
         _C.VALIDATION, "the results of the merged model differ from those of base and adapter"
     ),

@@ -299,7 +299,7 @@ class Stage(Generic[P]):
         hardware: What it needs of a machine, and what its output has of it.
         deferral: How it takes part where weights are left out of outputs.
         division: How its work is divided into several tasks; None if it is not.
-        adopts: Patterns of the names of its inputs' files that it does not read (:meth:`Context.adopt`).
+        adopts: Patterns of the paths of its inputs' files that it does not read (:meth:`Context.adopt`).
         installation: How it is known whether a machine has what it needs.
         recovery: YAML file with ``rules`` for the attempt after a failure of this stage, and ``guidance`` for people by reason
             (docs/adding-a-stage.md); None if only the rules for all stages apply.

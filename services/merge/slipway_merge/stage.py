@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from slipway.contracts.division import Division, Part
 from slipway.machine.processes import set_variable
+from slipway.model.weights.divided_files import WEIGHTS
 from slipway.stage import Context, Deferral, Effort, Forecast, Keeps, Role, Stage
 from slipway_merge.params import MergeParams
 
@@ -40,7 +41,7 @@ def _join(parts: Mapping[str, Path], params: MergeParams, ctx: Context) -> Path:
     return join_parts(parts, params, ctx)
 
 
-def _most_parts(params: MergeParams, weight_bytes: int) -> int:
+def _most_parts(params: MergeParams, _inputs: Collection[str], weight_bytes: int) -> int:
     """Return the expected number of files; a check that loads the whole model is not divided."""
     return -(-weight_bytes // params.max_shard_bytes) if params.verify == "spot" else 1
 
@@ -64,7 +65,7 @@ STAGE = Stage(
         compares=False,  # `verify: spot` compares samples of every changed tensor in either case
         reader="slipway_merge.deferred:MergedWeights",
     ),
-    division=Division(most=_most_parts, run=_run_part, join=_join, adopts=("*.safetensors",)),
+    division=Division(most=_most_parts, run=_run_part, join=_join, adopts=WEIGHTS),
     role=Role.MERGE,
     effort=Effort(seconds_per_gb=5.0, phases={"check": (0.0, 0.05), "merge": (0.05, 0.7), "verify": (0.7, 0.95)}),
 )

@@ -69,7 +69,7 @@ class Manifest:
         return digest_bytes(self.to_bytes())
 
     def without(self, names: Collection[str]) -> tuple[ManifestFile, ...]:
-        """Return the files whose names match none of these patterns."""
+        """Return the files whose paths match none of these patterns."""
         return tuple(file for file in self.files if not matches(file.path, names))
 
     def to_bytes(self) -> bytes:
@@ -116,9 +116,8 @@ class Manifest:
 
 
 def matches(path: str, names: Collection[str]) -> bool:
-    """Return whether the name of the file at a path matches one of some patterns."""
-    name = path.rpartition("/")[2]
-    return any(fnmatchcase(name, pattern) for pattern in names)
+    """Return whether a path matches one of some patterns."""
+    return any(fnmatchcase(path, pattern) for pattern in names)
 
 
 def _entry(file: Any) -> ManifestFile:

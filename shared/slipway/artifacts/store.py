@@ -130,7 +130,7 @@ class ArtifactStore(Artifacts, Protocol):
     def fetch(
         self, digest: str, target: Path, *, leave_out: Collection[str] = (), on_bytes: OnBytes | None = None
     ) -> Path:
-        """As :meth:`Artifacts.fetch`, without the files whose names match a pattern in ``leave_out``."""
+        """As :meth:`Artifacts.fetch`, without the files whose paths match a pattern in ``leave_out``."""
         ...
 
     def last_used(self, digest: str) -> float:

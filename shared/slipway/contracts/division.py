@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from slipway.stage import Context, StageParams
 
 P = TypeVar("P", bound="StageParams")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,11 @@ class Part:
     def is_first(self) -> bool:
         """Whether it is the part that also makes what there is once."""
         return self.number == 1
+
+    def share_of(self, items: Sequence[T]) -> tuple[T, ...]:
+        """Return the items that this part works on: as many as the others have, next to each other."""
+        first, end = (len(items) * number // self.of for number in (self.number - 1, self.number))
+        return tuple(items[first:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +54,15 @@ class Division(Generic[P]):
     The joined output has the bytes of the undivided one, file by file.
 
     Attributes:
-        most: Returns into how many parts a task can be divided, by its parameters and the bytes of its model's weights; 1 if it cannot.
+        most: Returns into how many parts a task can be divided, by its parameters, the names of its inputs, and the bytes of its
+            model's weights; 1 if it cannot.
         run: Does a part: as :attr:`slipway.stage.Stage.run`, but it gets the part before the context, and returns one folder.
         join: Joins the folders of all parts, given by the names of the inputs in order: returns the folder of the main output.
-        adopts: Patterns of the names of the parts' files that the join does not read, but adopts into its output
+        adopts: Patterns of the paths of the parts' files that the join does not read, but adopts into its output
             (:meth:`slipway.stage.Context.adopt`). They are not fetched, and stored once.
     """
 
-    most: Callable[[P, int], int]
+    most: Callable[[P, Collection[str], int], int]
     run: Callable[[Mapping[str, Path], P, Part, Context], Path]
     join: Callable[[Mapping[str, Path], P, Context], Path]
     adopts: tuple[str, ...]

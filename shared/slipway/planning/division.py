@@ -41,7 +41,7 @@ def _most_parts(task: PlannedTask, weight_bytes: int) -> int:
     known = task.known()
     if known is None or known[0].division is None:
         return 1
-    return int(known[0].division.most(known[1], weight_bytes))
+    return int(known[0].division.most(known[1], task.inputs.keys(), weight_bytes))
 
 
 def _divide_task(task: PlannedTask, parts: int) -> list[PlannedTask]:

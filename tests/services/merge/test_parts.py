@@ -14,11 +14,11 @@ import torch
 from slipway.artifacts import LocalStore
 from slipway.artifacts.adopting import place_adopted
 from slipway.division import input_names, step_of
-from slipway.errors import ModelMergeError
+from slipway.errors import ModelExportError, ModelMergeError
 from slipway.execution.runner import TaskResult, TaskRunner
+from slipway.model.weights.divided_files import RECORD
 from slipway.stage import Context
 from slipway.stage_call import StageCall
-from slipway_merge.parts import RECORD
 from slipway_merge.stage import STAGE
 from support.models.merge_cases import Case
 
@@ -141,6 +141,10 @@ def other_adapter(record: dict[str, Any]) -> None:
     record["adapter"].append("stranger")
 
 
+def other_facts(record: dict[str, Any]) -> None:
+    record["facts"]["vocab_size"] = 7
+
+
 def check_less(record: dict[str, Any]) -> None:
     record["results"]["verified"]["tensors"] -= 1
 
@@ -150,24 +154,27 @@ def be_another(record: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason", "said"),
     [
-        (drop_file, "the parts wrote"),
-        (use_again, "was used twice"),
-        (lose_use, "no part used"),
-        (other_plan, "another plan"),
-        (other_adapter, "another adapter"),
-        (check_less, "checked"),
-        (be_another, "is part 1 of 3"),
+        (drop_file, "PARTS_DIFFER", "they wrote"),
+        (use_again, "MERGE_NOT_VERIFIED", "was used twice"),
+        (lose_use, "MERGE_NOT_VERIFIED", "no part used"),
+        (other_plan, "PARTS_DIFFER", "another plan"),
+        (other_adapter, "PARTS_DIFFER", "another adapter"),
+        (check_less, "MERGE_NOT_VERIFIED", "checked"),
+        (be_another, "PARTS_DIFFER", "is part 1 of 3"),
+        (other_facts, "PARTS_DIFFER", "another vocab_size"),
     ],
 )
-def test_the_join_refuses(make_case: Callable[..., Case], change: Callable[[dict[str, Any]], None], said: str) -> None:
+def test_the_join_refuses(
+    make_case: Callable[..., Case], change: Callable[[dict[str, Any]], None], reason: str, said: str
+) -> None:
     case = make_case("llama", torch.bfloat16, target_modules=["q_proj", "up_proj"])
     parts = parts_of(case)
     alter(change)(parts["part-002"])
-    with pytest.raises(ModelMergeError, match=said) as refused:
+    with pytest.raises(ModelExportError, match=said) as refused:
         step(case, "joined", parts, parts=PARTS)
-    assert refused.value.reason == "MERGE_NOT_VERIFIED"
+    assert refused.value.reason == reason
 
 
 def test_an_update_that_vanishes_everywhere_is_refused_by_the_join_alone(make_case: Callable[..., Case]) -> None:
@@ -189,4 +196,5 @@ def test_a_part_has_a_key_and_a_progress_of_its_own() -> None:
     part = step_of(STAGE, {"parts": 2, "part": 1})
     assert (part.name, part.inputs, part.outputs) == ("merge", ("base", "adapter"), ("part",))
     join = step_of(STAGE, {"parts": 2})
-    assert (join.inputs, join.outputs, join.adopts) == (("part-001", "part-002"), ("pytorch",), ("*.safetensors",))
+    assert (join.inputs, join.outputs) == (("part-001", "part-002"), ("pytorch",))
+    assert join.adopts == ("model.safetensors", "model-?????-of-?????.safetensors")

@@ -100,5 +100,5 @@ STAGE = Stage(
     outputs=("out",),
     params=DividedParams,
     run=run,
-    division=Division(most=lambda _params, _size: FILES, run=run_part, join=join, adopts=("*.weights",)),
+    division=Division(most=lambda _params, _inputs, _size: FILES, run=run_part, join=join, adopts=("*.weights",)),
 )

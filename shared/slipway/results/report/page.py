@@ -17,6 +17,7 @@ from slipway.results.report.charts import Bar, Chart, bar_chart, curve_chart, di
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
 from slipway.results.report.figures import describe_comparison
+from slipway.results.report.parts import fold_parts
 from slipway.results.report.survival import survival_charts, worst_modules
 from slipway.results.result import AttemptResult
 from slipway.texts import printable
@@ -117,6 +118,7 @@ def optimizations(lineage: Mapping[str, Any]) -> Iterator[tuple[str, Optimizatio
 def page(report: Report) -> str:
     """Render the whole page."""
     template = html_environment().get_template("report.html.j2")
+    attempts = fold_parts(report.result.attempts)
     return template.render(
         **common(report),
         verdict=_verdict(report),
@@ -124,9 +126,9 @@ def page(report: Report) -> str:
         first_plot=_first_plot(report),
         fastest=_fastest(report),
         charts=_charts(report),
-        durations=_durations(report.result.attempts),
+        durations=_durations(attempts),
         memory=_memory(report.result.attempts),
-        attempts=[(attempt, _params(attempt)) for attempt in report.result.attempts],
+        attempts=[(attempt, _params(attempt)) for attempt in attempts],
         tools=sorted(report.lineage.get("tools", {}).items()),
         sources=sorted(report.lineage.get("sources", {}).items()),
         graphs=list(optimizations(report.lineage)),

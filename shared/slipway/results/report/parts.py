@@ -1,0 +1,48 @@
+"""Show the parts of divided work as one line, as far as each was done at the first attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from slipway.division import PART, PARTS, is_part
+from slipway.results.result import AttemptResult
+
+
+def fold_parts(attempts: Iterable[AttemptResult]) -> list[AttemptResult]:
+    """Return the attempts with one in place of all parts of a task that succeeded at once: their times together, their highest peak.
+
+    Attempts that failed, and those that followed them, keep their own lines.
+    """
+    folded: list[AttemptResult] = []
+    for name, group in groupby(attempts, key=_divided_task):
+        members = list(group)
+        plain = [each for each in members if each.outcome == "succeeded" and not each.rule] if name else []
+        others = [each for each in members if each not in plain]
+        folded += [*([_together(name, plain)] if plain else []), *others]
+    return folded
+
+
+def _divided_task(attempt: AttemptResult) -> str:
+    """Return the id of the task that an attempt did a part of; empty for a whole task and for a join."""
+    return attempt.task.rpartition(".")[0] if is_part(attempt.params) else ""
+
+
+def _together(name: str, parts: list[AttemptResult]) -> AttemptResult:
+    known = [each.duration_seconds for each in parts if each.duration_seconds is not None]
+    first = parts[0]
+    return first.model_copy(
+        update={
+            "task": f"{name}: {len(parts)} of {_count(first)} parts",
+            "params": {key: value for key, value in first.params.items() if key != PART},
+            "reused": all(each.reused for each in parts),
+            "duration_seconds": sum(known) if known else None,
+            "peak_memory_bytes": max(each.peak_memory_bytes for each in parts),
+            "memory_sample_seconds": 0.0,
+            "memory_samples_bytes": (),
+        }
+    )
+
+
+def _count(attempt: AttemptResult) -> int:
+    return int(attempt.params[PARTS])
