@@ -34,6 +34,16 @@ def is_part(params: Mapping[str, Any]) -> bool:
     return bool(params.get(PARTS)) and bool(params.get(PART))
 
 
+def is_join(params: Mapping[str, Any]) -> bool:
+    """Return whether parameters are those of a task that joins parts."""
+    return bool(params.get(PARTS)) and not params.get(PART)
+
+
+def undivided(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the whole task."""
+    return {name: value for name, value in params.items() if name not in {PART, PARTS}}
+
+
 def input_names(parts: int) -> tuple[str, ...]:
     """Return the names under which a join has its parts, in order."""
     return tuple(f"part-{number:03d}" for number in range(1, parts + 1))
@@ -100,7 +110,7 @@ def _join(known: Stage[Any], stage: Stage[Any], parts: int) -> Stage[Any]:
 
 def _whole(stage: Stage[Any], params: StageParams) -> StageParams:
     """Return the parameters of the whole task."""
-    return stage.params.model_validate(params.model_dump(exclude={PART, PARTS}))
+    return stage.params.model_validate(undivided(params.model_dump()))
 
 
 def _divided_params(params: type[StageParams]) -> type[StageParams]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slipway.contracts.division import Division, Part
 from slipway.errors import StageError
+from slipway.model.weights.divided_files import parts_differ_error
 from slipway.stage import Context, Stage, StageParams
 
 FILES = 4
@@ -26,6 +27,7 @@ class DividedParams(StageParams):
         fails: Part that fails as long as the file ``runs`` has the extension ``fails`` beside it.
         together: Parts wait until two of them run.
         holds: Parts wait until they are cancelled.
+        differ: The join finds that the parts differ.
     """
 
     runs: str = ""
@@ -33,6 +35,7 @@ class DividedParams(StageParams):
     fails: int = 0
     together: bool = False
     holds: bool = False
+    differ: bool = False
 
 
 def _note(params: DividedParams, number: int) -> int:
@@ -57,8 +60,10 @@ def _write(folder: Path, first: int, end: int) -> Path:
     return folder
 
 
-def run(_inputs: Mapping[str, Path], _params: DividedParams, ctx: Context) -> dict[str, Path]:
-    """Make the whole output."""
+def run(_inputs: Mapping[str, Path], params: DividedParams, ctx: Context) -> dict[str, Path]:
+    """Make the whole output; its number among the runs is -1."""
+    if params.runs:
+        _note(params, -1)
     folder = _write(ctx.workdir / "out", 0, FILES)
     (folder / "small").write_text("small")
     return {"out": folder}
@@ -82,6 +87,8 @@ def join(parts: Mapping[str, Path], params: DividedParams, ctx: Context) -> Path
     from slipway.artifacts.digests import digest_bytes
 
     _note(params, 0)
+    if params.differ:
+        raise parts_differ_error("the test says so")
     folder = ctx.workdir / "out"
     folder.mkdir()
     assert not [path for part in parts.values() for path in part.glob("*.weights")], "they are not fetched"

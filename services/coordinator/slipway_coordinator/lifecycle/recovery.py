@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from slipway.division import is_join
 from slipway.errors import Failure
 from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.reasons import REASONS, Category
@@ -43,6 +44,7 @@ class NextAttempt(BaseModel):
     wait_seconds: float = 0.0
     elsewhere: bool = False
     remake_inputs: bool = False
+    whole: bool = False
     warning: str = ""
     without: tuple[str, ...] = ()
     reserve: tuple[str, ...] = ()
@@ -124,6 +126,8 @@ def recover(
         missing = set(rule.reserve) - set(values["inputs"])
         if rule.reserve and (not missing or not missing <= set(reserve)):
             continue
+        if rule.whole and not is_join(params):
+            continue
         delivered = delivers(rule.deliver) if rule.deliver else ""
         if rule.deliver and not delivered:
             continue
@@ -136,7 +140,7 @@ def recover(
         tried = any(
             attempt.params == following.params and attempt.resources == following.resources for attempt in history
         )
-        if rule.repeat or rule.elsewhere or rule.remake_inputs or missing or not tried:
+        if rule.repeat or rule.elsewhere or rule.remake_inputs or rule.whole or missing or not tried:
             return following.model_copy(update={"withdrawn": _withdrawn_warnings(following.params, history, table)})
     return None
 
@@ -190,6 +194,7 @@ def _next_attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, a
         wait_seconds=rule.wait_seconds * 2**applied,
         elsewhere=rule.elsewhere,
         remake_inputs=rule.remake_inputs,
+        whole=rule.whole,
         warning=rule.warn,
         without=rule.without,
         reserve=rule.reserve,

@@ -102,6 +102,7 @@ class Rule(_Model):
         elsewhere: Prefer other workers than those where the task failed for this reason; these take it again only after
             ``wait_seconds`` and if there are no others. Ignored inside one process.
         remake_inputs: Make the inputs again first.
+        whole: Do divided work in one piece. The rule does not apply to other tasks than those that join parts.
         limit: How often it is applied to one task.
         say: Its effect, described for people.
         warn: A result that differs from the user's request; added to the export's warnings.
@@ -124,6 +125,7 @@ class Rule(_Model):
     wait_seconds: float = Field(default=0.0, ge=0)
     elsewhere: bool = False
     remake_inputs: bool = False
+    whole: bool = False
     limit: int = Field(default=1, ge=1)
     say: str
     warn: str = ""

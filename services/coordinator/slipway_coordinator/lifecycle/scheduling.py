@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from slipway.division import is_join, undivided
 from slipway.errors import Failure, StageError
 from slipway.planning.references import VALIDATION, Source, parse_reference, producers
 from slipway.validation.inputs import input_of, output_of
@@ -127,11 +128,15 @@ def _is_dispensable(record: ExportRecord, task: TaskRecord) -> bool:
 
 def queue_next(record: ExportRecord, task: TaskRecord, following: NextAttempt, *, now: float) -> ExportRecord:
     """Queue a decided attempt; if its output is delivered as another format, tell the tasks that use it."""
+    inputs, params = task.attempt.inputs, following.params
+    if is_join(task.params) and _changes_output(task, following):
+        task, inputs = _undivide(record, task)
+        params = undivided(params)
     queued = queue_attempt(
         record,
         task,
-        params=following.params,
-        inputs={name: digest for name, digest in task.attempt.inputs.items() if name not in following.without},
+        params=params,
+        inputs={name: digest for name, digest in inputs.items() if name not in following.without},
         resources=following.resources,
         rule=following.rule,
         note=following.note,
@@ -144,6 +149,18 @@ def queue_next(record: ExportRecord, task: TaskRecord, following: NextAttempt, *
     if following.reserve:
         record = _give_reserve(record, queued, following.reserve)
     return deliver_as(record, record.task(task.id), following.format) if following.format else record
+
+
+def _changes_output(task: TaskRecord, following: NextAttempt) -> bool:
+    """Return whether an attempt makes something else than the parts that its task joins."""
+    changed = following.params != task.attempt.params
+    return following.whole or changed or bool(following.reserve or following.without or following.format)
+
+
+def _undivide(record: ExportRecord, task: TaskRecord) -> tuple[TaskRecord, dict[str, str]]:
+    """Return a task that joined parts as one that does the whole work, and its inputs, which are those of each part."""
+    part = record.task(producers(task.inputs)[0])
+    return task.with_(params=undivided(task.params), inputs=part.inputs), part.attempt.inputs
 
 
 def _give_reserve(record: ExportRecord, task: TaskRecord, names: Collection[str]) -> ExportRecord:

@@ -50,6 +50,8 @@ def is_reachable(rule: Rule) -> bool:
         starts = [START.get(stage, {})]
         if stage == "onnx_export":
             starts = [{**starts[0], **form} for form in forms]
+        if stage == "merge":
+            starts.append({**starts[0], "parts": 2})  # it joins parts
         if stage == "quantize":
             small = {"level": "int4", "group_size": 32}
             starts += [{**starts[0], "format": each, **small} for each in ("pytorch", "onnx")]

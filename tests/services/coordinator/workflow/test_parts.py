@@ -93,6 +93,18 @@ def test_a_retry_makes_the_failed_part_and_the_join(harness: Harness) -> None:
     assert runs(harness) == [0, 1, 2, 3, 3]
 
 
+def test_parts_that_differ_are_replaced_by_the_whole_work(harness: Harness) -> None:
+    name = submit(harness, differ=True)
+    export = harness.finished(name)
+    assert state(export) == "succeeded"
+    assert runs(harness) == [-1, 0, 1, 2, 3]
+    work = export.tasks[-1]
+    assert [attempt.rule for attempt in work.attempts] == ["", "parts-in-one-piece"]
+    assert dict(work.inputs) == {"base": "source:base"}
+    assert "parts" not in work.attempts[-1].params
+    assert dict(export.outputs) == {"out": undivided(harness)}
+
+
 def test_a_part_that_the_store_lost_is_made_again_before_the_join(harness: Harness) -> None:
     with pytest.MonkeyPatch.context() as patch:
         lost = _lose_before_join(harness, patch)
