@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slipway.formats import (
     Fit,
     Format,
@@ -35,7 +37,10 @@ class PyTorchConfiguration(LevelSettings):
 
 def plan(request: FormatRequest[PyTorchConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan the levels; unquantized it is the merged model itself."""
-    return quantized(request, request.model)
+    tasks = quantized(request, request.model)
+    if not request.shard_bytes:
+        return tasks
+    return tuple(replace(task, params={**task.params, "max_shard_bytes": request.shard_bytes}) for task in tasks)
 
 
 def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:

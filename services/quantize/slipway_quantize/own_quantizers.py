@@ -29,7 +29,14 @@ class _Checkpoints:
                 from slipway_quantize.checkpoints.weights_file import write_half
 
                 largest = params.max_shard_bytes
-                outcome = write_half(weights, request.target, level=params.level, max_shard_bytes=largest, ctx=ctx)
+                outcome = write_half(
+                    weights,
+                    request.target,
+                    level=params.level,
+                    max_shard_bytes=largest,
+                    ctx=ctx,
+                    work=request.work,
+                )
                 if "data" in request.inputs and params.level == "fp16":
                     from slipway_quantize.activations.halves import check_half_checkpoint
 

@@ -5,6 +5,7 @@ That is: the models and levels that are refused, and the inputs that need no sto
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -19,6 +20,8 @@ from slipway.stage import StageParams
 from slipway_quantize.experts import experts_refusal, mixture_of
 from slipway_quantize.levels import CASTS, Bits, GroupSize, IntLevel, SizeBudget
 
+_STORED_BYTES = 2
+"""Bytes of a weight of most models."""
 WITHOUT_BUDGET = "leave the size budget out, or use the ONNX format"
 _CONV1D_MODELS = ("gpt2", "openai-gpt")
 """Types of models whose layers are ``Conv1D``, which compressed-tensors does not run."""
@@ -165,6 +168,18 @@ def _graph_refusal(level: QuantizationLevel, params: QuantizeParams, config: Mod
 def reads_deferred(params: QuantizeParams) -> tuple[str, ...]:
     """Return the inputs whose weights may be left out: the model, if it is read a few rows at a time and need not run."""
     return ("model",) if params.format in ("pytorch", "onnx") and params.level != "fp8_static" else ()
+
+
+def most_parts(params: QuantizeParams, inputs: Collection[str], weight_bytes: int) -> int:
+    """Return into how many parts a quantization can be divided: as many as it writes files, where each weight is rounded on its own."""
+    level = LEVELS[params.level]
+    by_weight = level.name in CASTS or params.integers is not None or level.name in ("fp8", "w8a8")
+    # Text on which the result runs needs all of it, and a size budget compares all weights.
+    whole = "data" in inputs or params.size_budget is not None
+    if params.format != "pytorch" or not by_weight or whole:
+        return 1
+    written = weight_bytes if not params.packed else int(weight_bytes * level.bytes_per_weight / _STORED_BYTES)
+    return -(-written // params.max_shard_bytes)
 
 
 def calibration_refusal_reason(config: ModelConfig) -> str:

@@ -26,10 +26,11 @@ class Pieces:
     Args:
         outcome: Receives the sums.
         threads: Number of threads.
+        each: Receives those of each piece instead, to be added elsewhere in the order of all pieces.
     """
 
-    def __init__(self, outcome: Outcome, *, threads: int) -> None:
-        self._outcome = outcome
+    def __init__(self, outcome: Outcome, *, threads: int, each: list[Squares] | None = None) -> None:
+        self._outcome, self._each = outcome, each
         self._most = 2 * threads
         self._pool = ThreadPoolExecutor(threads)
         self._waiting: deque[Future[Squares]] = deque()
@@ -56,6 +57,9 @@ class Pieces:
 
     def _take(self) -> None:
         error, energy = self._waiting.popleft().result()
+        if self._each is not None:
+            self._each += [(error, energy)] if error or energy else []  # zeros change no sum
+            return
         self._outcome.error_energy += error
         self._outcome.weight_energy += energy
 

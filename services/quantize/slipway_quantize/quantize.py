@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipway.contracts.division import Part
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.levels import LEVELS
@@ -13,12 +15,22 @@ from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration, mismatch_error
 from slipway_quantize.check import check_result
+from slipway_quantize.divided import PartWork, write_record
 from slipway_quantize.experts import experts_refusal
 from slipway_quantize.levels import CASTS, size_budget_error
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import QuantizeRequest, load_packager, load_quantizer
 from slipway_quantize.report import Outcome, copy_companions, read_json, weight_bytes, write_json, write_report
 from slipway_quantize.sensitive import allowed_names
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was written: the outcome, the settings for the report, and the size of the source's weights."""
+
+    outcome: Outcome
+    settings: dict[str, Any]
+    before: int
 
 
 def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, ctx: Context) -> None:
@@ -30,6 +42,45 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
         QuantizationError: With the reasons listed in the package's README.
         CheckpointValidationError: ``BASE_MODEL_INVALID``: the folder has no configuration of a model.
     """
+    made = _make(inputs, target, params, ctx)
+    if params.size_budget is not None and params.size_budget.is_asked:
+        _require_small(target, made.outcome)
+    after = weight_bytes(target)
+    write_report(target, made.outcome, before=made.before, after=after, settings=made.settings, ctx=ctx)
+    if packager := load_packager(params.format):
+        packager(target, level=params.level, ctx=ctx)
+    if params.check:
+        check_result(made.before, target, run=load_quantizer(params.format).run, ctx=ctx)
+
+
+def quantize_part(inputs: Mapping[str, Path], params: QuantizeParams, part: Part, ctx: Context) -> Path:
+    """Write one part's range of the files that :func:`quantize` writes; the first part writes the small files, too. Return the folder.
+
+    Raises:
+        QuantizationError, CheckpointValidationError: As :func:`quantize`.
+    """
+    output = ctx.workdir / "part"
+    output.mkdir()
+    small = output if part.is_first else ctx.workdir / "small"
+    small.mkdir(exist_ok=True)
+    work = PartWork(part, output)
+    made = _make(inputs, small, params, ctx, work)
+    write_record(
+        work,
+        made.outcome,
+        params=params.model_dump(mode="json"),
+        settings=made.settings,
+        before_bytes=made.before,
+        other_bytes=weight_bytes(small) - (sum(file.nbytes for file in work.files) if part.is_first else 0),
+        ctx=ctx,
+    )
+    return output
+
+
+def _make(
+    inputs: Mapping[str, Path], target: Path, params: QuantizeParams, ctx: Context, work: PartWork | None = None
+) -> _Made:
+    """Check the input, and write the small files and the weights."""
     _refuse_level(params)
     model = ModelFolder.open(inputs["model"])
     source = model.path
@@ -42,25 +93,18 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
         settings["allowed"] = list(allowed)  # the validation does not take these for a fault
     folder = inputs.get("calibration") if params.calibrated else None
     calibration = _load_calibration(folder, params, ctx) if folder is not None else None
-    request = QuantizeRequest(model, target, params, ctx, inputs, calibration)
+    request = QuantizeRequest(model, target, params, ctx, inputs, calibration, work)
     outcome = quantizer.write(request)
     if calibration is not None:
         settings["calibration"] = ctx.input_digests.get("calibration", "")
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
         settings |= {"mixed": True} if params.keep else {}
-    if params.size_budget is not None and params.size_budget.is_asked:
-        _require_small(target, outcome)
     if len(set(outcome.bits.values())) > 1:
         settings["mixed"] = True
     if runtime is not None and runtime.precision_file:
         _note_precision(target / runtime.precision_file, params.level)
-    write_report(source, target, outcome, settings=settings, ctx=ctx)
-    if packager := load_packager(params.format):
-        packager(target, level=params.level, ctx=ctx)
-    if params.check:
-        before = weight_bytes(source) + outcome.left_out_bytes
-        check_result(before, target, run=quantizer.run, ctx=ctx)
+    return _Made(outcome, settings, weight_bytes(source) + outcome.left_out_bytes)
 
 
 def _refuse_unread_experts(model: ModelFolder, params: QuantizeParams) -> None:

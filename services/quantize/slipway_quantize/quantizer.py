@@ -13,6 +13,7 @@ from slipway.formats.registry import load_format
 from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
+from slipway_quantize.divided import PartWork
 from slipway_quantize.levels import SizeBudget
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome
@@ -98,6 +99,7 @@ class QuantizeRequest:
         params: The stage's parameters.
         ctx: Context of the stage.
         inputs: All inputs of the stage, from which Slipway's own formats read text, and weights that ``source`` leaves out.
+        work: The part of the weights to write, and where; None for all of them, into ``target``.
         calibration: Integers that were chosen by text; only for a format that takes them (:attr:`slipway.formats.Quantization.calibrated`).
     """
 
@@ -107,6 +109,7 @@ class QuantizeRequest:
     ctx: Context
     inputs: Mapping[str, Path]
     calibration: Calibration | None = None
+    work: PartWork | None = None
 
     @property
     def source(self) -> Path:

@@ -65,13 +65,22 @@ class Outcome:
     bits: dict[str, int] = field(default_factory=dict)
 
 
-def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict[str, Any], ctx: Context) -> None:
+def write_report(
+    target: Path, outcome: Outcome, *, before: int, after: int, settings: Mapping[str, Any], ctx: Context
+) -> None:
     """Write ``quantization.json`` into ``target`` and record its facts.
 
     Sizes are of the weight files alone, in bytes; ``reduction`` is the share saved (0.5 = half the size);
     ``relative_weight_error`` is the square root of the error's energy divided by that of the weights.
+
+    Args:
+        target: The folder.
+        outcome: The result for each weight.
+        before: Bytes of the source's weights, whether stored or left out.
+        after: Bytes of the written weights.
+        settings: Parameters to write first.
+        ctx: Context of the stage.
     """
-    before, after = weight_bytes(source) + outcome.left_out_bytes, weight_bytes(target)
     reduction = round(1 - after / before, 4) if before else 0.0
     facts: dict[str, Any] = {
         "method": outcome.method,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from slipway.contracts.division import Division, Part
+from slipway.model.weights.divided_files import WEIGHTS
 from slipway.stage import Context, Deferral, Effort, Forecast, Role, Stage
-from slipway_quantize.params import QuantizeParams, reads_deferred, refusal_reason
+from slipway_quantize.params import QuantizeParams, most_parts, reads_deferred, refusal_reason
 
 
 def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dict[str, Path]:
@@ -23,6 +25,18 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
     return {"model": target}
 
 
+def _run_part(inputs: Mapping[str, Path], params: QuantizeParams, part: Part, ctx: Context) -> Path:
+    from slipway_quantize.quantize import quantize_part
+
+    return quantize_part(inputs, params, part, ctx)
+
+
+def _join(parts: Mapping[str, Path], _params: QuantizeParams, ctx: Context) -> Path:
+    from slipway_quantize.divided import join_parts
+
+    return join_parts(parts, ctx)
+
+
 STAGE = Stage(
     name="quantize",
     version=11,
@@ -34,6 +48,7 @@ STAGE = Stage(
     libraries=("compressed-tensors", "onnx-ir", "onnxruntime", "safetensors", "torch", "transformers"),
     forecast=Forecast(output_bytes=lambda params, size: size.at_level(params.level), refuses=refusal_reason),
     deferral=Deferral(reads=reads_deferred),
+    division=Division(most=most_parts, run=_run_part, join=_join, adopts=WEIGHTS),
     role=Role.QUANTIZATION,
     effort=Effort(
         seconds_per_gb=6.0,

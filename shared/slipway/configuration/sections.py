@@ -321,9 +321,9 @@ class ExecutionConfiguration(Section):
     """The division of large work into tasks that several workers can run, and that are made again alone after a failure.
 
     Attributes:
-        split_bytes: Size of a model's weights above which merging it is divided, into parts of about this size; 0 divides nothing.
-        shard_bytes: Largest weights file of a merged model, at least 1 MiB; 0 leaves it to the stage, which takes 5 GB. A part has whole files, so
-            smaller files allow more parts.
+        split_bytes: Size of a model's weights above which merging and rounding it is divided, into parts of about this size; 0 divides nothing.
+        shard_bytes: Largest weights file of a merged or rounded model, at least 1 MiB; 0 leaves it to the stages, which take 5 GB. A part has
+            whole files, so smaller files allow more parts.
     """
 
     split_bytes: int = Field(default=0, ge=0, le=LARGEST_BYTES)

@@ -94,6 +94,7 @@ class FormatRequest(Generic[S]):
         text: Reference to the text for levels that need or take it; empty if the export reads none.
         model_name: Name of the fine-tuned model as the settings have it, for names of files and metadata; empty if they name none.
         base_model: The base model's repository on a hub, such as ``Qwen/Qwen3-0.6B``; empty if the settings name none.
+        shard_bytes: Largest weights file of a transformers folder (``execution.shard_bytes``); 0 leaves it to the stages.
     """
 
     name: str
@@ -111,6 +112,7 @@ class FormatRequest(Generic[S]):
     text: str = ""
     model_name: str = ""
     base_model: str = ""
+    shard_bytes: int = 0
 
     @property
     def file_name(self) -> str:

@@ -278,6 +278,7 @@ def format_tasks(
         text=text if calibrations and calibrations.reads_text else "",
         model_name=model_name(configuration.checkpoint.path, configuration.base_model.name),
         base_model=repository_name(configuration.base_model.name),
+        shard_bytes=configuration.execution.shard_bytes,
     )
     known, ids = {model, *calibrated.values(), *filter(None, [base, adapter, text])}, set(taken)
     with translate_format_errors(each):

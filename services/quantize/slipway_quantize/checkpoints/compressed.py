@@ -76,16 +76,31 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     if plan.experts:
         outcome.details["expert_matrices"] = len(plan.experts)
     groups = planned(form)
-    total = sum(tensor.nbytes for tensor in tensors.values())
     if params.packed:
-        _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), params.level)
+        _require_smaller(
+            sum(tensor.nbytes for tensor in tensors.values()),
+            sum(spec.nbytes for group in groups for spec in group),
+            params.level,
+        )
     done, why_kept = 0, kept_reasons(plan)
+    work = request.work
     with (
-        WeightsFile(request.target, groups, max_shard_bytes=params.max_shard_bytes) as file,
-        Pieces(outcome, threads=ctx.threads) as pieces,
+        WeightsFile(request.target, groups, max_shard_bytes=params.max_shard_bytes, work=work) as file,
+        Pieces(outcome, threads=ctx.threads, each=work.squares if work else None) as pieces,
     ):
-        write = partial(_write_rows, plan=plan, form=form, packed=params.packed, file=file)
+        here = {
+            tensor.name: [
+                group[0].name for group in _plan_tensor(tensor, plan, form, params.packed) if file.holds(group[0].name)
+            ]
+            for tensor in tensors.values()
+        }
+        own = frozenset(name.rpartition(".")[0] for names in here.values() for name in names)
+        total = sum(tensor.nbytes for tensor in tensors.values() if here[tensor.name])
+        write = partial(_write_rows, plan=plan, form=form, packed=params.packed, file=file, own=own)
         for tensor in tensors.values():
+            _record(tensor.name, plan, why_kept, outcome)
+            if not here[tensor.name]:
+                continue
             for weight in plan.linear.get(tensor.name, []) if params.packed else []:
                 for part, values in form.whole(weight.module, tensor.shape).items():
                     file.write_bytes(f"{weight.stored}.{part}", values, row=0)
@@ -94,7 +109,6 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
                 read = partial(read_rows, weights, tensor, row, count)
                 pieces.add(partial(write, tensor.name, read, row))
                 done += tensor.nbytes * count // (tensor.shape[0] if tensor.shape else 1)
-            _record(tensor.name, plan, why_kept, outcome)
     ctx.progress("quantize", done=done, total=total)
     warn_unaligned([weight.stored for weight in plan.unaligned], least_width(request), ctx)
     asked = [name for weight in plan.asked for name in (weight.module, weight.stored)]
@@ -130,14 +144,25 @@ def _plan_tensor(tensor: TensorInfo, plan: Plan, form: Form, packed: bool) -> li
 
 
 def _write_rows(
-    name: str, read: Callable[[], Tensor], row: int, *, plan: Plan, form: Form, packed: bool, file: WeightsFile
+    name: str,
+    read: Callable[[], Tensor],
+    row: int,
+    *,
+    plan: Plan,
+    form: Form,
+    packed: bool,
+    file: WeightsFile,
+    own: frozenset[str],
 ) -> Squares:
-    """Copy rows of a tensor, or round them for the linear layers that are made from it, or both."""
+    """Copy rows of a tensor, or round them for the linear layers that are made from it and are among ``own``, or both."""
     values, squares = read(), (0.0, 0.0)
     if name in plan.dense:
         require_finite(values, name)
         file.write(name, values, row=row)
     for weight in plan.linear.get(name, ()):
+        if weight.stored not in own:
+            squares = (0.0, 0.0)
+            continue
         rounded = form.round_rows(values, row, module=weight.module, name=name)
         squares = rounded.squares
         if packed:

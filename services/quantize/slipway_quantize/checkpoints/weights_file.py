@@ -22,6 +22,7 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway.model.weights.reading import Weights, row_pieces
 from slipway.stage import Context
+from slipway_quantize.divided import PartWork
 from slipway_quantize.model_weights import DTYPE_NAMES, cast_to_half, read_rows, read_tensors
 from slipway_quantize.pieces import PIECE_WEIGHTS, write_all
 from slipway_quantize.report import Outcome, read_json, write_json
@@ -40,10 +41,24 @@ class WeightsFile:
         folder: Existing folder to write into.
         groups: Every tensor that will be written, in groups.
         max_shard_bytes: Largest size of one file's data.
+        work: The part of the files to write, into its own folder and without an index; what is written of other files is ignored.
     """
 
-    def __init__(self, folder: Path, groups: Sequence[Sequence[TensorSpec]], *, max_shard_bytes: int) -> None:
-        files = plan_files(groups, max_shard_bytes=max_shard_bytes)
+    def __init__(
+        self,
+        folder: Path,
+        groups: Sequence[Sequence[TensorSpec]],
+        *,
+        max_shard_bytes: int,
+        work: PartWork | None = None,
+    ) -> None:
+        files: Sequence[PlannedFile] = plan_files(groups, max_shard_bytes=max_shard_bytes)
+        self._elsewhere: frozenset[str] = frozenset()
+        if work is not None:
+            work.planned, folder = files, work.folder
+            files = work.files
+            own = {tensor.name for file in files for tensor in file.tensors}
+            self._elsewhere = frozenset(spec.name for group in groups for spec in group) - own
         self._places: dict[str, tuple[int, TensorInfo]] = {}
         self._open = ExitStack()
         try:
@@ -54,7 +69,7 @@ class WeightsFile:
             raise
         weight_map = {tensor.name: file.filename for file in files for tensor in file.tensors}
         total = sum(tensor.nbytes for file in files for tensor in file.tensors)
-        if index := index_file(weight_map, total_bytes=total):
+        if work is None and (index := index_file(weight_map, total_bytes=total)):
             (folder / index[0]).write_text(index[1], encoding="utf-8")
 
     def __enter__(self) -> Self:
@@ -63,12 +78,18 @@ class WeightsFile:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._open.close()
 
+    def holds(self, name: str) -> bool:
+        """Return whether a planned tensor is written here, and not by another part."""
+        return name not in self._elsewhere
+
     def write(self, name: str, values: Tensor, *, row: int = 0) -> None:
         """Write ``values`` as rows of tensor ``name``, starting at ``row``.
 
         Raises:
             OSError: For example ENOSPC.
         """
+        if not self.holds(name):
+            return
         place = self._places[name][1]
         if DTYPE_NAMES[values.dtype] != place.dtype or tuple(values.shape[1:]) != place.shape[1:]:
             raise AssertionError(f"{name}: {values.dtype} {tuple(values.shape)} does not fit {place}")
@@ -80,6 +101,8 @@ class WeightsFile:
         Raises:
             OSError: For example ENOSPC.
         """
+        if not self.holds(name):
+            return
         descriptor, place = self._places[name]
         row_bytes = place.nbytes // max(1, place.shape[0]) if place.shape else 0
         write_all(descriptor, values.reshape(-1).view(np.uint8).data, place.start + row * row_bytes)
@@ -92,7 +115,9 @@ class WeightsFile:
         self._places |= {tensor.name: (descriptor, tensor) for tensor in file.tensors}
 
 
-def write_half(weights: Weights, target: Path, *, level: str, max_shard_bytes: int, ctx: Context) -> Outcome:
+def write_half(
+    weights: Weights, target: Path, *, level: str, max_shard_bytes: int, ctx: Context, work: PartWork | None = None
+) -> Outcome:
     """Write a folder's weights in ``level``'s type, and ``target``'s config.json to match.
 
     Raises:
@@ -103,11 +128,11 @@ def write_half(weights: Weights, target: Path, *, level: str, max_shard_bytes: i
     outcome = Outcome(method=f"cast to {name}")
     tensors = read_tensors(weights).values()
     plan = [TensorSpec(t.name, DTYPE_NAMES[dtype] if t.dtype in FLOATS else t.dtype, t.shape) for t in tensors]
-    total = sum(tensor.nbytes for tensor in tensors)
     done = 0
-    with WeightsFile(target, [[spec] for spec in plan], max_shard_bytes=max_shard_bytes) as file:
+    with WeightsFile(target, [[spec] for spec in plan], max_shard_bytes=max_shard_bytes, work=work) as file:
+        total = sum(tensor.nbytes for tensor in tensors if file.holds(tensor.name))
         for tensor in tensors:
-            for row, count in row_pieces(tensor, PIECE_WEIGHTS):
+            for row, count in row_pieces(tensor, PIECE_WEIGHTS) if file.holds(tensor.name) else ():
                 values = read_rows(weights, tensor, row, count)
                 ctx.progress("cast", done=done, total=total)
                 cast = cast_to_half(values, dtype, tensor.name) if values.is_floating_point() else values
