@@ -116,7 +116,9 @@ def _whole(stage: Stage[Any], params: StageParams) -> StageParams:
 def _divided_params(params: type[StageParams]) -> type[StageParams]:
     """Return the type of the parameters of the tasks that a task with these parameters is divided into."""
     if params not in _DIVIDED:
-        _DIVIDED[params] = pydantic.create_model(f"Divided{params.__name__}", __base__=(_Divided, params))
+        _DIVIDED[params] = pydantic.create_model(
+            f"Divided{params.__name__}", __base__=(_Divided, params), __module__=params.__module__
+        )
     return _DIVIDED[params]
 
 
