@@ -30,7 +30,7 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
     ),
     "Stages": (
         *("Stage", "StageParams", "Context", "Progress", "Provider"),
-        *("Forecast", "Hardware", "Deferral", "Installation", "Effort", "Keeps"),
+        *("Forecast", "Hardware", "Deferral", "Division", "Part", "Installation", "Effort", "Keeps"),
     ),
     "Formats": ("Format",),
     "Configuration": ("ExportConfiguration", "LoadedConfiguration", "load_configuration", "parse_configuration"),

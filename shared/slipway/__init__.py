@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slipway.client import AsyncClient, Client
     from slipway.configuration import ExportConfiguration, LoadedConfiguration
     from slipway.configuration import parse as parse_configuration
+    from slipway.contracts.division import Division, Part
     from slipway.errors import (
         AdapterExportError,
         ArtifactError,
@@ -78,6 +79,7 @@ __all__ = [
     "Context",
     "CoreMLExportError",
     "Deferral",
+    "Division",
     "Effort",
     "ExecutorchExportError",
     "ExportConfiguration",
@@ -99,6 +101,7 @@ __all__ = [
     "ModelMergeError",
     "ONNXExportError",
     "OpenVinoExportError",
+    "Part",
     "Progress",
     "Provider",
     "PublishedResult",
@@ -139,6 +142,7 @@ _HOMES = {
     "Client": "slipway.client",
     "Context": "slipway.stage",
     "Deferral": "slipway.stage",
+    "Division": "slipway.contracts.division",
     "Effort": "slipway.stage",
     "ExportConfiguration": "slipway.configuration",
     "ExportPlan": "slipway.exporting.planned",
@@ -152,6 +156,7 @@ _HOMES = {
     "Installation": "slipway.stage",
     "Keeps": "slipway.stage",
     "LoadedConfiguration": "slipway.configuration",
+    "Part": "slipway.contracts.division",
     "Progress": "slipway.stage",
     "Provider": "slipway.stage",
     "PublishedResult": "slipway.results.result",

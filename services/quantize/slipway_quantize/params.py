@@ -174,8 +174,10 @@ def most_parts(params: QuantizeParams, inputs: Collection[str], weight_bytes: in
     """Return into how many parts a quantization can be divided: as many as it writes files, where each weight is rounded on its own."""
     level = LEVELS[params.level]
     by_weight = level.name in CASTS or params.integers is not None or level.name in ("fp8", "w8a8")
-    # Text on which the result runs needs all of it, and a size budget compares all weights.
-    whole = "data" in inputs or params.size_budget is not None
+    # Text on which the result runs needs all of it, and a choice of bits compares all weights, unless a calibration has made it.
+    budget = params.size_budget
+    chosen = "calibration" in inputs and params.calibrated and not (budget and budget.is_asked)
+    whole = "data" in inputs or (budget is not None and not chosen)
     if params.format != "pytorch" or not by_weight or whole:
         return 1
     written = weight_bytes if not params.packed else int(weight_bytes * level.bytes_per_weight / _STORED_BYTES)

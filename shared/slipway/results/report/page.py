@@ -127,7 +127,7 @@ def page(report: Report) -> str:
         fastest=_fastest(report),
         charts=_charts(report),
         durations=_durations(attempts),
-        memory=_memory(report.result.attempts),
+        memory=_memory(attempts),
         attempts=[(attempt, _params(attempt)) for attempt in attempts],
         tools=sorted(report.lineage.get("tools", {}).items()),
         sources=sorted(report.lineage.get("sources", {}).items()),

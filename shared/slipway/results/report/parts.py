@@ -10,7 +10,8 @@ from slipway.results.result import AttemptResult
 
 
 def fold_parts(attempts: Iterable[AttemptResult]) -> list[AttemptResult]:
-    """Return the attempts with one in place of all parts of a task that succeeded at once: their times together, their highest peak.
+    """Return the attempts with one in place of all parts of a task that succeeded at once: their times together, and the memory of
+    the one that took most.
 
     Attempts that failed, and those that followed them, keep their own lines.
     """
@@ -30,16 +31,16 @@ def _divided_task(attempt: AttemptResult) -> str:
 
 def _together(name: str, parts: list[AttemptResult]) -> AttemptResult:
     known = [each.duration_seconds for each in parts if each.duration_seconds is not None]
-    first = parts[0]
+    first, most = parts[0], max(parts, key=lambda each: each.peak_memory_bytes)
     return first.model_copy(
         update={
             "task": f"{name}: {len(parts)} of {_count(first)} parts",
             "params": {key: value for key, value in first.params.items() if key != PART},
             "reused": all(each.reused for each in parts),
             "duration_seconds": sum(known) if known else None,
-            "peak_memory_bytes": max(each.peak_memory_bytes for each in parts),
-            "memory_sample_seconds": 0.0,
-            "memory_samples_bytes": (),
+            "peak_memory_bytes": most.peak_memory_bytes,
+            "memory_sample_seconds": most.memory_sample_seconds,
+            "memory_samples_bytes": most.memory_samples_bytes,
         }
     )
 
