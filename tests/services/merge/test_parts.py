@@ -54,8 +54,20 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", CASES)
-@pytest.mark.parametrize("weights", ["stored", "deferred"])
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [
+        ("lora", "stored"),
+        ("lora", "deferred"),
+        ("replaced head", "stored"),
+        *(
+            pytest.param(kind, weights, marks=pytest.mark.slow)
+            for kind in ("replaced head", "tied", "rows", "dora")
+            for weights in ("stored", "deferred")
+            if (kind, weights) != ("replaced head", "stored")
+        ),
+    ],
+)
 def test_joined_parts_are_the_whole(make_case: Callable[..., Case], kind: str, weights: str) -> None:
     name, dtype, lora = CASES[kind]
     case = make_case(name, dtype, **lora)
@@ -82,6 +94,7 @@ def run(runner: TaskRunner, inputs: dict[str, str], **params: Any) -> TaskResult
     return result
 
 
+@pytest.mark.slow
 def test_a_store_gets_the_weights_once(make_case: Callable[..., Case], tmp_path: Path) -> None:
     name, dtype, lora = CASES["lora"]
     case = make_case(name, dtype, **lora)

@@ -59,6 +59,7 @@ def test_a_part_that_dies_is_made_again_alone(harness: Harness) -> None:
     assert dict(export.outputs) == {"out": undivided(harness)}
 
 
+@pytest.mark.slow
 def test_two_workers_make_parts_side_by_side(tmp_path: Path) -> None:
     with (
         Harness(tmp_path, with_worker=False) as harness,
@@ -80,6 +81,7 @@ def test_cancelling_ends_running_and_waiting_parts(harness: Harness) -> None:
     assert set(states(export).values()) == {"cancelled"}
 
 
+@pytest.mark.slow
 def test_a_retry_makes_the_failed_part_and_the_join(harness: Harness) -> None:
     fails = harness.home / "runs.fails"
     fails.touch()
@@ -93,6 +95,7 @@ def test_a_retry_makes_the_failed_part_and_the_join(harness: Harness) -> None:
     assert runs(harness) == [0, 1, 2, 3, 3]
 
 
+@pytest.mark.slow
 def test_parts_that_differ_are_replaced_by_the_whole_work(harness: Harness) -> None:
     name = submit(harness, differ=True)
     export = harness.finished(name)
@@ -105,6 +108,7 @@ def test_parts_that_differ_are_replaced_by_the_whole_work(harness: Harness) -> N
     assert dict(export.outputs) == {"out": undivided(harness)}
 
 
+@pytest.mark.slow
 def test_a_part_that_the_store_lost_is_made_again_before_the_join(harness: Harness) -> None:
     with pytest.MonkeyPatch.context() as patch:
         lost = _lose_before_join(harness, patch)
