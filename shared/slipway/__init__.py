@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from slipway.client import AsyncClient, Client
     from slipway.configuration import ExportConfiguration, LoadedConfiguration
     from slipway.configuration import parse as parse_configuration
-    from slipway.contracts.division import Division, Part
     from slipway.errors import (
         AdapterExportError,
         ArtifactError,
@@ -47,12 +46,14 @@ if TYPE_CHECKING:
     from slipway.exporting.planned import ExportPlan
     from slipway.exporting.verification import Verification
     from slipway.formats import Format
+    from slipway.parts import Part
     from slipway.progress.tracking import ExportProgress, TaskProgress
     from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult, PublishedResult
     from slipway.settings.security import Security
     from slipway.stage import (
         Context,
         Deferral,
+        Division,
         Effort,
         Forecast,
         Hardware,
@@ -142,7 +143,7 @@ _HOMES = {
     "Client": "slipway.client",
     "Context": "slipway.stage",
     "Deferral": "slipway.stage",
-    "Division": "slipway.contracts.division",
+    "Division": "slipway.stage",
     "Effort": "slipway.stage",
     "ExportConfiguration": "slipway.configuration",
     "ExportPlan": "slipway.exporting.planned",
@@ -156,7 +157,7 @@ _HOMES = {
     "Installation": "slipway.stage",
     "Keeps": "slipway.stage",
     "LoadedConfiguration": "slipway.configuration",
-    "Part": "slipway.contracts.division",
+    "Part": "slipway.parts",
     "Progress": "slipway.stage",
     "Provider": "slipway.stage",
     "PublishedResult": "slipway.results.result",

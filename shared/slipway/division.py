@@ -16,7 +16,7 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from slipway.contracts.division import Part
+from slipway.parts import Part
 from slipway.sizes import ModelSize
 from slipway.stage import Context, Keeps, Stage, StageParams
 

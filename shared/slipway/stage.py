@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.contracts.division import Adopted, Division
 from slipway.distribution import installed_version
 from slipway.errors import StageError
+from slipway.parts import Adopted, Part
 from slipway.sizes import ModelSize
 
 MOST_FACTS_BYTES = 256 << 10
@@ -242,6 +242,27 @@ class Deferral(Generic[P]):
     reads: Callable[[P], tuple[str, ...]] = lambda _params: ()
     compares: bool = True
     reader: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Division(Generic[P]):
+    """How the work of a stage is divided into parts, each a task of its own, and how one more task joins them (:mod:`slipway.division`).
+
+    The joined output has the bytes of the undivided one, file by file.
+
+    Attributes:
+        most: Returns into how many parts a task can be divided, by its parameters, the names of its inputs, and the bytes of its
+            model's weights; 1 if it cannot.
+        run: Does a part: as :attr:`Stage.run`, but it gets the part before the context, and returns one folder.
+        join: Joins the folders of all parts, given by the names of the inputs in order: returns the folder of the main output.
+        adopts: Patterns of the paths of the parts' files that the join does not read, but adopts into its output
+            (:meth:`Context.adopt`). They are not fetched, and stored once.
+    """
+
+    most: Callable[[P, Collection[str], int], int]
+    run: Callable[[Mapping[str, Path], P, Part, Context], Path]
+    join: Callable[[Mapping[str, Path], P, Context], Path]
+    adopts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipway.contracts.division import Part
 from slipway.errors import ModelMergeError
 from slipway.model.weights.divided_files import (
     FilesRecord,
@@ -23,6 +22,7 @@ from slipway.model.weights.divided_files import (
     parts_differ_error,
     read_records,
 )
+from slipway.parts import Part
 from slipway.stage import Context
 from slipway_merge.conclusion import Results, conclude
 from slipway_merge.merge import PlannedMerge, plan_merge

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from slipway.contracts.division import Division, Part
 from slipway.machine.processes import set_variable
 from slipway.model.weights.divided_files import WEIGHTS
-from slipway.stage import Context, Deferral, Effort, Forecast, Keeps, Role, Stage
+from slipway.parts import Part
+from slipway.stage import Context, Deferral, Division, Effort, Forecast, Keeps, Role, Stage
 from slipway_merge.params import MergeParams
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway.contracts.division import Part
 from slipway.model.safetensors_layout import PlannedFile
 from slipway.model.weights.divided_files import (
     FilesRecord,
@@ -22,6 +21,7 @@ from slipway.model.weights.divided_files import (
     join_files,
     read_records,
 )
+from slipway.parts import Part
 from slipway.stage import Context
 from slipway_quantize.report import Outcome, write_report
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.contracts.division import Part
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.levels import LEVELS
 from slipway.model.folder import ModelFolder
+from slipway.parts import Part
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration, mismatch_error
 from slipway_quantize.check import check_result

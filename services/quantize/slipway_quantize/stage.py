@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.contracts.division import Division, Part
 from slipway.model.weights.divided_files import WEIGHTS
-from slipway.stage import Context, Deferral, Effort, Forecast, Role, Stage
+from slipway.parts import Part
+from slipway.stage import Context, Deferral, Division, Effort, Forecast, Role, Stage
 from slipway_quantize.params import QuantizeParams, most_parts, reads_deferred, refusal_reason
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from slipway.artifacts.faults import not_found_error
 from slipway.artifacts.files import link_or_copy
 from slipway.artifacts.manifest import ManifestFile
 from slipway.artifacts.store import ArtifactStore
-from slipway.contracts.division import Adopted
 from slipway.errors import StageError
 from slipway.files.paths import open_unlinked
+from slipway.parts import Adopted
 
 
 def adopted_files(
@@ -45,6 +45,17 @@ def adopted_files(
             )
         entries.append(entry)
     return tuple(entries)
+
+
+def require_blobs(files: Iterable[ManifestFile], has_blob: Callable[[ManifestFile], bool]) -> None:
+    """Check that a store has the content of files.
+
+    Raises:
+        ArtifactError: ``ARTIFACT_NOT_FOUND``.
+    """
+    for file in files:
+        if not has_blob(file):
+            raise not_found_error(file.digest)
 
 
 def place_adopted(target: Path, inputs: Mapping[str, Path], adopted: Iterable[Adopted]) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from slipway.errors import ArtifactError
 from slipway.machine.shortages import translate_disk_full
-
-if TYPE_CHECKING:
-    from slipway.artifacts.manifest import ManifestFile
 
 #: Reasons that mean: the store does not have the artifact.
 ABSENT = frozenset({"ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT", "ARTIFACT_INVALID"})
@@ -25,17 +22,6 @@ def not_found_error(digest: str) -> ArtifactError:
         remedy="check the digest and the store (SLIPWAY_STORE), or run the export that made the artifact again",
         about={"digest": digest},
     )
-
-
-def require_blobs(files: Iterable[ManifestFile], has_blob: Callable[[ManifestFile], bool]) -> None:
-    """Check that a store has the content of files.
-
-    Raises:
-        ArtifactError: ``ARTIFACT_NOT_FOUND``.
-    """
-    for file in files:
-        if not has_blob(file):
-            raise not_found_error(file.digest)
 
 
 def corrupt_error(digest: str, what: str) -> ArtifactError:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from slipway.artifacts.adopting import require_blobs
 from slipway.artifacts.digests import (
     ACTIONS,
     BLOBS,
@@ -33,7 +34,7 @@ from slipway.artifacts.digests import (
     is_store_name,
     manifest_name,
 )
-from slipway.artifacts.faults import corrupt_error, disk_full, not_found_error, open_source, require_blobs
+from slipway.artifacts.faults import corrupt_error, disk_full, not_found_error, open_source
 from slipway.artifacts.files import add_name, clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.marks import mark_work, oldest_work

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from slipway.contracts.division import Adopted
 from slipway.errors import Failure, StageError
 from slipway.execution.child_process import GRACE_SECONDS, ChildProcess, child_environment
 from slipway.execution.execution import Execution
@@ -21,6 +20,7 @@ from slipway.execution.failures import failure_of, with_surroundings
 from slipway.execution.memory_curve import MemoryCurve, MemoryOverTime
 from slipway.execution.pressure import Pressure, tree_memory
 from slipway.observability.telemetry import record
+from slipway.parts import Adopted
 from slipway.stage import Progress
 
 _SAMPLE_SECONDS = 0.5

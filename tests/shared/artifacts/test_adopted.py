@@ -12,8 +12,8 @@ from slipway.artifacts.cached import CachedStore
 from slipway.artifacts.digests import digest_bytes
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.store import S3Store
-from slipway.contracts.division import Adopted
 from slipway.errors import ArtifactError, StageError
+from slipway.parts import Adopted
 
 WEIGHTS = b"weights" * 1000
 

@@ -13,6 +13,7 @@ from slipway.formats.tasks import PlannedTask
 from slipway.planning.division import divide, weight_bytes
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
+from slipway.sizes import ModelSize
 
 GB = 10**9
 SOURCES = ("adapter", "base")
@@ -92,3 +93,18 @@ def test_pickles_count_only_without_safetensors() -> None:
     assert weight_bytes({"a.safetensors": 5, "b.safetensors": 6, "pytorch_model.bin": 7, "config.json": 8}) == 11
     assert weight_bytes({"pytorch_model.bin": 7, "config.json": 8}) == 7
     assert weight_bytes({"config.json": 8}) == 0
+
+
+def test_the_work_of_the_parts_is_that_of_the_whole() -> None:
+    """Progress adds up by it: each part has its share of the expected time, the join almost none."""
+    size = ModelSize(weights=15 * GB, weight_bytes=30 * GB, largest=GB, largest_bytes=2 * GB, companion_bytes=10**7)
+
+    def work(task: PlannedTask) -> float:
+        stage, params = task.known() or pytest.fail("it is installed")
+        return stage.forecast.work_bytes(params, stage.forecast.output_bytes(params, size), size)
+
+    tasks = planned(execution={"split_bytes": 10 * GB})
+    parts = [work(task) for name, task in tasks.items() if name.startswith("merge.part")]
+    assert sum(parts) == pytest.approx(work(planned(0)["merge"]))
+    assert max(parts) == min(parts)
+    assert work(tasks["merge"]) == 0

@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.contracts.division import Division, Part
 from slipway.errors import StageError
 from slipway.model.weights.divided_files import parts_differ_error
-from slipway.stage import Context, Stage, StageParams
+from slipway.parts import Part
+from slipway.stage import Context, Division, Stage, StageParams
 
 FILES = 4
 """Number of files of the whole output."""

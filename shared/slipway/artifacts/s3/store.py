@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from slipway.artifacts.adopting import require_blobs
 from slipway.artifacts.digests import (
     ACTIONS,
     BLOBS,
@@ -43,7 +44,6 @@ from slipway.artifacts.faults import (
     disk_full,
     not_found_error,
     open_source,
-    require_blobs,
 )
 from slipway.artifacts.files import in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
