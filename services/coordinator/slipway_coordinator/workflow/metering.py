@@ -122,6 +122,8 @@ class Meter:
                 self._start = artifact
                 raise stop
             after = artifacts[-1]
+            if len(artifacts) < _AT_ONCE:
+                break
         return whole
 
     async def _record(self, measured: Mapping[str, dict[str, int] | None]) -> bool:

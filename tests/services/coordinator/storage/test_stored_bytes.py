@@ -153,6 +153,9 @@ def test_what_is_missing_counts_once_it_was_made_again(database: Database) -> No
     assert (stored.of("red"), stored.unmeasured(limit=9)) == (0, [])
     assert database.insert(export("b", BASE, project="blue"))
     assert stored.unmeasured(limit=9) == [BASE.digest]
+    stored.record(BASE.digest, None)
+    database.ownership.note(export("b").name, [BASE.digest], project="blue")
+    assert stored.unmeasured(limit=9) == [BASE.digest], "the same export made it again"
     measure(database, BASE)
     assert (stored.of("red"), stored.of("blue")) == (BASE_BYTES, BASE_BYTES)
     stored.record(BASE.digest, None)
