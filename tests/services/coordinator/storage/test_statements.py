@@ -41,7 +41,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     database.migrate()
     database.prepare()
     assert database.insert(tiny_export("first", tiny_task("m")))
-    database.stored_bytes.record(DIGEST, {DIGEST: 10})
+    database.stored_bytes.record({DIGEST: {DIGEST: 10}})
     yield database
     database.close()
 
