@@ -60,9 +60,9 @@ def texts(model: ov.Model) -> list[Given]:
     inputs = {port.any_name for port in model.inputs}
     cuts = CUTS if "beam_idx" in inputs else (0, 8)
     positions = np.maximum(MASK.cumsum(axis=1) - 1, 0)
-    calls = []
+    calls: list[Given] = []
     for begin, end in pairwise(cuts):
-        given = {
+        given: dict[str, np.ndarray] = {
             "input_ids": ROWS[:, begin:end],
             "attention_mask": MASK[:, :end],
             "position_ids": positions[:, begin:end],
@@ -136,7 +136,7 @@ def test_an_encoder_and_its_decoder_compute_the_same_bits(tmp_path: Path) -> Non
     simplify_attention(decoder)
     size = int(decoder.input("encoder_hidden_states").get_partial_shape()[2].get_length())
     encoded = np.random.default_rng(2).standard_normal((3, 4, size)).astype(np.float32)
-    fixed = {"encoder_hidden_states": encoded, "encoder_attention_mask": np.ascontiguousarray(MASK[:, 4:])}
+    fixed: Given = {"encoder_hidden_states": encoded, "encoder_attention_mask": np.ascontiguousarray(MASK[:, 4:])}
     check_same(decoder, [{**call, **fixed} for call in texts(decoder)], fewer=0.9)
 
 

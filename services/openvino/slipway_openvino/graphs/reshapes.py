@@ -6,6 +6,7 @@ an axis stays as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 
@@ -21,7 +22,7 @@ _Size = int | _Axis | None
 _COPY, _REST = 0, -1
 """In a target of Reshape with ``special_zero``: the size of the same axis of the input, and what remains."""
 _MOST_NUMBERS = 16
-"""Numbers of a shape."""
+"""Most numbers of a shape that are followed; larger constants are tables."""
 _WHOLE = (ov.Type.i32, ov.Type.i64)
 
 
@@ -85,7 +86,7 @@ class _Sizes:
         if node.get_output_size() != 1 or node.get_output_element_type(0) not in _WHOLE:
             return None
         shape = node.get_output_partial_shape(0)
-        if shape.is_dynamic or len(shape) > 1:
+        if shape.is_dynamic or len(shape) > 1 or math.prod(node.get_output_shape(0)) > _MOST_NUMBERS:
             return None
         inputs = [self._numbers.get(_key(value)) for value in node.input_values()]
         sizes: Sequence[_Size] | None
@@ -102,7 +103,7 @@ class _Sizes:
                 sizes = data
             case _:
                 sizes = [None] * (shape[0].get_length() if len(shape) else 1)
-        return list(sizes) if sizes and len(sizes) <= _MOST_NUMBERS else None
+        return list(sizes) if sizes else None
 
     def _read_axes(self, node: ov.Node, port: ov.Output) -> list[_Size]:
         sizes: list[_Size] = []
@@ -178,8 +179,9 @@ def _integers(node: ov.Node) -> list[int] | None:
     """Return the integers of a small constant; None for any other node."""
     if node.get_type_name() != "Constant" or node.get_element_type() not in _WHOLE:
         return None
-    values = node.get_data().reshape(-1)
-    return [int(value) for value in values] if len(values) <= _MOST_NUMBERS else None
+    if math.prod(node.get_output_shape(0)) > _MOST_NUMBERS:
+        return None
+    return [int(value) for value in node.get_data().reshape(-1)]
 
 
 def _key(value: ov.Output) -> tuple[str, int]:
