@@ -155,9 +155,11 @@ def numbers() -> ov.Node:
     return given
 
 
-def random_of(_: ov.Node) -> ov.Node:
-    low, high = (ops.constant(value, dtype=np.float32) for value in (0, 1))
-    return ops.random_uniform(ops.constant(np.array([1, 4], np.int64)), low, high, "f32", 0, 0)
+def random_of(given: ov.Node) -> ov.Node:
+    """Return random numbers between the smallest and the largest of the input, so that all their inputs can be shared."""
+    axes = ops.constant(np.array([0, 1], np.int64))
+    low, high = ops.reduce_min(given, axes), ops.reduce_max(given, axes)
+    return ops.random_uniform(ops.shape_of(given), low, high, "f32", 0, 0)
 
 
 def branch_of(given: ov.Node) -> ov.Node:
