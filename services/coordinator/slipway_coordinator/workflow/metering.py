@@ -22,7 +22,7 @@ from slipway_coordinator.workflow.feed import Call
 log = logging.getLogger("slipway.coordinator.metering")
 
 _AT_ONCE = 100
-_GATHER_SECONDS = 0.1
+_GATHER_SECONDS = 0.5
 """Pause before new artifacts are measured: measuring many together costs little more than measuring one."""
 _READ_SECONDS = 0.1
 """How long one call of a thread goes on to the next manifest. A process that ends waits for it."""
