@@ -8,6 +8,9 @@ is the number of workers by the exports a second the machine can carry out at mo
 pace of real tasks. ``--stages 2`` shows how long it takes from the result of one stage until a worker has the next stage of the
 same export; with more exports than workers that is the time in the queue, behind the older exports.
 
+Exports have one base, and adapters and results of their own, which are in a store: the coordinator measures them. Configurations are
+sent as the client sends them, without what is left at its default.
+
 Other work on the machine changes all times; what changes least is the processor time of the coordinator and of PostgreSQL.
 """
 
@@ -15,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import os
 import statistics
 import subprocess
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,16 +35,16 @@ from google.protobuf.duration_pb2 import Duration
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from slipway.artifacts import LocalStore
 from slipway.configuration import parse
-from slipway.rpc.messages import configuration_message
+from slipway.rpc.messages import asked_configuration_message
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 from support.commands.cli import SLIPWAY
 from support.servers.free_ports import free_port
 from support.servers.postgres_server import postgres_server
 
-DIGEST = "sha256:" + hashlib.sha256(b"nothing").hexdigest()
 CONFIGURATIONS = {
-    stages: configuration_message(
+    stages: asked_configuration_message(
         parse({"formats": {"onnx": {"enabled": stages == 2}}, "validation": {"enabled": False}})
     )
     for stages in (1, 2)
@@ -53,11 +55,14 @@ CREATING = 8
 
 @dataclass
 class Load:
-    """What happened."""
+    """What is to happen, with the digests of artifacts (of results by stage) for each export, and what happened."""
 
     exports: int
     stages: int
     task_seconds: float
+    base: str
+    adapters: Sequence[str]
+    results: Mapping[str, Sequence[str]]
     creation: list[float] = field(default_factory=list)
     added: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -73,7 +78,7 @@ async def create(load: Load, address: str, numbers: list[int]) -> None:
         for number in numbers:
             request = export_pb2.CreateExportRequest(
                 parent=f"projects/p{number % 4}", export_id=f"e{number}", configuration=CONFIGURATIONS[load.stages],
-                sources={"base": DIGEST, "adapter": DIGEST}, request_id=f"r{number}",
+                sources={"base": load.base, "adapter": load.adapters[number]}, request_id=f"r{number}",
             )  # fmt: skip
             began = time.monotonic()
             await stub.CreateExport(request)
@@ -102,13 +107,14 @@ async def work(load: Load, address: str, name: str) -> None:
             if export in load.merged:
                 load.between.append(time.monotonic() - load.merged.pop(export))
             await asyncio.sleep(load.task_seconds)
+            result = load.results[lease.stage][int(export.rpartition("/e")[2])]
             done = time.monotonic()
             if lease.stage == "merge" and load.stages > 1:
                 load.merged[export] = done
             await stub.CompleteTask(
                 worker_pb2.CompleteTaskRequest(
                     worker_id=name, task=lease.task, lease_epoch=lease.lease_epoch,
-                    output=worker_pb2.TaskOutput(outputs={OUTPUTS[lease.stage]: DIGEST}),
+                    output=worker_pb2.TaskOutput(outputs={OUTPUTS[lease.stage]: result}),
                 )
             )  # fmt: skip
 
@@ -210,6 +216,20 @@ def quantile(values: list[float]) -> float:
     return statistics.quantiles(values, n=100)[98]
 
 
+def fill(store: LocalStore, folder: Path, *, exports: int, stages: int) -> tuple[str, list[str], dict[str, list[str]]]:
+    """Store artifacts; return the digests of the base, of each export's adapter and, by stage, of its results."""
+    file = folder / "file"
+
+    def put(text: str) -> str:
+        file.write_text(text)
+        digest = store.put_files({"file": file})
+        file.unlink()
+        return digest
+
+    results = {name: [put(f"{name} {number}") for number in range(exports)] for name in list(OUTPUTS)[:stages]}
+    return put("base"), [put(f"adapter {number}") for number in range(exports)], results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exports", type=int, default=2000)
@@ -220,15 +240,18 @@ def main() -> None:
     arguments = parser.parse_args()
     with postgres_server(durable=True) as server, tempfile.TemporaryDirectory() as folder:
         database = server.create("load")
+        store = LocalStore(Path(folder, "store"))
+        artifacts = fill(store, Path(folder), exports=arguments.exports, stages=arguments.stages)
         command = [SLIPWAY, "coordinator"]
         subprocess.run([*command, "migrate", "--state", database], check=True, capture_output=True)
         address = f"127.0.0.1:{free_port()}"
         with Path(folder, "log").open("w") as log:
             options = ["--listen", address, "--state", database, "--log-level", "WARNING"]
-            process = subprocess.Popen([*command, *options], stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLIPWAY_STORE": str(store.root)}
+            process = subprocess.Popen([*command, *options], stderr=log, env=environment)
         try:
             asyncio.run(ready(address))
-            load = Load(arguments.exports, arguments.stages, arguments.task_seconds)
+            load = Load(arguments.exports, arguments.stages, arguments.task_seconds, *artifacts)
             processes = {"coordinator": psutil.Process(process.pid), "PostgreSQL": psutil.Process(server.pid)}
             asyncio.run(measure(load, address, processes, workers=arguments.workers, watchers=arguments.watchers))
         finally:

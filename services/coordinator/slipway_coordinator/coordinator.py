@@ -341,11 +341,10 @@ class Coordinator:
         record changes only after the workflow is gone, which a process of its version would replay if this one ended meanwhile.
         """
         log.info(f"{record.name} was begun by {begun.version} and goes on as {engine.WORKFLOW_VERSION}")
+        taken = record
         if "events_read" not in record.model_fields_set:  # of a version that does not run on these tables
             taken = record.with_(events_read=begun.events_read(record), revision=record.revision + 1)
             await self.journal.commit(lambda: self.database.save(taken, before=record), later=True)
-        else:
-            taken = record
         await retry_until_available(lambda: self.call(lambda: engine.forget_run(taken)))
         await self._start_workflow(taken)
 
@@ -359,9 +358,8 @@ class Coordinator:
                 await self.stop_on_fault(record.name, workflow.fault(error))
 
     async def _read_events(self, export: str, run: int, after: int) -> list[InboxEvent]:
-        return await retry_until_available(
-            lambda: self.call(lambda: self.database.events.read(export, run, after=after))
-        )
+        events = self.database.events
+        return await retry_until_available(lambda: self.call(lambda: events.read(export, run, after=after)))
 
     @shield
     async def _notify(self, export: str, event: Event, key: str) -> None:

@@ -16,7 +16,9 @@ from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_openvino.graphs.lookups import readable_graph
+from slipway_openvino.graphs.merging import drop_idle_conversions, merge_equal_nodes
 from slipway_openvino.graphs.passes import number_nodes, sign_integers, simplify_attention, spread_over_experts
+from slipway_openvino.graphs.reshapes import settle_reshapes
 from slipway_openvino.graphs.state import (
     attend_to_encoded,
     drop_cross_attention,
@@ -37,6 +39,7 @@ from slipway_openvino.params import (
     refusal_reason,
 )
 from slipway_openvino.tokenizers import write_tokenizer
+from slipway_openvino.writing import save_model
 
 RECORD = "openvino_export.json"
 _QUANTIZATION = "quantization.json"
@@ -65,8 +68,11 @@ def convert_folder(source: Path, target: Path, params: OpenVinoParams, ctx: Cont
         integers = sign_integers(model, work)
         simplify_attention(model)
         spread_over_experts(model)
+        drop_idle_conversions(model)
+        settle_reshapes(model)
+        merge_equal_nodes(model)
         number_nodes(model)
-        ov.save_model(model, target / file, compress_to_fp16=params.level == "fp16")
+        save_model(model, target / file, halves=params.level == "fp16")
         described[file] = {
             "stateful": bool(model.get_variables()),
             "inputs": [port.any_name for port in model.inputs],

@@ -25,7 +25,7 @@ def run(inputs: Mapping[str, Path], params: OpenVinoParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="openvino",
-    version=5,
+    version=6,
     inputs=("onnx",),
     outputs=("openvino",),
     params=OpenVinoParams,

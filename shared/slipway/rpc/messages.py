@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from datetime import timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -48,33 +50,54 @@ def configuration_of(message: configuration_pb2.ExportConfiguration) -> ExportCo
     return parse(_message_data(message))
 
 
+class _Kind(Enum):
+    """How a field of a message is read and written."""
+
+    MAP, LEVELS, STRUCT, VALUE, MESSAGE, LIST, SCALAR = range(7)
+
+
+@functools.cache
+def _kinds(descriptor: Any) -> Mapping[str, _Kind]:
+    """Return the kinds of a message's fields by name. They are kept, because asking a descriptor takes longer than converting a value."""
+    return {field.name: _kind(field) for field in descriptor.fields}
+
+
+def _kind(field: Any) -> _Kind:
+    if field.type != FieldDescriptor.TYPE_MESSAGE:
+        return _Kind.LIST if field.is_repeated else _Kind.SCALAR
+    if field.message_type.GetOptions().map_entry:
+        return _Kind.MAP
+    if field.message_type.name == "QuantizationLevels":
+        return _Kind.LEVELS
+    special = {"google.protobuf.Struct": _Kind.STRUCT, "google.protobuf.Value": _Kind.VALUE}
+    return special.get(field.message_type.full_name, _Kind.MESSAGE)
+
+
 def _fill(message: Message, data: Mapping[str, Any]) -> None:
     """Set a message's fields; values without a field, such as a format's own settings, go into its Struct ``settings``."""
-    fields = message.DESCRIPTOR.fields_by_name
-    own = {name for name, field in fields.items() if not _is_struct(field)}
-    rest = {name: value for name, value in data.items() if name not in own}
-    if rest and "settings" in fields:  # a message without it drops values that another version recorded
+    kinds = _kinds(message.DESCRIPTOR)
+    rest = {name: value for name, value in data.items() if kinds.get(name, _Kind.STRUCT) is _Kind.STRUCT}
+    if rest and "settings" in kinds:  # a message without it drops values that another version recorded
         cast("Any", message).settings.MergeFrom(struct_of(rest))
     for name, value in data.items():
         if name in rest or value is None:
             continue
-        field = fields[name]
-        if _is_map(field):
-            _fill_map(getattr(message, name), value)
-        elif _is_value(field):
-            getattr(message, name).MergeFrom(value_of(value))
-        elif field.type != FieldDescriptor.TYPE_MESSAGE:
-            if field.is_repeated:
+        match kinds[name]:
+            case _Kind.MAP:
+                _fill_map(getattr(message, name), value)
+            case _Kind.VALUE:
+                getattr(message, name).MergeFrom(value_of(value))
+            case _Kind.LIST:
                 getattr(message, name).extend(value)
-            else:
+            case _Kind.SCALAR:
                 setattr(message, name, value)
-        elif _type_name(field) == "QuantizationLevels":
-            levels = getattr(message, name)
-            levels.SetInParent()  # an empty list of levels differs from an unset one
-            levels.levels.extend(value)
-        else:
-            getattr(message, name).SetInParent()
-            _fill(getattr(message, name), value)
+            case _Kind.LEVELS:
+                levels = getattr(message, name)
+                levels.SetInParent()  # an empty list of levels differs from an unset one
+                levels.levels.extend(value)
+            case _:
+                getattr(message, name).SetInParent()
+                _fill(getattr(message, name), value)
 
 
 def _fill_map(rows: Any, data: Mapping[str, Any]) -> None:
@@ -87,38 +110,27 @@ def _fill_map(rows: Any, data: Mapping[str, Any]) -> None:
 
 def _message_data(message: Message) -> dict[str, Any]:
     data: dict[str, Any] = {}
+    kinds = _kinds(message.DESCRIPTOR)
     for field, value in message.ListFields():
-        if _is_map(field):
-            data[field.name] = {
-                key: _message_data(row) if isinstance(row, Message) else row for key, row in sorted(value.items())
-            }
-        elif field.type != FieldDescriptor.TYPE_MESSAGE:
-            data[field.name] = list(value) if field.is_repeated else value
-        elif _type_name(field) == "QuantizationLevels":
-            data[field.name] = list(value.levels)
-        elif _is_value(field):
-            data[field.name] = data_of(value)
-        elif _is_struct(field):
-            data = {**dict_of(value), **data}
-        else:
-            data[field.name] = _message_data(value)
+        name = field.name
+        match kinds[name]:
+            case _Kind.MAP:
+                data[name] = {
+                    key: _message_data(row) if isinstance(row, Message) else row for key, row in sorted(value.items())
+                }
+            case _Kind.LIST:
+                data[name] = list(value)
+            case _Kind.SCALAR:
+                data[name] = value
+            case _Kind.LEVELS:
+                data[name] = list(value.levels)
+            case _Kind.VALUE:
+                data[name] = data_of(value)
+            case _Kind.STRUCT:
+                data = {**dict_of(value), **data}
+            case _:
+                data[name] = _message_data(value)
     return data
-
-
-def _is_map(field: Any) -> bool:
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
-def _is_struct(field: Any) -> bool:
-    return field.message_type is not None and field.message_type.full_name == "google.protobuf.Struct"
-
-
-def _is_value(field: Any) -> bool:
-    return field.message_type is not None and field.message_type.full_name == "google.protobuf.Value"
-
-
-def _type_name(field: Any) -> str:
-    return str(field.message_type.name)
 
 
 def put_call(lease: worker_pb2.TaskLease, call: StageCall) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +27,10 @@ if TYPE_CHECKING:  # they import SQLAlchemy, a quarter of the time of a finished
     from slipway_coordinator.workflow.feed import FeedEvent
 
 
+_LONGEST_KEPT = 16 << 10
+"""Characters of a configuration whose message is kept."""
+
+
 def export_message(record: ExportRecord) -> export_pb2.Export:
     """Return an export as clients see it."""
     message = export_summary(record)
@@ -35,7 +41,21 @@ def export_message(record: ExportRecord) -> export_pb2.Export:
 
 
 def _configuration_message(recorded: dict[str, Any]) -> configuration_pb2.ExportConfiguration:
-    """Return the configuration with today's defaults, or as recorded if one of its formats is no longer installed."""
+    """Return the configuration with today's defaults, or as recorded if one of its formats is no longer installed.
+
+    The caller only copies it: the message of one export is asked for again and again, and exports of a batch have the same
+    configuration, so it is kept.
+    """
+    text = json.dumps(recorded)
+    return _kept_message(text) if len(text) <= _LONGEST_KEPT else _convert(recorded)
+
+
+@functools.lru_cache(maxsize=128)
+def _kept_message(text: str) -> configuration_pb2.ExportConfiguration:
+    return _convert(json.loads(text))
+
+
+def _convert(recorded: dict[str, Any]) -> configuration_pb2.ExportConfiguration:
     try:
         return configuration_message(ExportConfiguration.model_validate(recorded))
     except ValidationError:

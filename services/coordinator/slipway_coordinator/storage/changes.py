@@ -189,7 +189,7 @@ class Changes:
             self._transactions.write_at_end(self._write, row)
 
     def _write(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
-        """Number the changes of a transaction, and store them; no other transaction numbers any until this one ends."""
+        """Store the changes of a transaction under the next numbers; no other transaction numbers any until this one ends."""
         if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
             connection.execute(_NUMBER_ALONE)
         if len(rows) == 1:

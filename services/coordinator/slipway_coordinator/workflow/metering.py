@@ -9,7 +9,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from slipway.artifacts import Manifest
 from slipway.errors import ModelExportError, ServiceError
@@ -22,6 +22,10 @@ from slipway_coordinator.workflow.feed import Call
 log = logging.getLogger("slipway.coordinator.metering")
 
 _AT_ONCE = 100
+_GATHER_SECONDS = 0.5
+"""Pause before new artifacts are measured: measuring many together costs little more than measuring one."""
+_READ_SECONDS = 0.1
+"""How long one call of a thread goes on to the next manifest. A process that ends waits for it."""
 _REFRESH_SECONDS = 15.0
 _PAUSE_SECONDS = 30.0
 """Time without a measurement after the store did not respond."""
@@ -88,6 +92,7 @@ class Meter:
             try:
                 if await self._measure_all(read):
                     await self._wanted.wait()
+                    await asyncio.sleep(_GATHER_SECONDS)
                     continue
             except ModelExportError as error:
                 log.warning(f"artifacts of projects cannot be measured now: {error}")
@@ -107,21 +112,26 @@ class Meter:
         while artifacts := await self._call(lambda: stored.unmeasured(after=after, limit=_AT_ONCE)):  # noqa: B023 - waited for here
             measured: dict[str, dict[str, int] | None] = {}
             stop: Exception | None = None
-            for artifact in artifacts:
-                try:
-                    measured[artifact] = await asyncio.to_thread(_contents, artifact, read)
-                    in_row = 0
-                except Exception as error:  # noqa: BLE001 - whatever it is, it may be a fault of this artifact alone
-                    whole, in_row = False, in_row + 1
-                    if in_row == _MOST_FAILURES:
-                        stop = error
-                        break
-                    _log_fault(artifact, error)
+            at = 0
+            while at < len(artifacts) and stop is None:
+                some, error = await asyncio.to_thread(_read_some, artifacts[at:], read)
+                measured |= some
+                at, in_row = at + len(some), 0 if some else in_row
+                if error is None:
+                    continue
+                whole, in_row = False, in_row + 1
+                if in_row == _MOST_FAILURES:
+                    stop = error
+                else:
+                    _log_fault(artifacts[at], error)
+                    at += 1
             whole = await self._record(measured) and whole
             if stop is not None:
-                self._start = artifact
+                self._start = artifacts[at]
                 raise stop
             after = artifacts[-1]
+            if len(artifacts) < _AT_ONCE:
+                break
         return whole
 
     async def _record(self, measured: Mapping[str, dict[str, int] | None]) -> bool:
@@ -130,8 +140,9 @@ class Meter:
         Raises:
             ServiceError: reason ``COORDINATOR_UNAVAILABLE``.
         """
+        record = self._database.stored_bytes.record
         try:
-            await self._journal.commit(functools.partial(self._store, measured), later=True)
+            await self._journal.commit(functools.partial(record, measured), later=True)
         except ServiceError:
             raise
         except Exception:  # a fault of one of them, which the next loop names
@@ -141,17 +152,13 @@ class Meter:
         whole = True
         for artifact, contents in measured.items():
             try:
-                await self._journal.commit(functools.partial(self._store, {artifact: contents}), later=True)
+                await self._journal.commit(functools.partial(record, {artifact: contents}), later=True)
             except ServiceError:
                 raise
             except Exception as error:  # noqa: BLE001 - the others are recorded
                 whole = False
                 _log_fault(artifact, error)
         return whole
-
-    def _store(self, measured: Mapping[str, dict[str, int] | None]) -> None:
-        for artifact, contents in measured.items():
-            self._database.stored_bytes.record(artifact, contents)
 
     async def _keep_looking(self) -> None:
         forgotten = -_FORGET_SECONDS
@@ -172,6 +179,21 @@ class Meter:
 def _log_fault(artifact: str, fault: Exception) -> None:
     expected = isinstance(fault, ModelExportError)
     log.warning(f"{artifact} cannot be measured now: {fault}", exc_info=None if expected else fault)
+
+
+def _read_some(
+    artifacts: Sequence[str], read: ReadManifest
+) -> tuple[dict[str, dict[str, int] | None], Exception | None]:
+    """Return what the first of these artifacts have, as many as are read in a moment, and why the next one cannot be read."""
+    some, end = dict[str, dict[str, int] | None](), time.monotonic() + _READ_SECONDS
+    for artifact in artifacts:
+        try:
+            some[artifact] = _contents(artifact, read)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it may be a fault of this artifact alone
+            return some, error
+        if time.monotonic() >= end:
+            break
+    return some, None
 
 
 def _contents(artifact: str, read: ReadManifest) -> dict[str, int] | None:

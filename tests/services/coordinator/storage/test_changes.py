@@ -124,6 +124,33 @@ def test_two_writers_never_take_the_same_number(server: PostgresServer) -> None:
             second.close()
 
 
+def test_writers_at_the_same_time_leave_no_gap(server: PostgresServer) -> None:
+    """Their exports have nothing in common that would make one wait for the other."""
+    state = state_at(server.create(f"d{time.monotonic_ns()}"))
+    migrate(state)
+    writers = [Database(state.url) for _ in range(3)]
+
+    def write(writer: int) -> None:
+        database = writers[writer]
+        for number in range(10):
+            with database.transactions.begin():
+                for part in "ab"[: number % 2 + 1]:
+                    name = f"{writer}-{number}{part}"
+                    assert database.insert(record(name, project=f"p{writer}").with_(sources={"base": f"of {name}"}))
+
+    try:
+        with ThreadPoolExecutor(len(writers)) as threads:
+            list(threads.map(write, range(len(writers))))
+        told = [name for _, name, _ in kinds(writers[0])]
+        assert len(told) == 45
+        for writer in range(len(writers)):
+            own = [name for name in told if name.startswith(f"{writer}-")]
+            assert own == sorted(own), "in the order in which it made them"
+    finally:
+        for database in writers:
+            database.close()
+
+
 def test_changes_of_one_transaction_are_numbered_under_one_lock(server: PostgresServer) -> None:
     state = state_at(server.create(f"d{time.monotonic_ns()}"))
     migrate(state)

@@ -66,8 +66,7 @@ def export(name: str, *sources: Manifest, project: str = "red") -> ExportRecord:
 
 
 def measure(database: Database, *manifests: Manifest) -> None:
-    for manifest in manifests:
-        database.stored_bytes.record(manifest.digest, contents_of(manifest.digest, manifest))
+    database.stored_bytes.record({each.digest: contents_of(each.digest, each) for each in manifests})
 
 
 BASE, TUNED = artifact(weights=LARGE, tokenizer=10), artifact(weights=LARGE, adapter=2 * SMALL_BYTES)
@@ -149,13 +148,16 @@ def test_uploaded_content_counts_until_an_artifact_with_it_does_or_for_a_day(
 def test_what_is_missing_counts_once_it_was_made_again(database: Database) -> None:
     stored = database.stored_bytes
     assert database.insert(export("a", BASE))
-    stored.record(BASE.digest, None)
+    stored.record({BASE.digest: None})
     assert (stored.of("red"), stored.unmeasured(limit=9)) == (0, [])
     assert database.insert(export("b", BASE, project="blue"))
     assert stored.unmeasured(limit=9) == [BASE.digest]
+    stored.record({BASE.digest: None})
+    database.ownership.note(export("b").name, [BASE.digest], project="blue")
+    assert stored.unmeasured(limit=9) == [BASE.digest], "the same export made it again"
     measure(database, BASE)
     assert (stored.of("red"), stored.of("blue")) == (BASE_BYTES, BASE_BYTES)
-    stored.record(BASE.digest, None)
+    stored.record({BASE.digest: None})
     assert stored.of("red") == BASE_BYTES, "what is measured stays"
     measure(database, TUNED)
     assert stored.of("red") == BASE_BYTES, "of what no project has, nothing is kept"

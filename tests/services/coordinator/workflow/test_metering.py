@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -143,10 +143,10 @@ def test_one_artifact_that_cannot_be_recorded_holds_no_other_up(
 ) -> None:
     record = database.stored_bytes.record
 
-    def broken(artifact: str, contents: dict[str, int] | None) -> None:
-        if artifact == ARTIFACTS[0]:
+    def broken(measured: Mapping[str, Mapping[str, int] | None]) -> None:
+        if ARTIFACTS[0] in measured:
             raise sa.exc.DBAPIError("INSERT", {}, ValueError("a size that no column takes"))
-        record(artifact, contents)
+        record(measured)
 
     monkeypatch.setattr(database.stored_bytes, "record", broken)
     run(database, Store(), lambda _: left(database) == ARTIFACTS[:1])

@@ -109,7 +109,7 @@ class Ownership:
             contents = None if manifest is None else contents_of(digest, manifest)
             if manifest is None or contents is None:
                 return
-            self._stored.record(digest, contents)
+            self._stored.record({digest: contents})
             files = sorted({file.digest for file in manifest.files})
             for start in range(0, len(files), _MOST_VARIABLES):
                 values = {"project": project, "digests": files[start : start + _MOST_VARIABLES]}
@@ -133,9 +133,9 @@ class Ownership:
         unmeasured = [each for each in digests if each not in new or new[each].measurement in _WANTING]
         if unmeasured:
             self._stored.request_measurement(unmeasured)
-        for digest, row in sorted(new.items()):
-            if row.measurement == Measurement.KNOWN and not row.owned:
-                self._stored.add_to_project(project, digest)
+        known = {digest for digest, row in new.items() if row.measurement == Measurement.KNOWN and not row.owned}
+        if known:
+            self._stored.add_to_project(project, sorted(known))
 
     def release(self, project: str, digest: str, *, most: int) -> list[str]:
         """Take what a project has without an export; return exports, ``most`` at most, through which it still has the artifact."""

@@ -21,8 +21,6 @@ import sqlalchemy as sa
 
 from slipway.artifacts import Manifest
 from slipway_coordinator.storage.journal import Transactions
-from slipway_coordinator.storage.schema import artifacts as _artifacts
-from slipway_coordinator.storage.schema import contents as _contents
 from slipway_coordinator.storage.schema import stored as _stored
 from slipway_coordinator.storage.schema import usage as _usage
 
@@ -36,16 +34,6 @@ _REQUEST = sa.text("""
     INSERT INTO slipway_measurements (artifact, state) VALUES (:artifact, 'unknown')
     ON CONFLICT (artifact) DO UPDATE SET state = 'unknown' WHERE slipway_measurements.state = 'missing'
 """)
-_SET_STATE = sa.text("UPDATE slipway_measurements SET state = :state WHERE artifact = :artifact AND state <> 'known'")
-_NEW_BYTES = sa.text("""
-    SELECT COALESCE(SUM(c.size_bytes), 0) FROM slipway_contents c WHERE c.artifact = :artifact AND NOT EXISTS (
-        SELECT 1 FROM slipway_stored s WHERE s.project = :project AND s.digest = c.digest)
-""")
-_ADD = sa.text("""
-    INSERT INTO slipway_stored (project, digest, size_bytes, artifacts)
-    SELECT :project, digest, size_bytes, 1 FROM slipway_contents WHERE artifact = :artifact
-    ON CONFLICT (project, digest) DO UPDATE SET artifacts = slipway_stored.artifacts + 1
-""")
 _REMOVE = sa.text("""
     UPDATE slipway_stored SET artifacts = artifacts - 1
     WHERE project = :project AND digest IN (SELECT digest FROM slipway_contents WHERE artifact = :artifact)
@@ -55,6 +43,9 @@ _DROP = sa.text("""
     WHERE project = :project AND artifacts <= 0 AND digest IN (SELECT digest FROM slipway_contents WHERE artifact = :artifact)
     RETURNING size_bytes
 """)
+_ADD_CONTENTS = sa.text(
+    "INSERT INTO slipway_contents (artifact, digest, size_bytes) VALUES (:artifact, :digest, :size_bytes)"
+)
 _COUNT = sa.text("""
     INSERT INTO slipway_usage (project, stored_bytes) VALUES (:project, :bytes)
     ON CONFLICT (project) DO UPDATE SET stored_bytes = slipway_usage.stored_bytes + excluded.stored_bytes
@@ -68,6 +59,24 @@ _UNMEASURED = sa.text("""
 """)
 """A cross join, because SQLite keeps its order: it would read all artifacts first."""
 _ARTIFACTS: sa.BindParameter[list[str]] = sa.bindparam("artifacts", expanding=True)
+_SET_STATE = sa.text("""
+    UPDATE slipway_measurements SET state = :state WHERE artifact IN :artifacts AND state <> 'known' RETURNING artifact
+""").bindparams(_ARTIFACTS)
+_OWNERS = sa.text("SELECT DISTINCT project, digest FROM slipway_artifacts WHERE digest IN :artifacts").bindparams(
+    _ARTIFACTS
+)
+_NEW_BYTES = sa.text("""
+    SELECT COALESCE(SUM(size_bytes), 0) FROM (
+        SELECT MAX(c.size_bytes) AS size_bytes FROM slipway_contents c WHERE c.artifact IN :artifacts AND NOT EXISTS (
+            SELECT 1 FROM slipway_stored s WHERE s.project = :project AND s.digest = c.digest)
+        GROUP BY c.digest) AS new
+""").bindparams(_ARTIFACTS)
+_ADD = sa.text("""
+    INSERT INTO slipway_stored (project, digest, size_bytes, artifacts)
+    SELECT :project, digest, MAX(size_bytes), COUNT(*) FROM slipway_contents WHERE artifact IN :artifacts
+    GROUP BY digest ORDER BY digest
+    ON CONFLICT (project, digest) DO UPDATE SET artifacts = slipway_stored.artifacts + excluded.artifacts
+""").bindparams(_ARTIFACTS)
 _FORGET_CONTENTS = sa.text("""
     DELETE FROM slipway_contents WHERE artifact IN :artifacts
     AND NOT EXISTS (SELECT 1 FROM slipway_artifacts a WHERE a.digest = slipway_contents.artifact)
@@ -143,10 +152,15 @@ class StoredBytes:
             changed = connection.execute(_REQUEST, [{"artifact": artifact} for artifact in artifacts]).rowcount
         self._requested |= changed != 0  # what is measured already needs no look
 
-    def add_to_project(self, project: str, artifact: str) -> None:
-        """Count an artifact that is measured and that the project did not have."""
+    def add_to_project(self, project: str, artifacts: Collection[str]) -> None:
+        """Count artifacts that are measured and that the project did not have."""
         with self._transactions.begin() as connection:
-            self._add(connection, project, artifact)
+            for some in _parts(artifacts):
+                values = {"project": project, "artifacts": some}
+                new = int(connection.execute(_NEW_BYTES, values).scalar_one())
+                connection.execute(_ADD, values)
+                if new:
+                    connection.execute(_COUNT, {"project": project, "bytes": new})
 
     def remove_from_project(self, project: str, artifacts: Collection[str]) -> None:
         """Stop counting artifacts that the project has no more; forget those that no project has any more."""
@@ -168,32 +182,35 @@ class StoredBytes:
         with self._transactions.begin() as connection:
             return list(connection.execute(_NEXT, {"after": after, "limit": limit}).scalars())
 
-    def record(self, artifact: str, contents: Mapping[str, int] | None) -> None:
-        """Store the content of an artifact and count it in its projects; harmless to repeat.
+    def record(self, measured: Mapping[str, Mapping[str, int] | None]) -> None:
+        """Store the contents of artifacts and count them in their projects; harmless to repeat.
 
         Args:
-            artifact: Its digest.
-            contents: Sizes by digest, see :func:`contents_of`; None if the store lacks the artifact.
+            measured: Sizes by digest for each artifact, see :func:`contents_of`; None if the store lacks the artifact.
         """
-        state = Measurement.MISSING if contents is None else Measurement.KNOWN
+        missing = sorted(artifact for artifact, contents in measured.items() if contents is None)
+        known = {artifact: contents for artifact, contents in sorted(measured.items()) if contents is not None}
         with self._transactions.begin() as connection:
-            if (
-                not connection.execute(_SET_STATE, {"state": state.value, "artifact": artifact}).rowcount
-                or not contents
-            ):
-                return  # it is measured already, or no project has it any more
-            rows = [{"artifact": artifact, "digest": each, "size_bytes": size} for each, size in contents.items()]
-            connection.execute(sa.insert(_contents), rows)
-            owners = sa.select(_artifacts.c.project).distinct().where(_artifacts.c.digest == artifact)
-            for project in connection.execute(owners).scalars().all():
-                self._add(connection, project, artifact)
+            for some in _parts(missing):
+                _set_state(connection, Measurement.MISSING, some)
+            for some in _parts(known):
+                # What is not new is measured already, or no project has it any more.
+                new = _set_state(connection, Measurement.KNOWN, some)
+                rows = [
+                    {"artifact": artifact, "digest": digest, "size_bytes": size}
+                    for artifact in new
+                    for digest, size in known[artifact].items()
+                ]
+                if rows:
+                    connection.execute(_ADD_CONTENTS, rows)
+                    self._add_to_owners(connection, new)
 
-    def _add(self, connection: sa.Connection, project: str, artifact: str) -> None:
-        values = {"project": project, "artifact": artifact}
-        new = int(connection.execute(_NEW_BYTES, values).scalar_one())
-        connection.execute(_ADD, values)
-        if new:
-            connection.execute(_COUNT, {"project": project, "bytes": new})
+    def _add_to_owners(self, connection: sa.Connection, artifacts: list[str]) -> None:
+        owned: dict[str, list[str]] = {}
+        for row in connection.execute(_OWNERS, {"artifacts": artifacts}):
+            owned.setdefault(row.project, []).append(row.digest)
+        for project, digests in sorted(owned.items()):
+            self.add_to_project(project, sorted(digests))
 
     # Checking
 
@@ -249,6 +266,11 @@ class StoredBytes:
         """Return the number of artifacts of each project that are not measured yet."""
         with self._transactions.begin() as connection:
             return {row.project: row.artifacts for row in connection.execute(_UNMEASURED)}
+
+
+def _set_state(connection: sa.Connection, state: Measurement, artifacts: list[str]) -> list[str]:
+    """Note artifacts as measured, or missing; return those that were not measured before."""
+    return sorted(connection.execute(_SET_STATE, {"state": state.value, "artifacts": artifacts}).scalars())
 
 
 def _since() -> float:
