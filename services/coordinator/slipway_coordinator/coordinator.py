@@ -90,7 +90,7 @@ class Coordinator:
     Args:
         options: How it runs.
         precedents: What worked before.
-        manifests: Reads the manifests of artifacts; None without a store. Bytes count unless workers end with the coordinator.
+        manifests: Reads the manifests of artifacts, whose bytes then count; None counts none.
         projects: Returns the weights and quotas of projects.
         announcer: Makes the deliveries to receivers of webhooks; None if there are none.
     """
@@ -111,8 +111,7 @@ class Coordinator:
         self.database = database = Database(options.state.url, announcer=announcer)
         self.feed = Feed(database.changes, self.call)
         self.journal = journal = Journal(database.transactions, on_commit=self._note_commit)
-        self.manifests = manifests
-        self.meter = Meter(database, journal, None if options.workers_gone else manifests, call=self.call)
+        self.meter = Meter(database, journal, manifests, call=self.call)
         self.hub = Hub(
             reserve=lambda name: journal.commit(lambda: database.reserve_sequences(name)),
             load=self.load,

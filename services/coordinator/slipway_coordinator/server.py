@@ -105,7 +105,7 @@ class CoordinatorServer:
             options,
             precedents=Precedents(store),
             # In the embedded mode nobody has limits.
-            manifests=lambda digest: blobs().manifest(digest),
+            manifests=None if options.workers_gone else lambda digest: blobs().manifest(digest),
             projects=projects,
             announcer=announcer,
         )
@@ -116,7 +116,7 @@ class CoordinatorServer:
         self._http: HttpListener | None = None
         self._server = self._security.server(self._gate)
         self._health = add_health_and_reflection(self._server, *SERVICES)
-        export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
+        export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator, blobs), self._server)
         self._artifacts = ArtifactService(self.coordinator, blobs)
         artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(self._artifacts, self._server)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(

@@ -10,17 +10,16 @@ import json
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
+from slipway.artifacts.blobs import Blobs
 from slipway.artifacts.digests import is_digest
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import new_trace
 from slipway.planning.calibration import check_texts_apart
-from slipway.planning.division import weight_bytes as weights_size
 from slipway.planning.plan import plan
-from slipway.registry import IMPORT
 from slipway.rpc.messages import configuration_of
 from slipway.rpc.serving import Context, call_traceparent, stream, unary
 from slipway.security.access.principals import OWNER
@@ -29,6 +28,7 @@ from slipway.security.limits import limit_error
 from slipway.sources.addresses import NOWHERE, Allowed
 from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
+from slipway_coordinator.api.base_size import base_weight_bytes
 from slipway_coordinator.api.messages import ExportsEvents, event_message, export_message
 from slipway_coordinator.api.requests import (
     ID,
@@ -60,10 +60,15 @@ _PUBLISHING = frozenset({"destinations", "license"})
 
 
 class ExportService(export_pb2_grpc.ExportServiceServicer):
-    """Exports over one coordinator."""
+    """Exports over one coordinator.
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    Args:
+        coordinator: The coordinator.
+        open_blobs: Opens the artifact store.
+    """
+
+    def __init__(self, coordinator: Coordinator, open_blobs: Callable[[], Blobs]) -> None:
+        self._coordinator, self._open_blobs = coordinator, open_blobs
         self._exports_events = ExportsEvents()
 
     @unary
@@ -80,9 +85,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         limits = self._coordinator.projects().limits(record.project)
         check_priority(record.priority, record.project, limits)
         await require_artifacts(self._coordinator, record.project, record.sources.values())
-        # An import finds the size itself.
-        if request.configuration.execution.split_bytes and "base" in record.sources and record.tasks[0].stage != IMPORT:
-            record = make(weight_bytes=await self._weight_bytes(record.sources["base"]))
+        if size := await base_weight_bytes(record, self._open_blobs):
+            record = make(weight_bytes=size)
         if request.validate_only:
             await self._coordinator.admission.check_usage(record)
             return export_message(record)
@@ -102,12 +106,6 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
                 f"{record.name} was created and deleted meanwhile", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
             )
         return export_message(existing)
-
-    async def _weight_bytes(self, base: str) -> int:
-        """Return the size of a base's weights, by the manifest of its artifact; 0 without a store."""
-        read = self._coordinator.manifests
-        manifest = None if read is None else await asyncio.to_thread(read, base)
-        return weights_size({file.path: file.size_bytes for file in manifest.files}) if manifest else 0
 
     async def _find_earlier(self, record: ExportRecord, *, named: bool) -> ExportRecord | None:
         """Return the export that the same request made before, found by ``request_id`` or else by the export's name.

@@ -72,6 +72,17 @@ def test_brought_sources_alone_need_no_import_whatever_the_configuration_names()
     assert [task.id for task in record(sources, allowed=Allowed()).tasks] == [task.id for task in expected]
 
 
+@pytest.mark.parametrize(("size", "parts"), [(20 << 30, 3), (1 << 30, 0), (None, 0)])
+def test_the_size_of_an_imported_base_divides_the_work_behind_it(size: int | None, parts: int) -> None:
+    facts = FACTS if size is None else {**FACTS, "weight_bytes": size}
+    begun = running(record(execution={"split_bytes": 8 << 30}))
+    made = {"base": BASE, "adapter": ADAPTER}
+    planned = transitions.apply(begun, event(EventKind.SUCCEEDED, outputs=made, facts=facts))
+    found = [task for task in planned.tasks if task.id.startswith("merge.part")]
+    assert len(found) == parts
+    assert all(task.state is TaskState.QUEUED and task.inputs["base"] == "task:import/base" for task in found)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

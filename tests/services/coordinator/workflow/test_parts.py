@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slipway.configuration import parse
 from slipway.execution.runner import TaskRunner
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.division import divide
@@ -48,6 +49,20 @@ def undivided(harness: Harness) -> str:
     """The digest of what the work makes in one piece."""
     runner = TaskRunner(harness.store, harness.home / "other")
     return asyncio.run(runner.run(StageCall(DIVIDED, {}, {"base": harness.base()}))).outputs["out"]
+
+
+def test_the_coordinator_divides_by_the_size_of_the_base_in_its_store(harness: Harness) -> None:
+    (harness.home / "weights").write_bytes(bytes(3 << 20))
+    base = harness.store.put_files({"model.safetensors": harness.home / "weights"})
+    settings = {"checkpoint": {"path": "run"}, "execution": {"split_bytes": 1 << 20, "shard_bytes": 1 << 20}}
+
+    def merges(digest: str) -> list[str]:
+        sources = {"base": digest, "adapter": harness.base("adapter")}
+        planned = harness.client.create_export(parse(settings), sources=sources, validate_only=True)
+        return [task.id for task in planned.tasks if task.stage == "merge"]
+
+    assert merges(base) == ["merge.part-1", "merge.part-2", "merge.part-3", "merge"]
+    assert merges("sha256:" + "9" * 64) == ["merge"], "nothing is known of a base that is not there"
 
 
 def test_a_part_that_dies_is_made_again_alone(harness: Harness) -> None:
