@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slipway.files.regular_file import sha256_of
 from slipway.model.safetensors_layout import PlannedFile
 from slipway.model.weights.divided_files import (
     FilesRecord,
     PlannedShard,
     check_files,
-    hash_file,
     join_files,
     read_records,
 )
@@ -86,7 +86,7 @@ def write_record(
     written = {}
     for file in work.files:
         path = work.folder / file.filename
-        written[file.filename] = hash_file(path)
+        written[file.filename] = sha256_of(path)
         ctx.digest(path, written[file.filename])
     record = QuantizeRecord(
         part=work.part.number,

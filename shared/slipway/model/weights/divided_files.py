@@ -6,7 +6,6 @@ files make one model, and names the files again in its own output without readin
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -28,8 +27,6 @@ RECORD = "part.json"
 
 WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors")
 """Patterns of the paths of a model's weights files; the modules of a sentence encoder have theirs in folders."""
-
-_HASHED_AT_ONCE = 1 << 20
 
 
 class DividedModel(BaseModel):
@@ -147,15 +144,6 @@ def join_files(parts: Mapping[str, Path], records: Mapping[str, FilesRecord], ou
         index = index_file(weight_map, total_bytes=sum(record.data_bytes for record in records.values()))
         if index:
             (output / index[0]).write_text(index[1], encoding="utf-8")
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a written file, as hexadecimal digits."""
-    sha = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while data := file.read(_HASHED_AT_ONCE):
-            sha.update(data)
-    return sha.hexdigest()
 
 
 def parts_differ_error(what: str, **about: object) -> StageError:
