@@ -47,6 +47,31 @@ class Answer:
     data: bytes = b""
 
 
+class Patience:
+    """Waits longer before each repeat, for as long as a server is given to recover.
+
+    Args:
+        seconds: How long that is, from now on.
+        wait: Sleeps for some seconds.
+    """
+
+    def __init__(self, seconds: float, wait: Callable[[float], None]) -> None:
+        self._seconds, self._wait = seconds, wait
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin again: the server did something."""
+        self._pause, self._end = _FIRST_PAUSE, time.monotonic() + self._seconds
+
+    def wait(self) -> bool:
+        """Wait before a repeat; return False, at once, when the time is over."""
+        if time.monotonic() + self._pause > self._end:
+            return False
+        self._wait(self._pause * random.uniform(0.5, 1))  # noqa: S311
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        return True
+
+
 class Connections:
     """Connections to one server, and to those that it sends to.
 
@@ -119,7 +144,7 @@ class Connections:
         Raises:
             ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_INVALID``, and what the call raises.
         """
-        deadline, pause = time.monotonic() + self._patience, _FIRST_PAUSE
+        patience = self.patience()
         while True:
             try:
                 answer = call()
@@ -130,10 +155,12 @@ class Connections:
                     raise self._make_error(doing, f"its certificate is not valid ({fault})", "STORE_INVALID") from error
             if not fault:
                 return answer
-            if time.monotonic() + pause > deadline:
+            if not patience.wait():
                 raise self._make_error(doing, fault, "STORE_UNAVAILABLE")
-            self._wait(pause * random.uniform(0.5, 1))  # noqa: S311
-            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def patience(self) -> Patience:
+        """Return the patience for one piece of work that is repeated."""
+        return Patience(self._patience, self._wait)
 
     @contextmanager
     def during(self, on_wait: Callable[[], None]) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -125,6 +126,32 @@ def test_an_upload_that_breaks_goes_on(
     check_registry(f"oci://{registry.host}/broken/run:v1", access, trusted=TrustedKey(keys[1]))
     weights = folder / "onnx-int4" / "model.onnx"
     assert registry.blob(digest_bytes(weights.read_bytes())).read_bytes() == weights.read_bytes()
+
+
+def test_a_registry_that_still_stores_what_broke_is_waited_for(
+    registry: RegistryServer, folder: Path, send: Send, access: Access
+) -> None:
+    since: list[float] = []
+
+    def busy(method: str, path: str) -> Any:
+        if method != "PATCH":
+            return None
+        since.append(time.monotonic())
+        return (416, {}, b"") if since[-1] < since[0] + 1 else None
+
+    with registry_proxy(registry.host, change=busy) as (host, _):
+        send(folder, f"oci://{host}/busy/run:v1")
+    assert check_registry(f"oci://{registry.host}/busy/run:v1", access)
+
+
+def test_a_registry_that_never_takes_a_chunk_is_named(registry: RegistryServer, folder: Path, access: Access) -> None:
+    def full(method: str, path: str) -> Any:
+        return (416, {}, b"") if method == "PATCH" else None
+
+    with registry_proxy(registry.host, change=full) as (host, seen), pytest.raises(ModelExportError) as caught:
+        publish(folder, [f"oci://{host}/full/run"], access=replace(access, patience_seconds=0.5))
+    assert caught.value.reason == "STORE_UNAVAILABLE"
+    assert seen.count("PATCH", "/blobs/uploads/") >= 5
 
 
 def test_memory_does_not_grow_with_the_files(registry: RegistryServer, tmp_path: Path, access: Access) -> None:

@@ -28,6 +28,7 @@ MOST_DESCRIPTORS = 20_000
 _MEDIA_TYPE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}/[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}")
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
 _TRIES = 5
+"""Fewest times that a chunk is sent: over a slow connection, two tries may already take all the time that there is."""
 _BOTH = f"{INDEX_TYPE}, {MANIFEST_TYPE}"
 
 
@@ -119,6 +120,9 @@ class Repository:
     def put_blob(self, read_at: ReadAt, digest: str, size: int, *, on_bytes: OnBytes) -> None:
         """Send a blob in chunks; go on where a broken chunk ended.
 
+        A registry may still be storing what it received when it is asked how much that was, and refuse to go on there: so each
+        repeat that brings nothing new waits longer than the last.
+
         Args:
             read_at: Reads it at given positions.
             digest: Its digest, which the registry compares.
@@ -130,7 +134,8 @@ class Repository:
         """
         from urllib3.exceptions import HTTPError
 
-        place, offset, farthest, fruitless = self._begin(digest), 0, 0, 0
+        place, offset, farthest, fruitless = self._begin(digest), 0, -1, 0
+        patience = self._transport.patience()
         while offset < size:
             length = min(CHUNK_BYTES, size - offset)
             span = _Span(read_at, offset, length, on_bytes)
@@ -150,9 +155,11 @@ class Repository:
                 place, offset = self._next(answer, digest), offset + length
                 continue
             span.rewind()
-            fruitless = fruitless + 1 if offset <= farthest else 1
-            farthest = max(farthest, offset)
-            if fruitless == _TRIES:
+            if offset > farthest:
+                farthest, fruitless = offset, 0
+                patience.renew()
+            fruitless += 1
+            if not patience.wait() and fruitless >= _TRIES:
                 raise self._transport.error(
                     f"sending {digest[:19]}", "the connection breaks each time", "STORE_UNAVAILABLE"
                 )

@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import parse_json
-from slipway.publishing.connections import LARGEST_ANSWER, Answer, Connections, headers_of
+from slipway.publishing.connections import LARGEST_ANSWER, Answer, Connections, Patience, headers_of
 from slipway.publishing.oci.address import Address, Credentials, credentials_remedy, is_loopback
 from slipway.texts import one_line, shortened
 
@@ -81,6 +81,10 @@ class Transport:
             ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``.
         """
         return self._connections.repeat(doing, call)
+
+    def patience(self) -> Patience:
+        """Return the patience for one piece of work that is repeated."""
+        return self._connections.patience()
 
     def request(
         self,
