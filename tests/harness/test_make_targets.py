@@ -124,6 +124,7 @@ def test_the_check_of_a_change_says_what_was_not_tested_for_want_of_a_tool(tmp_p
     assert "no kubectl" not in again.stderr
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_had_keeps_no_other_away(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     apt = f'echo "$@" >>{calls}; case "$*" in *chromium*|*grpcurl*) exit 100;; esac'

@@ -48,9 +48,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint(tmp_path_factory.mktemp("trapped"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [["validation.enabled=false"], pytest.param(VALIDATED, marks=pytest.mark.slow)],
+    [["validation.enabled=false"], VALIDATED],
     ids=["merged", "validated"],
 )
 def test_an_export_of_the_current_folder(checkpoint: Checkpoint, tmp_path: Path, settings: list[str]) -> None:

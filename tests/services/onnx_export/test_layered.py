@@ -100,6 +100,7 @@ def test_layers_that_differ_in_weights_alone_are_traced_once(tmp_path: Path) -> 
     assert split(model, components_of(model, source)).kinds == ((0, 1, 3, 4), (2, 5))
 
 
+@pytest.mark.slow
 def test_layers_are_numbered_so_that_names_sort_in_their_order(tmp_path: Path, export: Callable[..., Exported]) -> None:
     """Twelve layers, each with weights of its own: in another order the results are others."""
     from slipway.proof.runtime import Step
@@ -153,7 +154,12 @@ def test_a_model_in_layers_is_not_quantized_by_name(tmp_path: Path, export: Call
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"shapes": "batch", "batch": 2}, {"shapes": "static", "sequence": 2, "past": 30}], ids=str
+    "sizes",
+    [
+        {"shapes": "batch", "batch": 2},
+        pytest.param({"shapes": "static", "sequence": 2, "past": 30}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_layers_of_fixed_shapes(tmp_path: Path, export: Callable[..., Exported], sizes: dict[str, Any]) -> None:
     """Comparison, validation and the example fit texts of any length to them; a prompt is longer than a call."""

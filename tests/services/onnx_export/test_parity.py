@@ -92,8 +92,15 @@ def test_weights_of_one_short_type_stay_as_they_are_stored(
         assert (model(ids).logits - _reference(folder)(ids).logits).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("params", [{}, {"opset": 14}, {"runtime": "tensorrt"}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        pytest.param(name, params, marks=pytest.mark.slow if params and name not in {"qwen3-tied", "gpt2"} else ())
+        for name in FAMILIES
+        for params in ({}, {"opset": 14}, {"runtime": "tensorrt"})
+    ],
+    ids=str,
+)
 def test_mobius(
     family: Callable[[str], Path], export: Callable[..., Exported], name: str, params: dict[str, Any]
 ) -> None:
@@ -104,7 +111,9 @@ def test_mobius(
     assert _worst(family(name), exported, [0], [1, 1]) < LIMIT
 
 
-@pytest.mark.parametrize(("name", "opset"), [("qwen3-tied", 14), ("mistral-window", 14), ("gpt2", 17)])
+@pytest.mark.parametrize(
+    ("name", "opset"), [("qwen3-tied", 14), pytest.param("mistral-window", 14, marks=pytest.mark.slow), ("gpt2", 17)]
+)
 def test_legacy(family: Callable[[str], Path], export: Callable[..., Exported], name: str, opset: int) -> None:
     exported = export(family(name), engine="legacy", opset=opset)
     assert exported.opset == opset
@@ -210,6 +219,7 @@ def test_lossy_dtypes_are_exported_exactly(tmp_path: Path, export: Callable[...,
     assert _worst(source, exported, [0, 2], [6, 1]) < LIMIT
 
 
+@pytest.mark.slow
 def test_a_model_that_rounding_moves_far_is_not_condemned(family, export, monkeypatch) -> None:
     """A trained model's outliers amplify rounding beyond any constant; how far is measured on the model, and a fault is not covered by it."""
     import onnx

@@ -231,6 +231,7 @@ def _continuation(source: Path, prompt: list[int], count: int) -> list[int]:
     return found[: found.index(2)] if 2 in found else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", kinds("lfm2", "qwen3.5", "qwen3-next", "granite4", "falcon-h1", "nemotron-h"))
 def test_genai_continues_as_transformers_does(name: str, base: Base, exported: Callable[[str], Exported]) -> None:
     prompt = [5, 9, 33, 120, 7, 44]

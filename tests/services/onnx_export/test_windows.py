@@ -102,6 +102,7 @@ def test_a_long_window_that_a_graph_keeps_to(tmp_path: Path, export: Callable[..
     assert json.loads((exported.folder / "onnx_export.json").read_text())["window"] == "compared"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "settings", "forgotten"),
     [

@@ -34,7 +34,10 @@ WEIGHTS_ALONE = ("int8", "int4", "int3", "mxfp4", "nvfp4")
 _OF_MIXTURES = {("qwen3-next", level) for level in ("nvfp4", "fp8", "w8a8")}
 """Levels whose experts transformers does not read, or whose rounded inputs send tokens to other experts: tests of experts look at the weights."""
 LEVELS = [
-    (kind, level) for kind in HYBRIDS for level in (*WEIGHTS_ALONE, "fp8", "w8a8") if (kind, level) not in _OF_MIXTURES
+    pytest.param(kind, level, marks=() if kind == "qwen3.5" or level == "int4" else pytest.mark.slow)
+    for kind in HYBRIDS
+    for level in (*WEIGHTS_ALONE, "fp8", "w8a8")
+    if (kind, level) not in _OF_MIXTURES
 ]
 
 

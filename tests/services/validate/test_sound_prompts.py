@@ -303,6 +303,7 @@ def test_a_prompt_with_an_unknown_sense_is_refused(tmp_path: Path) -> None:
             read_sights(tmp_path / "work" / "samples", Sense.SOUND)
 
 
+@pytest.mark.slow
 def test_a_model_of_images_and_sound_is_compared_behind_both(tmp_path: Path) -> None:
     """A fault of either part fails behind what that part reads, and not behind the other."""
     kind, right = merged(tmp_path, "gemma4-senses")

@@ -59,6 +59,7 @@ def test_every_refusal_is_counted_as_a_retry(s3: S3Server, tmp_path: Path) -> No
         assert requests(port, outcome="failed") == 0
 
 
+@pytest.mark.slow
 def test_what_is_missing_or_fails_for_good(s3: S3Server, tmp_path: Path) -> None:
     with metrics.serving("127.0.0.1:0") as port:
         with pytest.raises(ArtifactError, match="not in the store"):

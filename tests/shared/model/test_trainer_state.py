@@ -41,7 +41,7 @@ def long_run(path: Path, steps: int, *, every: int = 5000) -> None:
         file.write(end)
 
 
-@pytest.mark.parametrize("steps", [1000, 200_001])
+@pytest.mark.parametrize("steps", [1000, pytest.param(200_001, marks=pytest.mark.slow)])
 def test_a_long_run_is_read_at_its_ends(tmp_path: Path, steps: int) -> None:
     path = tmp_path / "trainer_state.json"
     long_run(path, steps, every=500)

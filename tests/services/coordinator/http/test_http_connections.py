@@ -83,7 +83,8 @@ def read_response(port: int, authority: Authority | None, *, pause: float) -> by
         return read(connection, pause=pause).partition(b"\r\n\r\n")[2]
 
 
-@pytest.mark.parametrize("encrypted", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("encrypted", [False, True])
 async def test_a_slow_reader_gets_all_of_its_response(
     authority: Authority, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def test_refused_events_keep_their_pauses_and_hold_up_no_other(
     assert caplog.text.count("the receiver portal refuses export.created of") == 6, "each is logged once"
 
 
+@pytest.mark.slow
 def test_retry_after_holds_for_all_events(tmp_path: Path, receiver: WebhookReceiver) -> None:
     def busy(_: Received, handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(429)

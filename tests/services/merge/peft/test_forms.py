@@ -41,10 +41,15 @@ IN_16_BITS = ["adalora", "beft", "boft", "c3a", "deft", "delora", "fourierft", "
               "target_parameters", "trainable tokens alone"]  # fmt: skip
 
 
+def variant(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Mark what repeats a form with another option or on another layer as slow."""
+    return (pytest.mark.slow,) if ", " in name or " on " in name else ()
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *(pytest.param(name, torch.float32, id=f"{name}-fp32") for name in FORMS),
+        *(pytest.param(name, torch.float32, id=f"{name}-fp32", marks=variant(name)) for name in FORMS),
         *(pytest.param(name, torch.bfloat16, id=f"{name}-bf16", marks=pytest.mark.slow) for name in IN_16_BITS),
     ],
 )
