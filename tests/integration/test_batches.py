@@ -148,6 +148,7 @@ def coordinator(sweep: Sweep) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_at_a_coordinator_all_are_submitted_and_then_watched(sweep: Sweep, coordinator: str) -> None:
     hold = sweep.stages / "hold-merge"
     hold.touch()

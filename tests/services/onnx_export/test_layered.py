@@ -153,13 +153,9 @@ def test_a_model_in_layers_is_not_quantized_by_name(tmp_path: Path, export: Call
     assert "one graph per layer" in caught.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        {"shapes": "batch", "batch": 2},
-        pytest.param({"shapes": "static", "sequence": 2, "past": 30}, marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "sizes", [{"shapes": "batch", "batch": 2}, {"shapes": "static", "sequence": 2, "past": 30}], ids=str
 )
 def test_layers_of_fixed_shapes(tmp_path: Path, export: Callable[..., Exported], sizes: dict[str, Any]) -> None:
     """Comparison, validation and the example fit texts of any length to them; a prompt is longer than a call."""

@@ -266,7 +266,11 @@ def test_the_answer_to_a_long_source_is_not_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"), [(GROWS, "needs more than 1.1 GB of memory"), (HALVES, "half of a character")]
+    ("template", "said"),
+    [
+        pytest.param(GROWS, "needs more than 1.1 GB of memory", marks=pytest.mark.slow),
+        (HALVES, "half of a character"),
+    ],
 )
 def test_a_template_that_writes_no_prompt_is_said(tmp_path: Path, template: str, said: str) -> None:
     """Of the test inputs, and of the texts that runtimes read."""

@@ -115,6 +115,7 @@ def runners() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_answers_come_side_by_side(pages: Pages) -> None:
     assert f'href="{pages.path}/ask">Ask</a>' in pages.get("").text
     form = pages.get("/ask").text

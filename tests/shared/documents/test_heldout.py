@@ -135,6 +135,7 @@ def test_a_parquet_file_that_unpacks_to_much_is_refused_unread(tmp_path: Path) -
         texts.read_held_out(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_small_parquet_file_that_repeats_a_long_message_is_refused(tmp_path: Path) -> None:
     """Its 1.4 kB are 64 GB of messages."""
     count = 400 * 40
