@@ -156,6 +156,8 @@ class CachedStore:
         files = manifest.without(leave_out)
         missing = [file for file in files if not self.local.has_blob(file)]
         self._make_room(_size(missing) + _size(files), keep=digest)
+        # First, because an eviction for another artifact removes blobs that no manifest names.
+        self.local.admit(manifest)
         with disk_full("fetching", digest, at=self.local.root), workers() as pool:
 
             def bring(file: ManifestFile, count: OnBytes) -> None:
@@ -173,7 +175,6 @@ class CachedStore:
                         arriving.unlink(missing_ok=True)
 
             in_threads(bring, files, on_bytes)
-            self.local.admit(manifest)
 
     @contextlib.contextmanager
     def _lock_blob(self, digest: str) -> Iterator[Path]:

@@ -191,7 +191,7 @@ class LocalStore:
             self._remember(file.digest)
 
     def admit(self, manifest: Manifest) -> None:
-        """Commit an artifact whose blobs were admitted."""
+        """Write the manifest of an artifact whose blobs were admitted, or are about to be."""
         with self.lock(fcntl.LOCK_SH), disk_full("storing", manifest.digest, at=self.root):
             self._write(self.manifest_path(manifest.digest), manifest.to_bytes())
 

@@ -6,35 +6,30 @@ import asyncio
 import logging
 import os
 import shutil
-import threading
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
 from slipway.artifacts.adopting import adopted_files
-from slipway.errors import Failure, ModelExportError, StageError
+from slipway.errors import Failure, ModelExportError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_named_places, with_surroundings
 from slipway.execution.memory_curve import MemoryOverTime
 from slipway.execution.supervisor import OnLog, OnProgress, execute
+from slipway.execution.transfers import transfer
 from slipway.files.paths import user_path
 from slipway.files.work_folders import MEMORY, UNUSED_SECONDS, kept_folder, remove_abandoned, remove_unused, unfinished
 from slipway.observability import metrics
-from slipway.observability.telemetry import current_traceparent, span
+from slipway.observability.telemetry import current_traceparent
 from slipway.registry import IMPORT, load_stage
 from slipway.settings.stage_environment import without_current_folder
 from slipway.stage import Keeps, Progress, Stage
 from slipway.stage_call import StageCall
 
 log = logging.getLogger("slipway.execution")
-
-_T = TypeVar("_T")
-_PHASE_VERBS = {"fetched": "fetching", "stored": "storing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +147,9 @@ class TaskRunner:
         on_progress: OnProgress,
         on_log: OnLog,
     ) -> TaskResult:
-        inputs = {}
         fetch = partial(self._store.fetch, leave_out=stage.adopts)
-        for name, digest in sorted(call.inputs.items()):
-            with _Transfer("fetched", name, stage=call.stage, on_progress=on_progress) as fetching:
-                inputs[name] = await fetching.run(fetch, digest, folder / "inputs" / name)
+        asked = {name: partial(fetch, digest, folder / "inputs" / name) for name, digest in sorted(call.inputs.items())}
+        inputs = await transfer("fetched", asked, stage=call.stage, on_progress=on_progress)
         workdir = folder / "work"
         workdir.mkdir()
         execution = Execution(
@@ -173,12 +166,12 @@ class TaskRunner:
         if outcome.failure is not None:
             named = with_named_places(outcome.failure, inputs=inputs, workdir=workdir)
             return TaskResult(failure=with_surroundings(named, **self._folders()), **used)
-        outputs, main = {}, stage.main_output if stage.outputs else ""
+        outputs: dict[str, str] = {}
+        main = stage.main_output if stage.outputs else ""
         adopted = await asyncio.to_thread(adopted_files, self._store, call.inputs, outcome.adopted)
         for name, path in sorted(outcome.outputs.items()):
-            with _Transfer("stored", name, stage=call.stage, on_progress=on_progress) as storing:
-                put = partial(self._store.put, known=outcome.digests, adopted=adopted if name == main else ())
-                outputs[name] = await storing.run(put, path)
+            put = partial(self._store.put, path, known=outcome.digests, adopted=adopted if name == main else ())
+            outputs |= await transfer("stored", {name: put}, stage=call.stage, on_progress=on_progress)
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
         return TaskResult(outputs=outputs, facts=outcome.facts, **used)
@@ -197,57 +190,3 @@ def _environment_for_import() -> dict[str, str]:
 def _can_be_continued(failure: Failure | None) -> bool:
     """Return whether an attempt was interrupted, so that the next one of the same action may continue from its kept files."""
     return failure is not None and (failure.retryable or failure.reason == "CANCELLED")
-
-
-class _Transfer:
-    """A transfer from or to the store in a thread. Cancelling stops it at the next chunk and waits for it, so that it writes
-    nothing after the work folder is gone.
-    """
-
-    def __init__(self, direction: str, name: str, *, stage: str, on_progress: OnProgress) -> None:
-        self._direction = direction
-        self._stage = stage
-        self._phase = f"{_PHASE_VERBS[direction]} {name}"
-        self._on_progress = on_progress
-        self._cancelled = threading.Event()
-        self._lock = threading.Lock()
-        self._done = 0
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> Self:
-        self._report(0)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._cancelled.set()
-
-    async def run(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Make the call and return its result."""
-        began = time.monotonic()
-        with span(self._phase) as recorded:
-            result = await self._run(call, *arguments)
-            recorded.set(**{"slipway.bytes": self._done})
-        metrics.TRANSFERRED.add(self._done, stage=self._stage, direction=self._direction)
-        metrics.TRANSFER_SECONDS.observe(time.monotonic() - began, direction=self._direction)
-        return result
-
-    async def _run(self, call: Callable[..., _T], *arguments: object) -> _T:
-        work = asyncio.ensure_future(asyncio.to_thread(call, *arguments, on_bytes=self._on_bytes))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            self._cancelled.set()
-            await asyncio.gather(work, return_exceptions=True)
-            raise
-
-    def _on_bytes(self, count: int) -> None:
-        if self._cancelled.is_set():
-            raise StageError("cancelled", reason="CANCELLED")
-        with self._lock:
-            self._done += count
-            done = self._done
-        self._loop.call_soon_threadsafe(self._report, done)
-
-    def _report(self, done: int) -> None:
-        if not self._cancelled.is_set():
-            self._on_progress(Progress(phase=self._phase, done=done, total=0, unit="bytes"), 0)

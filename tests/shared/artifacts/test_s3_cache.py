@@ -19,6 +19,7 @@ from slipway.artifacts.collection import collect
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError
+from support.coordinators.harness import wait_for
 from support.servers.s3_server import S3Server
 from support.servers.stored_files import digest_of, random_file
 
@@ -191,6 +192,26 @@ def test_what_another_process_evicts_while_it_is_fetched_arrives(moment: int, bu
     fetched = CachedStore(S3Store(bucket), local).fetch(digest, tmp_path / "out")
     assert local.moments <= 0
     assert digest_of(fetched / "weights") == digest_of(weights)
+
+
+def test_an_eviction_for_another_artifact_leaves_what_is_arriving(bucket: S3Bucket, tmp_path: Path) -> None:
+    """The inputs of a task come side by side, and each of them makes room in a full cache."""
+    store = CachedStore(S3Store(bucket), LocalStore(tmp_path / "cache"))
+    old = store.put_files({"weights": random_file(tmp_path / "old", 2_000)})
+    sources = {"first": random_file(tmp_path / "first", 1_000), "second": random_file(tmp_path / "second", 3 << 20)}
+    digest = store.remote.put_files(sources)
+    first = store.local.blob_path(f"sha256:{digest_of(sources['first'])}")
+    survived: list[bool] = []
+
+    def evict(count: int) -> None:
+        if count > 1_000 and not survived:
+            wait_for(first.exists)
+            collect(store.local, max_bytes=1_500)
+            survived.append(first.exists())
+
+    store.fetch(digest, tmp_path / "out", on_bytes=evict)
+    assert survived == [True]
+    assert not store.local.exists(old)
 
 
 def test_several_processes_share_a_cache(s3: S3Server, bucket: S3Bucket, tmp_path: Path) -> None:
