@@ -43,8 +43,8 @@ class Submission:
         requirements: What it needs of a node, and what it prefers.
         threads: Threads that it may use; 0 if the node decides.
         memory_bytes: Memory that it is known to need; 0 if unknown.
-        disk_bytes: Disk for its work folder: its inputs, and as much again for what it makes.
-        inputs: Bytes of its inputs by digest.
+        disk_bytes: Disk for its work folder: what it fetches, and as much again for what it makes.
+        inputs: Bytes that it fetches of its inputs by digest.
         near: Nodes that made these inputs and may still have them, most bytes first, by :attr:`SubmissionReport.node`.
     """
 

@@ -88,6 +88,7 @@ class Board:
         held: Leases by the key of their attempt.
         workers: Workers that reported recently, by name.
         wanted: Offers of every export that has not ended.
+        unfit: Why the last worker that an engine started for an attempt did not get it.
     """
 
     ttl: float
@@ -98,6 +99,7 @@ class Board:
     held: dict[AttemptKey, Lease] = field(default_factory=dict)
     workers: dict[str, KnownWorker] = field(default_factory=dict)
     wanted: dict[str, ExportOffers] = field(default_factory=dict)
+    unfit: dict[AttemptKey, str] = field(default_factory=dict)
     _offered_since: dict[AttemptKey, float] = field(default_factory=dict)
     _imported: dict[str, None] = field(default_factory=dict)  # addresses, the oldest first
     _shares: dict[frozenset[str], Shares] = field(default_factory=dict)  # by the stages of a kind of workers
@@ -161,6 +163,14 @@ class Board:
         self.waiting.remove(offer.key)
         self.hold(offer.key, report.worker, epoch=0, offer=offer)
         return [offer]
+
+    def refuse(self, report: WorkerReport) -> bool:
+        """Return whether an engine's worker must not get its attempt, whose parameters its version does not know; note why."""
+        offer = self.waiting.get(report.only_task) if report.only_task is not None else None
+        if offer is None or not report.abilities.unknown(offer.stage, offer.placement.parameters):
+            return False
+        self.unfit[offer.key] = offer.placement.lacking([report.abilities])
+        return True
 
     def end_wait(self, key: AttemptKey) -> float:
         """Return the seconds since an attempt was offered, and stop counting."""

@@ -156,7 +156,7 @@ class Broker:
             for held in report.running if arriving else ():
                 await self._renew(report.worker, held)
             cancel = [held.task for held in report.running if not board.should_continue(report.worker, held)]
-            if report.only_task is not None and board.cannot_take(report):
+            if report.only_task is not None and (board.cannot_take(report) or board.refuse(report)):
                 return Answer(cancel=(report.only_task,))
             granted = board.unreported_leases(report)
             free = 0 if report.draining else report.free_slots - len(granted)

@@ -11,23 +11,22 @@ turns, and few submissions wait at the engine at a time: otherwise those of a la
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import hashlib
 import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
-from slipway.artifacts.manifest import Manifest
 from slipway.contracts.engine import Engine, Submission, SubmissionEnd, SubmissionReport
 from slipway.errors import Failure, ModelExportError, ServiceError, StageError
 from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
 from slipway.texts import one_line, shortened
 from slipway_coordinator.broker.broker import Broker
+from slipway_coordinator.broker.inputs import Inputs, ReadManifest
 from slipway_coordinator.broker.shares import Shares
 from slipway_coordinator.lifecycle.offers import Offer
 from slipway_coordinator.storage.events import Hub
@@ -43,7 +42,6 @@ _LOST_SECONDS = 30.0
 _MESSAGE_LENGTH = 2000
 _MOST_STARTS = 3
 """Workers in a row of an attempt that may end before they took it."""
-_MOST_SIZES = 10_000
 MOST_WAITING = 32
 """Submissions that may wait at the engine."""
 
@@ -66,10 +64,6 @@ class EngineSetup:
     engine: Engine
     owner: str
     cancels_at_stop: bool = False
-
-
-ReadManifest = Callable[[str], Manifest]
-"""Reads the manifest of an artifact from the store; blocks."""
 
 
 @dataclass
@@ -98,8 +92,8 @@ class Submitter:
         self, broker: Broker, setup: EngineSetup, hub: Hub, manifests: ReadManifest, unended: Container[str]
     ) -> None:
         self._broker, self._board, self._engine, self._setup = broker, broker.board, setup.engine, setup
-        self._hub, self._manifests, self._unended = hub, manifests, unended
-        self._sizes: dict[str, int] = {}  # of inputs, by digest
+        self._hub, self._unended = hub, unended
+        self._inputs = Inputs(broker.board, manifests)
         self._board.engine = setup.name
         self._submitted: dict[AttemptKey, _Submitted] = {}
         self._numbers: dict[AttemptKey, int] = {}  # of the last submission of each attempt
@@ -182,6 +176,7 @@ class Submitter:
             for key, number in self._numbers.items()
             if key.export in self._unended or key in self._submitted
         }
+        self._inputs.forget()
         for key, one in list(self._submitted.items()):
             idle_seconds = self._idle_seconds(one)
             if idle_seconds is None:
@@ -236,7 +231,7 @@ class Submitter:
         return sum(key in self._board.waiting for key in self._submitted)
 
     async def _submit(self, offer: Offer) -> None:
-        sizes = await self._measure(offer.call.inputs.values())
+        sizes = await self._inputs.measure(offer)
         if offer.key not in self._board.waiting or offer.key in self._submitted:
             return
         number = self._numbers[offer.key] = self._numbers.get(offer.key, 0) + 1
@@ -252,7 +247,7 @@ class Submitter:
             memory_bytes=_known_memory(offer),
             disk_bytes=_FOLDER_SIZES * sum(sizes.values()),
             inputs=sizes,
-            near=self._nodes_near(offer.export, sizes),
+            near=self._inputs.nodes_near(offer.export, sizes, self._nodes),
         )
         self._submitted[offer.key] = _Submitted(submission.id, offer.key)
         try:
@@ -262,24 +257,6 @@ class Submitter:
             raise
         with within(offer.traceparent):
             log.info(f"submitted {offer.key} to {self._board.engine} as {submission.id}")
-
-    async def _measure(self, digests: Collection[str]) -> dict[str, int]:
-        """Return the bytes of artifacts by digest, of those that can be read."""
-        while len(self._sizes) > _MOST_SIZES:
-            del self._sizes[next(iter(self._sizes))]
-        for digest in set(digests) - self._sizes.keys():
-            with contextlib.suppress(ModelExportError, OSError):  # the task itself will report it
-                self._sizes[digest] = (await asyncio.to_thread(self._manifests, digest)).size_bytes
-        return {digest: self._sizes[digest] for digest in sorted(set(digests)) if digest in self._sizes}
-
-    def _nodes_near(self, export: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """Return the nodes that made a task's inputs, most bytes first."""
-        made_by, bytes_at = self._board.wanted[export].made_by, Counter[str]()
-        for digest, size in sizes.items():
-            maker = made_by.get(digest)
-            if maker in self._nodes:
-                bytes_at[self._nodes[maker]] += size
-        return tuple(node for node, _ in bytes_at.most_common())
 
     # Reports of the engine
 
@@ -317,6 +294,8 @@ class Submitter:
 
     async def _note_end(self, one: _Submitted, report: SubmissionReport) -> None:
         key, end = one.attempt, report.end
+        if unfit := self._board.unfit.pop(key, ""):
+            report = replace(report, message=unfit)
         if not self._board.is_wanted(key):
             self._starts.pop(key, None)
             await self._broker.end_lost(key, one.id, departed=True, why="was ended by its engine")  # if it was revoked

@@ -17,6 +17,8 @@ import pytest
 from slipway.artifacts.manifest import Manifest
 from slipway.contracts.engine import Submission, SubmissionEnd, SubmissionReport, WorkerStart
 from slipway.errors import StageError
+from slipway.formats.tasks import PlannedTask
+from slipway.planning.division import divide
 from slipway.planning.references import AttemptKey
 from slipway.rpc.values import failure_of_status
 from slipway.stage_call import StageCall
@@ -24,7 +26,8 @@ from slipway_coordinator.broker import submitter as submitter_module
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.broker.submitter import EngineSetup, Submitter, submission_id
-from slipway_coordinator.lifecycle.offers import Offer
+from slipway_coordinator.lifecycle.offers import Offer, WorkerReport
+from slipway_coordinator.lifecycle.records import TaskRecord
 from slipway_coordinator.storage.events import Hub
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task, wait_for
@@ -83,8 +86,6 @@ def test_a_worker_that_pulls_gets_nothing_beside_an_engine(tmp_path: Path) -> No
         name = harness.submit(tiny_export("x", tiny_task("m"), base=harness.base()))
         started(engine)
         board = harness.server.coordinator.broker.board
-        from slipway_coordinator.lifecycle.offers import WorkerReport
-
         pulling = WorkerReport("w", frozenset({engine.submitted[0].stage}), slots=1, free_slots=1)
         assert harness.run(lambda: harness.server.coordinator.broker.synchronize(pulling)).granted == ()
         assert AttemptKey.parse(f"{name}:m:1") in board.waiting
@@ -277,6 +278,29 @@ def test_few_submissions_wait_at_the_engine_and_projects_take_turns(
         harness.client.cancel_export("projects/default/exports/many")
         wait_for(lambda: len(engine.submitted) == 5)
         assert [one.project for one in engine.submitted] == ["default"] * 4 + ["other"]
+
+
+def test_a_worker_whose_version_does_not_know_parts_gets_none(tmp_path: Path) -> None:
+    stage = "support.stages.divided:STAGE"
+    whole = PlannedTask("work", stage, {"runs": str(tmp_path / "runs")}, {"base": "source:base"}, "out", output="out")
+    tasks = tuple(map(TaskRecord.from_plan, divide([whole], split_bytes=1, weight_bytes=2)))
+    earlier = {stage: frozenset({"runs", "dies"})}
+    with place(tmp_path) as (harness, engine):
+        engine.hold = True
+        name = harness.submit(tiny_export("x", *tasks, base=harness.base()))
+        broker, key = harness.server.coordinator.broker, AttemptKey.parse(f"{name}:work.part-1:1")
+        for number in range(3):
+            one = wait_for(lambda n=number: [each for each in engine.submitted if each.attempt == str(key)][n:])[0]
+            report = WorkerReport(one.id, frozenset({stage}), slots=1, free_slots=1, only_task=key, parameters=earlier)
+            answer = harness.run(lambda report=report: broker.synchronize(report))
+            assert (answer.granted, answer.cancel) == ((), (key,)), "so it ends at once"
+            engine.lose(one.id, SubmissionEnd.EXITED)
+        failure = failure_of_status(
+            wait_for(lambda: attempt(harness, name).error.message and attempt(harness, name).error)
+        )
+    assert failure.reason == "ENGINE_FAILED"
+    assert "they do not know part, parts" in failure.message
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ids_are_names_that_kubernetes_takes_too() -> None:
