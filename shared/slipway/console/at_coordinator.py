@@ -82,7 +82,7 @@ class _Followed:
     """
 
     events: Events
-    tracked: Tracked = field(default_factory=Tracked)
+    tracked: Tracked = field(default_factory=lambda: Tracked(resuming=False))
     looked: float = field(default_factory=time.monotonic)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -117,7 +117,7 @@ class Following:
                     threading.Thread(
                         target=work, args=(message.name, followed), name="slipway-follow", daemon=True
                     ).start()
-        tracked = Tracked() if followed is None else followed.tracked
+        tracked = Tracked(resuming=False) if followed is None else followed.tracked
         if followed is not None:
             followed.looked = time.monotonic()
         tracked.event(pb.ExportEvent(export=message))

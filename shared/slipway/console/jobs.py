@@ -42,7 +42,7 @@ class Job(Tracked):
     """
 
     def __init__(self, name: str, loaded: LoadedConfiguration, wanted: str) -> None:
-        super().__init__()
+        super().__init__(resuming=False)
         self.name, self.loaded, self.wanted = name, loaded, wanted
         self.created = datetime.now(UTC)
         self.interruption = Interruption()

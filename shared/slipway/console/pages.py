@@ -20,7 +20,14 @@ from slipway.advice.offers import Offer
 from slipway.console.downloads import tar_bytes, tar_of
 from slipway.console.place import DELETE, Listing, Place, Shown
 from slipway.console.rendering import HEADERS, REPORT_HEADERS, ROOT, page, rendered
-from slipway.console.reports import changed_settings, differences, findings_of, report_of, side_by_side
+from slipway.console.reports import (
+    changed_settings,
+    differences,
+    findings_of,
+    further_warnings,
+    report_of,
+    side_by_side,
+)
 from slipway.console.wish import Wish
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.exporting.batches.subjects import find_subjects
@@ -172,7 +179,11 @@ def _live(place: Place, shown: Shown) -> dict[str, Any]:
     found = findings_of(place, shown)
     said = _said(shown)
     query = urlencode({"state": shown.entry.state, "said": said})
-    about = {"outputs": found.outputs, "warnings": found.warnings, "missing": found.failure}
+    about = {
+        "outputs": found.outputs,
+        "warnings": further_warnings(found.warnings, shown.failure),
+        "missing": found.failure,
+    }
     return {"shown": shown, "said": said, "said_again": False, "query": query, **about}
 
 

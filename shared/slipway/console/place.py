@@ -226,7 +226,7 @@ def shown_message(message: pb.Export, *, state: str = "", may: frozenset[str] | 
         state: Its state, if more is known than the record says.
         may: What can be done with it; None for what its state allows at a coordinator.
     """
-    tracked = Tracked()
+    tracked = Tracked(resuming=False)
     tracked.event(pb.ExportEvent(export=message))
     return Shown(
         Entry.of(message, state=state),

@@ -110,6 +110,12 @@ def _outputs(report: Report) -> Iterator[Output]:
         yield Output(name, verdict, why, made.size_bytes, made.mean_kl, speed, made.digest)
 
 
+def further_warnings(warnings: Iterable[str], failure: Failure | None) -> list[str]:
+    """Return the warnings that say something else than the failure, which has a line for each output that failed."""
+    lines = [line for line in failure.message.splitlines() if line] if failure is not None else []
+    return [warning for warning in warnings if not any(line in warning for line in lines)]
+
+
 def side_by_side(one: Iterable[Output], other: Iterable[Output]) -> list[tuple[str, Output | None, Output | None]]:
     """Return the outputs of two exports by name."""
     a, b = ({each.name: each for each in outputs} for outputs in (one, other))

@@ -96,13 +96,18 @@ class Tracked(Silent):
     Args:
         position: The place of the export among several.
         lock: Held while a change is taken; by default a lock of its own.
+        resuming: As in :class:`~slipway.progress.rows.Rows`; false where an export is shown, whichever command made its results.
     """
 
     def __init__(
-        self, position: Position = ALONE, lock: contextlib.AbstractContextManager[object] | None = None
+        self,
+        position: Position = ALONE,
+        lock: contextlib.AbstractContextManager[object] | None = None,
+        *,
+        resuming: bool = True,
     ) -> None:
         super().__init__()
-        self._rows, self._overall = Rows(resuming=True), Overall()
+        self._rows, self._overall = Rows(resuming=resuming), Overall()
         self._title = self._note = ""
         self._position, self._lock = position, lock or threading.RLock()
 

@@ -130,6 +130,7 @@ def test_a_problem_is_told_on_the_form_which_keeps_what_was_typed(local: LocalCo
 def test_an_export_is_made_shown_and_downloaded(local: LocalConsole, made: str) -> None:
     page = local.browser.get(made)
     assert "Delivered to" in page.text
+    assert ">reused<" not in page.text, "its tasks ran for it"
     assert "pytorch.tar" in page.text
     folder = Path(re.findall("Delivered to <code>(.*?)</code>", page.text)[0])
     data = local.browser.get(f"{made}/outputs/pytorch.tar")
@@ -159,6 +160,7 @@ def test_an_export_of_a_command_is_shown_too_and_two_are_compared(local: LocalCo
     after = set(EXPORT.findall(local.browser.get("/ui/").text))
     assert made in after
     assert len(after - before) == 1
+    assert ">reused<" in local.browser.get((after - before).pop()).text
     query = "&".join(f"export=default/{path.rpartition('/')[2]}" for path in (made, *(after - before)))
     page = local.browser.get(f"/ui/compare?{query}")
     assert page.status == 200

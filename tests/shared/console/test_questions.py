@@ -134,7 +134,7 @@ def test_answers_come_side_by_side(pages: Pages) -> None:
     assert "fine-tuned model's" not in found["fine-tuned"]
     for text in found.values():
         assert re.search(
-            r"[\d.]+ tok/s · \d+ tokens?(, ended by the model)? · first after .* s · transformers, cpu, float32", text
+            r"[\d.]+ tok/s · \d+ tokens?(, ended by the model)? · first after .* ms · transformers, cpu, float32", text
         )
     assert runners() == []
 

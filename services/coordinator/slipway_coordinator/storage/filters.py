@@ -118,7 +118,7 @@ class _Parser:
     def parse(self) -> list[_Clause]:
         conditions = self._parse_all()
         if self._text[self._position :].strip():
-            raise _invalid(self._text[self._position :], "joins conditions by AND or OR")
+            raise _invalid(self._text[self._position :], "join conditions by AND or OR")
         return conditions
 
     def _parse_all(self) -> list[_Clause]:
@@ -143,10 +143,10 @@ class _Parser:
     def _parse_group(self) -> _Clause:
         self._nested += 1
         if self._nested > _MAX_NESTED:
-            raise _invalid(self._text[self._position :], f"has {_MAX_NESTED} parentheses in each other at most")
+            raise _invalid(self._text[self._position :], f"nest at most {_MAX_NESTED} parentheses")
         conditions = self._parse_all()
         if not self._take(_CLOSE):
-            raise _invalid(self._text[self._position :], "closes each parenthesis")
+            raise _invalid(self._text[self._position :], "close each parenthesis")
         self._nested -= 1
         return _all_of(conditions)
 
@@ -154,10 +154,10 @@ class _Parser:
         part = _CONDITION.match(self._text, self._position)
         if part is None:
             raise _invalid(
-                self._text[self._position :], 'is made of conditions like state=running or label.team="speech"'
+                self._text[self._position :], 'write conditions like state = running or label.team = "speech"'
             )
         if self._conditions == _MAX_CONDITIONS:
-            raise _invalid(self._text[self._position :], f"has {_MAX_CONDITIONS} conditions at most")
+            raise _invalid(self._text[self._position :], f"write at most {_MAX_CONDITIONS} conditions")
         self._conditions += 1
         value, self._position = self._value(part)
         return _condition(part["field"], part["operator"], value)
@@ -180,7 +180,7 @@ def _condition(field: str, sign: str, value: str) -> _Clause:
     kind, _, label = field.partition(".")
     if field == "state" and sign in {"=", "!="}:
         if value not in set(ExportState):
-            raise _invalid(value, f"knows the states {', '.join(ExportState)}")
+            raise _invalid(value, f"name one of the states {', '.join(ExportState)}")
         return _equality(_Clause(exports.c.state == value, lambda record: record.state.value == value), sign)
     if field == "creator" and sign in {"=", "!="}:
         return _equality(_Clause(exports.c.creator == value, lambda record: record.creator == value), sign)
@@ -193,7 +193,7 @@ def _condition(field: str, sign: str, value: str) -> _Clause:
     if field in _TIMES and sign in _COMPARISONS:
         return _comparison(field, sign, _time(value))
     raise _invalid(
-        f"{field} {sign}", "compares state, creator and label.NAME by = and !=, create_time and end_time by < <= > >="
+        f"{field} {sign}", "compare state, creator and label.NAME by = and !=, create_time and end_time by < <= > >="
     )
 
 
@@ -217,7 +217,7 @@ def _time(value: str) -> float:
         moment = datetime.fromisoformat(value)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
-        raise _invalid(value, "takes times like 2026-11-21T08:00:00Z") from error
+        raise _invalid(value, "write times like 2026-11-21T08:00:00Z") from error
 
 
 _LONGEST_TOKEN = 4096
@@ -254,11 +254,11 @@ def _fingerprint(query: tuple[str, ...]) -> str:
     return hashlib.sha256(json.dumps(query).encode()).hexdigest()[:16]
 
 
-def _invalid(part: str, rule: str) -> ServiceError:
+def _invalid(part: str, remedy: str) -> ServiceError:
     return ServiceError(
         f"the filter is not understood at {quoted(part)}",
         reason="REQUEST_INVALID",
-        remedy=f"it {rule}",
+        remedy=remedy,
         about={"field": "filter"},
     )
 
@@ -267,6 +267,6 @@ def _invalid_token(token: str) -> ServiceError:
     return ServiceError(
         f"page_token is {quoted(token)}",
         reason="REQUEST_INVALID",
-        remedy="it is the next_page_token of the page before, with the same parent and filter",
+        remedy="send the next_page_token of the page before, with the same parent and filter",
         about={"field": "page_token"},
     )
