@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipway.sizes import ModelSize
 from slipway.stage import Context, Effort, Forecast, Stage
-from slipway_gguf.architectures import refusal_reason
 from slipway_gguf.params import LEVELS, GGUFParams
+
+if TYPE_CHECKING:
+    from slipway.model.configuration import ModelConfig
 
 _SHARE_OF_FLOAT32 = 1.02
 """Factor for tensors such as norms, which stay in float32."""
@@ -33,6 +36,13 @@ def output_bytes(params: GGUFParams, size: ModelSize) -> int:
     return int(size.weights * each * _SHARE_OF_FLOAT32) + 3 * size.companion_bytes
 
 
+def refuse(_: GGUFParams, config: ModelConfig) -> str:
+    """Say why a model cannot be written; empty if it can."""
+    from slipway_gguf.architectures import refusal_reason
+
+    return refusal_reason(config)
+
+
 STAGE = Stage(
     name="gguf",
     version=4,
@@ -45,7 +55,7 @@ STAGE = Stage(
     effort=Effort(seconds=2.0, seconds_per_gb=6.0, phases={"weights": (0.05, 0.95), "images": (0.95, 0.99)}),
     forecast=Forecast(
         output_bytes=output_bytes,
-        refuses=lambda _, config: refusal_reason(config),
+        refuses=refuse,
         work_bytes=lambda params, made, _: made * (_SLOW if LEVELS[params.type].weighs else 1),
     ),
     recovery=Path(__file__).with_name("recovery.yaml"),

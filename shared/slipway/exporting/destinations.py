@@ -100,8 +100,6 @@ class Publisher:
             StageError: ``CANCELLED``.
         """
         addresses = [render_address(each, values) for each in self.configuration.output.destinations]
-        if not addresses:
-            return result
         if not result.success:
             said = f"published nowhere, because {_why_not(result)}"
             self.observer.log(logging.WARNING, said)

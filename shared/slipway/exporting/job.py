@@ -17,7 +17,6 @@ from slipway.distribution import require
 from slipway.errors import ModelExportError
 from slipway.export_sources.discovery import Sources
 from slipway.export_sources.naming import sources_to_import
-from slipway.exporting.destinations import Publisher, require_destinations
 from slipway.exporting.interruption import InterruptibleObserver, Interruption
 from slipway.exporting.opening import artifacts_at
 from slipway.exporting.preparing import Prepared, prepare_sources
@@ -82,6 +81,8 @@ class ExportJob:
             ModelExportError: There is no result, for example because a source is missing.
         """
         if self.configuration.output.destinations and not self.destinations_checked:
+            from slipway.exporting.destinations import require_destinations
+
             self.observer.note("asking the places to publish to")
             require_destinations(self.configuration, self.settings)
         if self.settings.engine and not self.settings.coordinator:
@@ -293,6 +294,10 @@ class ExportJob:
 
         deliver(export, target, store=store, describe=describe, on_bytes=lambda _: self.interruption.check())
         self.observer.note("")
+        if not self.configuration.output.destinations:
+            return result
+        from slipway.exporting.destinations import Publisher
+
         publisher = Publisher(self.configuration, self.settings, self.observer, self.interruption)
         return publisher.publish(result, naming_values(export))
 
