@@ -31,7 +31,7 @@ class JobNodes:
     Attributes:
         api: The API server.
         folder: Logs of the pods.
-        variables: What the image would bring: variables of every process.
+        variables: What the image would bring: variables of every process. ``{pod}`` in a value is the name of the Job.
         held: Schedule no pod.
     """
 
@@ -94,7 +94,8 @@ class JobNodes:
         labels = {**template["metadata"]["labels"], "batch.kubernetes.io/job-name": name}
         pod = {"metadata": {"name": f"{name}-pod", "labels": labels}, "spec": {**template["spec"], "nodeName": NODE}}
         assert container["command"] == ["slipway", "worker"]
-        environment = {**os.environ, **self.variables, **self._environment(container)}
+        variables = {key: value.replace("{pod}", name) for key, value in self.variables.items()}
+        environment = {**os.environ, **variables, **self._environment(container)}
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 [SLIPWAY, "worker", *container["args"]],

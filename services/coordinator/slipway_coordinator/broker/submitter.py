@@ -42,6 +42,8 @@ _LOST_SECONDS = 30.0
 _MESSAGE_LENGTH = 2000
 _MOST_STARTS = 3
 """Workers in a row of an attempt that may end before they took it."""
+_LONGEST_TASK = 24
+"""Characters of a task's name in a submission's id."""
 MOST_WAITING = 32
 """Submissions that may wait at the engine."""
 
@@ -323,8 +325,10 @@ def submission_id(owner: str, offer: Offer, number: int) -> str:
     The trace tells an export from an earlier one of its name, whose submissions the engine may still have.
     """
     digest = hashlib.sha256(f"{owner}\n{offer.key}\n{offer.traceparent}".encode()).hexdigest()
-    task = re.sub(r"[^a-z0-9]+", "-", offer.task.lower()).strip("-")[:24].strip("-") or "task"
-    return f"slipway-{task}-{digest[:16]}-{number}"
+    whole, _, part = offer.task.lower().partition(".part-")
+    suffix = f"-part-{part}" if part.isdigit() else ""
+    task = re.sub(r"[^a-z0-9]+", "-", whole).strip("-")[: _LONGEST_TASK - len(suffix)].strip("-") or "task"
+    return f"slipway-{task}{suffix}-{digest[:16]}-{number}"
 
 
 def _checked(report: SubmissionReport) -> SubmissionReport:
