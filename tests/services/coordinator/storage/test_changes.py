@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -19,25 +17,7 @@ from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.journal import Journal
 from support.coordinators.harness import tiny_export, tiny_task
-from support.servers.postgres_server import PostgresServer, postgres_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as running:
-        yield running
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer) -> Iterator[Database]:
-    shared = request.param == "postgres"
-    state = state_at(server.create(f"d{time.monotonic_ns()}") if shared else str(tmp_path / "state.db"))
-    if shared:
-        migrate(state)
-    database = Database(state.url)
-    database.prepare()
-    yield database
-    database.close()
+from support.servers.postgres_server import PostgresServer
 
 
 def record(name: str = "x", *, project: str = "default") -> ExportRecord:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +18,7 @@ from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.leases import Ledger
 from slipway_coordinator.storage.projects.gpu_seconds import DAY_SECONDS
-from support.commands.child_processes import owned
 from support.coordinators.harness import tiny_export, tiny_task
-from support.servers.postgres_server import PostgresServer, postgres_server
 
 NOON = 20_000 * DAY_SECONDS + DAY_SECONDS / 2
 EXPORT = "projects/red/exports/x"
@@ -69,19 +65,14 @@ class Leasing:
         return self.database.gpu_seconds.by_day(project)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as running:
-        owned.add(running.pid)  # of the module, although only its tests with PostgreSQL ask for it
-        yield running
-
-
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-def leasing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Leasing]:
-    server: PostgresServer | None = request.getfixturevalue("server") if request.param == "postgres" else None
-    leasing = Leasing(
-        state_at(server.create(f"d{time.monotonic_ns()}") if server is not None else str(tmp_path / "state.db")).url
-    )
+def state_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def leasing(place: str) -> Iterator[Leasing]:
+    leasing = Leasing(state_at(place).url)
     database = Database(leasing.url)
     database.migrate()
     database.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.migrations import MIGRATIONS
-from support.servers.postgres_server import PostgresServer, postgres_server
+from support.servers.postgres_server import PostgresServer
 
 BASE, MADE = (f"sha256:{digit * 64}" for digit in "ab")
 OLD = "projects/default/exports/old"
@@ -39,17 +38,9 @@ FIRST_ROW = (
 )
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as running:
-        yield running
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer) -> Iterator[sa.Engine]:
+@pytest.fixture
+def engine(place: str) -> Iterator[sa.Engine]:
     """An empty state of either kind."""
-    shared = request.param == "postgres"
-    place = server.create(f"d{time.monotonic_ns()}") if shared else str(tmp_path / "state.db")
     engine = sa.create_engine(state_at(place).url)
     yield engine
     engine.dispose()

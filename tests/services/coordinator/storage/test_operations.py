@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -18,17 +17,11 @@ from slipway_coordinator.storage.database_access import state_at
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import DIGEST, process, state, wait_for
 from support.servers.free_ports import free_port
-from support.servers.postgres_server import PostgresServer, postgres_server
+from support.servers.postgres_server import PostgresServer
 
 DOCS = Path(__file__).parents[4] / "docs"
 PLACE = "postgresql:///passwords?service=slipway"
 SOURCES = {"base": DIGEST, "adapter": DIGEST}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as running:
-        yield running
 
 
 def own_artifact(place: str) -> None:

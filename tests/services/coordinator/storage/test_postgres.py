@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -26,30 +24,12 @@ from slipway_coordinator.storage.journal import translate_database_errors
 from slipway_coordinator.storage.leases import LeaseState
 from slipway_protos.v1 import export_pb2
 from support.coordinators.harness import DIGEST, tiny_export, tiny_task
-from support.servers.postgres_server import PostgresServer, postgres_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as running:
-        yield running
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer) -> str:
-    """An empty state of either kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'state.db'}"
-    return state_at(server.create(f"d{time.monotonic_ns()}")).url
+from support.servers.postgres_server import PostgresServer
 
 
 @pytest.fixture
-def database(url: str) -> Iterator[Database]:
-    database = Database(url)
-    database.migrate()
-    database.prepare()
-    yield database
-    database.close()
+def url(place: str) -> str:
+    return state_at(place).url
 
 
 def export(name: str, **more: object) -> ExportRecord:

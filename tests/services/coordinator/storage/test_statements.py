@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -16,34 +14,23 @@ from slipway_coordinator.lifecycle.offers import Held, Offer
 from slipway_coordinator.lifecycle.records import ExportRecord, ExportState, TaskState
 from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.leases import Ledger
-from support.commands.child_processes import owned
 from support.coordinators.harness import DIGEST, tiny_export, tiny_task
-from support.servers.postgres_server import PostgresServer, postgres_server
 
 MADE = "sha256:" + "1" * 64
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as running:
-        owned.add(running.pid)  # of the module, although only its tests with PostgreSQL ask for it
-        yield running
-
-
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+def state_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def database(database: Database) -> Database:
     """A state whose project has measured the base of all exports."""
-    server: PostgresServer | None = request.getfixturevalue("server") if request.param == "postgres" else None
-    state = state_at(server.create(f"d{time.monotonic_ns()}") if server is not None else str(tmp_path / "state.db"))
-    database = Database(state.url)
-    database.migrate()
-    database.prepare()
     assert database.insert(tiny_export("first", tiny_task("m")))
     database.stored_bytes.record({DIGEST: {DIGEST: 10}})
-    yield database
-    database.close()
+    return database
 
 
 @contextmanager

@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -17,32 +15,16 @@ from slipway_coordinator.lifecycle.quotas import ProjectUsage
 from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
 from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.database import Database
-from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.projects import gpu_seconds, stored_bytes
 from slipway_coordinator.storage.projects.stored_bytes import MOST_BYTES, SMALL_BYTES, contents_of
-from support.commands.child_processes import owned
 from support.coordinators.harness import tiny_export, tiny_task
-from support.servers.postgres_server import PostgresServer, postgres_server
 
 LARGE = 3 * SMALL_BYTES
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgres_server() as running:
-        owned.add(running.pid)  # of the module, although only its tests with PostgreSQL ask for it
-        yield running
-
-
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    server: PostgresServer | None = request.getfixturevalue("server") if request.param == "postgres" else None
-    state = state_at(server.create(f"d{time.monotonic_ns()}") if server is not None else str(tmp_path / "state.db"))
-    database = Database(state.url)
-    database.migrate()
-    database.prepare()
-    yield database
-    database.close()
+def state_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def digest(text: str) -> str:
