@@ -10,54 +10,43 @@ import pytest
 from slipway.artifacts import LocalStore
 from slipway.configuration import parse
 from support.commands.cli import slipway
+from support.commands.divided_exports import PARTS, SHARDS, attempts, delivered, make_project, printed, words
 from support.coordinators.harness import Harness, state
 from support.coordinators.joined_workers import joined
-from support.models import tiny_models
 
 pytestmark = pytest.mark.slow
-
-SMALL = {"execution.shard_bytes": "1048576"}
-DIVIDED = SMALL | {"execution.split_bytes": "1500000"}
-PLAIN = {"validation.enabled": "false", "formats.onnx.enabled": "false", "formats.pytorch.quantization": "bf16"}
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base of 4 MB with a checkpoint."""
-    root = tmp_path_factory.mktemp("project")
-    tiny_models.make_base(root / "base", hidden=256)
-    tiny_models.make_checkpoint(root / "base", root / "run")
-    return root
+    return make_project(tmp_path_factory.mktemp("project"))
 
 
-def export(project: Path, name: str, *words: str, **settings: str) -> Any:
-    where = ["--base-model", project / "base", "--checkpoint", project / "run", "--out", project / f"out-{name}"]
-    sets = [word for key, value in (PLAIN | settings).items() for word in ("--set", f"{key}={value}")]
-    done = slipway("export", "--json", *words, *where, *sets, home=project / f"home-{name}")
-    assert done.code == 0, done.err[-3000:]
-    return done.json
+@pytest.fixture(scope="module")
+def whole(project: Path) -> Any:
+    """What an export in one piece printed."""
+    return export(project, "whole", **SHARDS)
 
 
-def content(folder: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+def export(project: Path, name: str, *more: str, **settings: str) -> Any:
+    return printed(slipway(*words(project, name, *more, **settings), home=project / f"home-{name}"))
 
 
-def test_an_embedded_export_in_parts_delivers_the_files_of_one_in_one_piece(project: Path) -> None:
-    plan = export(project, "plan", "--plan", **DIVIDED)
+def test_an_embedded_export_in_parts_delivers_the_files_of_one_in_one_piece(project: Path, whole: Any) -> None:
+    plan = export(project, "plan", "--plan", **PARTS)
     tasks = [task["id"] for task in plan["tasks"]]
     assert tasks[:4] == ["merge.part-1", "merge.part-2", "merge.part-3", "merge"]
-    whole, parts = export(project, "whole", **SMALL), export(project, "parts", **DIVIDED)
-    assert {attempt["task"] for attempt in parts["attempts"]} == set(tasks)
-    assert parts["formats"].keys() == whole["formats"].keys() == {"pytorch", "pytorch-bf16"}
-    for name, path in whole["paths"].items():
-        assert content(parts["paths"][name]) == content(path), name
-        assert parts["formats"][name] == whole["formats"][name]
+    parts = export(project, "parts", **PARTS)
+    assert attempts(parts) == dict.fromkeys(tasks, 1)
+    assert parts["formats"].keys() == {"pytorch", "pytorch-bf16"}
+    assert parts["formats"] == whole["formats"]
+    assert delivered(parts) == delivered(whole)
     page = (Path(parts["output_directory"]) / "report.html").read_text()
     assert "merge: 3 of 3 parts" in page
     assert "merge.part-2" not in page
 
 
-def test_two_workers_at_a_coordinator_make_the_same_artifacts(project: Path, tmp_path: Path) -> None:
+def test_two_workers_at_a_coordinator_make_the_same_artifacts(project: Path, whole: Any, tmp_path: Path) -> None:
     settings = {
         "formats": {"pytorch": {"enabled": True, "quantization": "bf16"}, "onnx": {"enabled": False}},
         "validation": {"enabled": False},
@@ -84,6 +73,7 @@ def test_two_workers_at_a_coordinator_make_the_same_artifacts(project: Path, tmp
             made[name] = harness.finished(created.name)
             assert state(made[name]) == "succeeded", made[name].error
     assert dict(made["parts"].outputs) == dict(made["whole"].outputs)
+    assert dict(made["parts"].outputs) == {name: each["digest"] for name, each in whole["formats"].items()}
     workers = {task.attempts[-1].worker for task in made["parts"].tasks}
     assert len(workers) == 2
     facts = {name: next(task.facts for task in each.tasks if task.id == "merge") for name, each in made.items()}
