@@ -33,6 +33,16 @@ _DESCRIPTION = """Exports and artifacts of a coordinator: the gRPC API `slipway.
 responses. Requests with unknown fields are refused. A failure is a `google.rpc.Status` whose details have an `ErrorInfo` with a
 stable reason."""
 
+_ID = "[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
+_DIGEST = "^sha256:[0-9a-f]{64}$"
+_NAMES: Mapping[str, str] = {
+    "project": f"^(?:{_ID}|-)$",  # lists take "-" for all projects
+    "export": f"^{_ID}$",
+    "artifact": _DIGEST,
+    "digest": _DIGEST,
+}
+"""Patterns of the names in paths."""
+
 _TYPES: Mapping[int, dict[str, Any]] = {
     FieldDescriptorProto.TYPE_DOUBLE: {"type": "number", "format": "double"},
     FieldDescriptorProto.TYPE_FLOAT: {"type": "number", "format": "float"},
@@ -260,15 +270,17 @@ def _path_parameters(rule: HttpRule) -> tuple[str, list[dict[str, Any]]]:
                 segments[place] = f"{{{name}}}"
         written = f"{{{variable}}}" if template == "*" else f"{{{variable}={template}}}"
         path = path.replace(written, "/".join(segments), 1)
-    schema = {"type": "string", "minLength": 1}
-    return path, [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+    return path, [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": _NAMES[name]}}
+        for name in names
+    ]
 
 
 def _header_parameters(method: MethodDescriptorProto, rule: HttpRule) -> Iterator[dict[str, Any]]:
     if not method.server_streaming:
         return
     name, what = (
-        ("Range", "bytes=N-, to resume.")
+        ("Range", "bytes=N- to resume, or bytes=N-M for a part.")
         if rule.response_body
         else ("Last-Event-ID", "The last event seen, to resume.")
     )

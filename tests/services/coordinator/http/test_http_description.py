@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from slipway.rpc.http_rules import http_rule
+from slipway_coordinator.api.requests import ID
 from slipway_coordinator.http.application import SERVICES
 from slipway_coordinator.http.routes import Routes
 from slipway_protos.v1 import export_pb2
@@ -42,6 +43,16 @@ def test_every_call_and_most_fields_are_described() -> None:
     assert export["error"]["description"] == "Why the export failed."
     assert export["createTime"] == {"type": "string", "format": "date-time", "readOnly": True}
     assert export["priority"]["format"] == "int32"
+
+
+def test_names_in_paths_have_the_patterns_that_the_server_checks() -> None:
+    parameters = [
+        each for calls in DOCUMENT["paths"].values() for call in calls.values() for each in call["parameters"]
+    ]
+    patterns = {each["name"]: each["schema"]["pattern"] for each in parameters if each["in"] == "path"}
+    digest = "^sha256:[0-9a-f]{64}$"
+    names = {"project": f"^(?:{ID}|-)$", "export": f"^{ID}$", "artifact": digest, "digest": digest}
+    assert patterns == names
 
 
 def test_responses_are_what_it_says(place: HttpPlace) -> None:
