@@ -29,7 +29,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from . import export_pb2 as slipway_dot_v1_dot_export__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slipway/v1/worker.proto\x12\nslipway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17google/rpc/status.proto\x1a\x17slipway/v1/export.proto\"\xaa\x03\n\x12SynchronizeRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06stages\x18\x02 \x03(\t\x12.\n\x0c\x63\x61pabilities\x18\x03 \x01(\x0b\x32\x18.slipway.v1.Capabilities\x12\x12\n\nfree_slots\x18\x04 \x01(\x05\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12(\n\x07running\x18\x06 \x03(\x0b\x32\x17.slipway.v1.RunningTask\x12+\n\x08max_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x65nding\x18\x08 \x01(\x08\x12\x42\n\nparameters\x18\t \x03(\x0b\x32..slipway.v1.SynchronizeRequest.ParametersEntry\x12\r\n\x05slots\x18\n \x01(\x05\x12\x11\n\tonly_task\x18\x0b \x01(\t\x1aN\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.slipway.v1.StageParameters:\x02\x38\x01\" \n\x0fStageParameters\x12\r\n\x05names\x18\x01 \x03(\t\"\xfc\x01\n\x0c\x43\x61pabilities\x12\x18\n\x10gpu_architecture\x18\x01 \x01(\t\x12\x18\n\x10gpu_memory_bytes\x18\x02 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x15\n\rscratch_bytes\x18\x04 \x01(\x03\x12\x38\n\x08versions\x18\x05 \x03(\x0b\x32&.slipway.v1.Capabilities.VersionsEntry\x12\x12\n\nprocessors\x18\x06 \x01(\x05\x12\x0c\n\x04gpus\x18\x07 \x01(\x05\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x7f\n\x0bRunningTask\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x03\x12*\n\x08progress\x18\x03 \x01(\x0b\x32\x18.slipway.v1.TaskProgress\x12!\n\x04logs\x18\x04 \x03(\x0b\x32\x13.slipway.v1.LogLine\"\x80\x01\n\x13SynchronizeResponse\x12,\n\tlease_ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x63\x61ncel_tasks\x18\x02 \x03(\t\x12%\n\x06leases\x18\x03 \x03(\x0b\x32\x15.slipway.v1.TaskLease\"\xb4\x02\n\tTaskLease\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x03\x12\r\n\x05stage\x18\x03 \x01(\t\x12\'\n\x06params\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x31\n\x06inputs\x18\x05 \x03(\x0b\x32!.slipway.v1.TaskLease.InputsEntry\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10max_memory_bytes\x18\x07 \x01(\x03\x12\x0f\n\x07threads\x18\x08 \x01(\x05\x12\x13\n\x0btraceparent\x18\t \x01(\t\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbc\x02\n\x13\x43ompleteTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x03\x12(\n\x06output\x18\x04 \x01(\x0b\x32\x16.slipway.v1.TaskOutputH\x00\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12+\n\tcancelled\x18\x06 \x01(\x0b\x32\x16.google.protobuf.EmptyH\x00\x12\x19\n\x11peak_memory_bytes\x18\x07 \x01(\x03\x12!\n\x04logs\x18\x08 \x03(\x0b\x32\x13.slipway.v1.LogLine\x12*\n\x06memory\x18\t \x01(\x0b\x32\x1a.slipway.v1.MemoryOverTimeB\t\n\x07outcome\"\xaa\x01\n\nTaskOutput\x12\x34\n\x07outputs\x18\x01 \x03(\x0b\x32#.slipway.v1.TaskOutput.OutputsEntry\x12&\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06reused\x18\x03 \x01(\x08\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x16\n\x14\x43ompleteTaskResponse2\xb2\x01\n\rWorkerService\x12N\n\x0bSynchronize\x12\x1e.slipway.v1.SynchronizeRequest\x1a\x1f.slipway.v1.SynchronizeResponse\x12Q\n\x0c\x43ompleteTask\x12\x1f.slipway.v1.CompleteTaskRequest\x1a .slipway.v1.CompleteTaskResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slipway/v1/worker.proto\x12\nslipway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17google/rpc/status.proto\x1a\x17slipway/v1/export.proto\"\xd3\x03\n\x12SynchronizeRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06stages\x18\x02 \x03(\t\x12.\n\x0c\x63\x61pabilities\x18\x03 \x01(\x0b\x32\x18.slipway.v1.Capabilities\x12\x12\n\nfree_slots\x18\x04 \x01(\x05\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12(\n\x07running\x18\x06 \x03(\x0b\x32\x17.slipway.v1.RunningTask\x12+\n\x08max_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x65nding\x18\x08 \x01(\x08\x12\x42\n\nparameters\x18\t \x03(\x0b\x32..slipway.v1.SynchronizeRequest.ParametersEntry\x12\r\n\x05slots\x18\n \x01(\x05\x12\x11\n\tonly_task\x18\x0b \x01(\t\x12\'\n\x04held\x18\x0c \x01(\x0b\x32\x19.slipway.v1.HeldArtifacts\x1aN\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.slipway.v1.StageParameters:\x02\x38\x01\"\"\n\rHeldArtifacts\x12\x11\n\tartifacts\x18\x01 \x03(\x06\" \n\x0fStageParameters\x12\r\n\x05names\x18\x01 \x03(\t\"\xfc\x01\n\x0c\x43\x61pabilities\x12\x18\n\x10gpu_architecture\x18\x01 \x01(\t\x12\x18\n\x10gpu_memory_bytes\x18\x02 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x15\n\rscratch_bytes\x18\x04 \x01(\x03\x12\x38\n\x08versions\x18\x05 \x03(\x0b\x32&.slipway.v1.Capabilities.VersionsEntry\x12\x12\n\nprocessors\x18\x06 \x01(\x05\x12\x0c\n\x04gpus\x18\x07 \x01(\x05\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x7f\n\x0bRunningTask\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x03\x12*\n\x08progress\x18\x03 \x01(\x0b\x32\x18.slipway.v1.TaskProgress\x12!\n\x04logs\x18\x04 \x03(\x0b\x32\x13.slipway.v1.LogLine\"\x80\x01\n\x13SynchronizeResponse\x12,\n\tlease_ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x63\x61ncel_tasks\x18\x02 \x03(\t\x12%\n\x06leases\x18\x03 \x03(\x0b\x32\x15.slipway.v1.TaskLease\"\xb4\x02\n\tTaskLease\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x03\x12\r\n\x05stage\x18\x03 \x01(\t\x12\'\n\x06params\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x31\n\x06inputs\x18\x05 \x03(\x0b\x32!.slipway.v1.TaskLease.InputsEntry\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10max_memory_bytes\x18\x07 \x01(\x03\x12\x0f\n\x07threads\x18\x08 \x01(\x05\x12\x13\n\x0btraceparent\x18\t \x01(\t\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbc\x02\n\x13\x43ompleteTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x03\x12(\n\x06output\x18\x04 \x01(\x0b\x32\x16.slipway.v1.TaskOutputH\x00\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12+\n\tcancelled\x18\x06 \x01(\x0b\x32\x16.google.protobuf.EmptyH\x00\x12\x19\n\x11peak_memory_bytes\x18\x07 \x01(\x03\x12!\n\x04logs\x18\x08 \x03(\x0b\x32\x13.slipway.v1.LogLine\x12*\n\x06memory\x18\t \x01(\x0b\x32\x1a.slipway.v1.MemoryOverTimeB\t\n\x07outcome\"\xaa\x01\n\nTaskOutput\x12\x34\n\x07outputs\x18\x01 \x03(\x0b\x32#.slipway.v1.TaskOutput.OutputsEntry\x12&\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06reused\x18\x03 \x01(\x08\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x16\n\x14\x43ompleteTaskResponse2\xb2\x01\n\rWorkerService\x12N\n\x0bSynchronize\x12\x1e.slipway.v1.SynchronizeRequest\x1a\x1f.slipway.v1.SynchronizeResponse\x12Q\n\x0c\x43ompleteTask\x12\x1f.slipway.v1.CompleteTaskRequest\x1a .slipway.v1.CompleteTaskResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,31 +45,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKOUTPUT_OUTPUTSENTRY']._loaded_options = None
   _globals['_TASKOUTPUT_OUTPUTSENTRY']._serialized_options = b'8\001'
   _globals['_SYNCHRONIZEREQUEST']._serialized_start=181
-  _globals['_SYNCHRONIZEREQUEST']._serialized_end=607
-  _globals['_SYNCHRONIZEREQUEST_PARAMETERSENTRY']._serialized_start=529
-  _globals['_SYNCHRONIZEREQUEST_PARAMETERSENTRY']._serialized_end=607
-  _globals['_STAGEPARAMETERS']._serialized_start=609
-  _globals['_STAGEPARAMETERS']._serialized_end=641
-  _globals['_CAPABILITIES']._serialized_start=644
-  _globals['_CAPABILITIES']._serialized_end=896
-  _globals['_CAPABILITIES_VERSIONSENTRY']._serialized_start=849
-  _globals['_CAPABILITIES_VERSIONSENTRY']._serialized_end=896
-  _globals['_RUNNINGTASK']._serialized_start=898
-  _globals['_RUNNINGTASK']._serialized_end=1025
-  _globals['_SYNCHRONIZERESPONSE']._serialized_start=1028
-  _globals['_SYNCHRONIZERESPONSE']._serialized_end=1156
-  _globals['_TASKLEASE']._serialized_start=1159
-  _globals['_TASKLEASE']._serialized_end=1467
-  _globals['_TASKLEASE_INPUTSENTRY']._serialized_start=1422
-  _globals['_TASKLEASE_INPUTSENTRY']._serialized_end=1467
-  _globals['_COMPLETETASKREQUEST']._serialized_start=1470
-  _globals['_COMPLETETASKREQUEST']._serialized_end=1786
-  _globals['_TASKOUTPUT']._serialized_start=1789
-  _globals['_TASKOUTPUT']._serialized_end=1959
-  _globals['_TASKOUTPUT_OUTPUTSENTRY']._serialized_start=1913
-  _globals['_TASKOUTPUT_OUTPUTSENTRY']._serialized_end=1959
-  _globals['_COMPLETETASKRESPONSE']._serialized_start=1961
-  _globals['_COMPLETETASKRESPONSE']._serialized_end=1983
-  _globals['_WORKERSERVICE']._serialized_start=1986
-  _globals['_WORKERSERVICE']._serialized_end=2164
+  _globals['_SYNCHRONIZEREQUEST']._serialized_end=648
+  _globals['_SYNCHRONIZEREQUEST_PARAMETERSENTRY']._serialized_start=570
+  _globals['_SYNCHRONIZEREQUEST_PARAMETERSENTRY']._serialized_end=648
+  _globals['_HELDARTIFACTS']._serialized_start=650
+  _globals['_HELDARTIFACTS']._serialized_end=684
+  _globals['_STAGEPARAMETERS']._serialized_start=686
+  _globals['_STAGEPARAMETERS']._serialized_end=718
+  _globals['_CAPABILITIES']._serialized_start=721
+  _globals['_CAPABILITIES']._serialized_end=973
+  _globals['_CAPABILITIES_VERSIONSENTRY']._serialized_start=926
+  _globals['_CAPABILITIES_VERSIONSENTRY']._serialized_end=973
+  _globals['_RUNNINGTASK']._serialized_start=975
+  _globals['_RUNNINGTASK']._serialized_end=1102
+  _globals['_SYNCHRONIZERESPONSE']._serialized_start=1105
+  _globals['_SYNCHRONIZERESPONSE']._serialized_end=1233
+  _globals['_TASKLEASE']._serialized_start=1236
+  _globals['_TASKLEASE']._serialized_end=1544
+  _globals['_TASKLEASE_INPUTSENTRY']._serialized_start=1499
+  _globals['_TASKLEASE_INPUTSENTRY']._serialized_end=1544
+  _globals['_COMPLETETASKREQUEST']._serialized_start=1547
+  _globals['_COMPLETETASKREQUEST']._serialized_end=1863
+  _globals['_TASKOUTPUT']._serialized_start=1866
+  _globals['_TASKOUTPUT']._serialized_end=2036
+  _globals['_TASKOUTPUT_OUTPUTSENTRY']._serialized_start=1990
+  _globals['_TASKOUTPUT_OUTPUTSENTRY']._serialized_end=2036
+  _globals['_COMPLETETASKRESPONSE']._serialized_start=2038
+  _globals['_COMPLETETASKRESPONSE']._serialized_end=2060
+  _globals['_WORKERSERVICE']._serialized_start=2063
+  _globals['_WORKERSERVICE']._serialized_end=2241
 # @@protoc_insertion_point(module_scope)

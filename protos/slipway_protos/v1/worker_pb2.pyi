@@ -14,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending", "parameters", "slots", "only_task")
+    __slots__ = ("worker_id", "stages", "capabilities", "free_slots", "draining", "running", "max_wait", "ending", "parameters", "slots", "only_task", "held")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class SynchronizeRequest(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     ONLY_TASK_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     stages: _containers.RepeatedScalarFieldContainer[str]
     capabilities: Capabilities
@@ -44,7 +45,14 @@ class SynchronizeRequest(_message.Message):
     parameters: _containers.MessageMap[str, StageParameters]
     slots: int
     only_task: str
-    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ..., parameters: _Optional[_Mapping[str, StageParameters]] = ..., slots: _Optional[int] = ..., only_task: _Optional[str] = ...) -> None: ...
+    held: HeldArtifacts
+    def __init__(self, worker_id: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., free_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., running: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ending: _Optional[bool] = ..., parameters: _Optional[_Mapping[str, StageParameters]] = ..., slots: _Optional[int] = ..., only_task: _Optional[str] = ..., held: _Optional[_Union[HeldArtifacts, _Mapping]] = ...) -> None: ...
+
+class HeldArtifacts(_message.Message):
+    __slots__ = ("artifacts",)
+    ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
+    artifacts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, artifacts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageParameters(_message.Message):
     __slots__ = ("names",)

@@ -119,7 +119,14 @@ class Coordinator:
         )
         self.inbox = Inbox(self._read_events)
         ledger = Ledger(database.leases, database.events)
-        self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds, projects=projects)
+        self.broker = Broker(
+            ledger,
+            journal,
+            deliver=self.inbox.deliver,
+            ttl=options.lease_seconds,
+            projects=projects,
+            manifests=manifests,
+        )
         self._engine_executor = f"coordinator-{uuid.uuid4().hex}"
         self.unended = Unended()
         self.admission = Admission(database, self.unended, projects, most=options.max_unended, call=self.call)

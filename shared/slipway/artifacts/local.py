@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import heapq
 import os
 import stat
 import uuid
@@ -237,6 +238,18 @@ class LocalStore:
             with os.scandir(part) as entries:
                 paths += [Path(entry) for entry in entries if entry.is_file(follow_symlinks=False)]
         return sorted(path for path in paths if is_store_name(path.relative_to(self.root).as_posix()))
+
+    def recent(self, most: int) -> list[str]:
+        """Return the digests of the artifacts that were used last, at most so many; some files of them may be missing.
+
+        Raises:
+            OSError: A folder cannot be read.
+        """
+        used: list[tuple[float, str]] = []
+        for path in self.listing(MANIFESTS):
+            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                used.append((path.stat().st_mtime, digest_of(path.name)))
+        return [digest for _, digest in heapq.nlargest(most, used)]
 
     def last_used(self, digest: str) -> float:
         """Return when an artifact was last made, fetched or reused, in seconds since the epoch.

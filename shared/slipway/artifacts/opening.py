@@ -44,6 +44,15 @@ def blobs_of(store: ArtifactStore) -> Blobs:
     return S3Blobs(store.remote)
 
 
+def cache_of(store: ArtifactStore) -> LocalStore | None:
+    """Return the cache of a store on this machine; None for a store without one."""
+    if isinstance(store, LocalStore):
+        return None
+    from slipway.artifacts.cached import CachedStore
+
+    return store.local if isinstance(store, CachedStore) else None
+
+
 def cache_size(settings: Settings) -> Iterator[metrics.Sample]:
     """Yield the size of this node's cache if the store has one, for :func:`slipway.observability.metrics.reading`."""
     if settings.store.startswith(SCHEME):

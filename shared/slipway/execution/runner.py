@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
 from slipway.artifacts.adopting import adopted_files
+from slipway.artifacts.opening import cache_of
 from slipway.errors import Failure, ModelExportError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_named_places, with_surroundings
@@ -71,6 +72,11 @@ class TaskRunner:
     def using_store(self) -> AbstractContextManager[None]:
         """Protect a task's inputs and outputs in the store from removal, from before it runs until its result is recorded."""
         return self._store.using()
+
+    @property
+    def cache(self) -> LocalStore | None:
+        """The cache of the store on this machine; None for a store without one."""
+        return cache_of(self._store)
 
     async def run(
         self,

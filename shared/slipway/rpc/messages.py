@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _LINE_START, _LINE_END = 1000, 3000  # the end of a traceback matters most
 
+MOST_HELD = 2048
+"""Artifacts that a worker reports to hold; a coordinator refuses more."""
+
 
 def configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
     """Return a configuration as its message, with every field set."""

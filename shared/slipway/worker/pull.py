@@ -21,6 +21,7 @@ from slipway.execution.runner import TaskRunner
 from slipway.rpc.call_ends import failure_of_call
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security
+from slipway.worker.holdings import Holdings
 from slipway.worker.leased import LeasedTask
 from slipway.worker.machine import LOOK_SECONDS, Machine, Room, known_parameters
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
@@ -89,6 +90,7 @@ class Worker:
         self.runner = runner
         self.room = Room(runner.scratch)
         self._parameters = known_parameters(options.stages)
+        self._holdings = Holdings(runner)
         self._running: dict[str, LeasedTask] = {}
         self._direct = 0
         self._stopping = asyncio.Event()
@@ -128,9 +130,9 @@ class Worker:
         async with AsyncChannel(self.options.coordinator, self.options.security) as self._channel:
             if self.options.waits_for_room:
                 self.room.look()
-            background = [
-                asyncio.create_task(work) for work in (self._pull(), self._watch_room(), self._watch_silence())
-            ]
+            await asyncio.to_thread(self._holdings.look)
+            looking = self._watch_room(), self._watch_silence(), self._holdings.keep_looking()
+            background = [asyncio.create_task(work) for work in (self._pull(), *looking)]
             try:
                 await self._stopping.wait()
                 await self._drain()
@@ -179,6 +181,7 @@ class Worker:
                 response = await self._synchronize(request)
             except grpc.aio.AioRpcError as error:
                 self._take_back(request)
+                self._holdings.note_lost()
                 failure = self._failure(error)
                 if failure.reason != told:  # a coordinator that is back may refuse this worker
                     log.warning(str(failure))
@@ -191,6 +194,7 @@ class Worker:
             if response is None:
                 self._take_back(request)
                 continue
+            self._holdings.note_answered(request)
             if response.leases or self._running:
                 self._heard = time.monotonic()
             if self.options.only_task in response.cancel_tasks and not self._running:
@@ -235,6 +239,7 @@ class Worker:
             running=[running.report() for running in self._running.values()],
             parameters=self._parameters,
             only_task=self.options.only_task,
+            held=None if self.options.only_task else self._holdings.message(),
         )
 
     def _take_back(self, request: worker_pb2.SynchronizeRequest) -> None:

@@ -22,6 +22,10 @@ class TcpProxy:
     Args:
         target: Returns the address for a new connection.
         host: Address to listen on.
+
+    Attributes:
+        sent_bytes: What went to the targets.
+        received_bytes: What came back.
     """
 
     def __init__(self, target: Callable[[], Target | None], *, host: str = "127.0.0.1") -> None:
@@ -30,6 +34,7 @@ class TcpProxy:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._pairs: dict[int, tuple[Target, socket.socket, socket.socket]] = {}
         self._lock = threading.Lock()
+        self.sent_bytes = self.received_bytes = 0
         self._flowing = threading.Event()
         self._flowing.set()
         self._ended = False
@@ -93,17 +98,26 @@ class TcpProxy:
                     self._pairs[id(near)] = (target, near, far)
                 if self._ended:
                     self.cut()
-                back = self._threads.submit(self._pump, far, near)
-                self._pump(near, far)
+                back = self._threads.submit(self._pump, far, near, self._count_received)
+                self._pump(near, far, self._count_sent)
                 back.result()
                 with self._lock:
                     del self._pairs[id(near)]
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _count_sent(self, count: int) -> None:
+        with self._lock:
+            self.sent_bytes += count
+
+    def _count_received(self, count: int) -> None:
+        with self._lock:
+            self.received_bytes += count
+
+    def _pump(self, source: socket.socket, sink: socket.socket, count: Callable[[int], None]) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self._flowing.wait()
                 sink.sendall(data)
+                count(len(data))
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

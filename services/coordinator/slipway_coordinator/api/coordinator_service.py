@@ -20,8 +20,8 @@ from slipway.security.access.principals import ALL_PROJECTS, OPERATORS, Principa
 from slipway.security.interceptor import current_principal
 from slipway_coordinator.api.messages import project_message
 from slipway_coordinator.api.requests import ITEM_BYTES, PAGE_BYTES, field_error, page_size
-from slipway_coordinator.broker.board import KnownWorker
 from slipway_coordinator.broker.overview import Queue, SeenWorker, Sight, WaitingGroup, WaitReason, seen_workers
+from slipway_coordinator.broker.workers import KnownWorker
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
 from slipway_protos.v1 import coordinator_pb2 as pb

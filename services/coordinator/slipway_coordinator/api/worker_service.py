@@ -19,6 +19,7 @@ from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.execution.memory_curve import MOST_SAMPLES, MemoryOverTime
 from slipway.planning.references import AttemptKey
+from slipway.rpc.messages import MOST_HELD
 from slipway.rpc.serving import LONGEST_POLL_SECONDS, Context, unary
 from slipway.rpc.values import dict_of, failure_of_status
 from slipway.security.access.principals import OWNER
@@ -139,6 +140,7 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
     _check_count("running", request.running, _MOST_RUNNING)
     _check_count("capabilities.versions", can.versions, _MOST_LIBRARIES)
     _check_count("parameters", request.parameters, _MOST_STAGES)
+    _check_count("held.artifacts", request.held.artifacts, MOST_HELD)
     for known in request.parameters.values():
         _check_count("parameters", known.names, _MOST_PARAMETERS)
         _check_words("parameters", known.names)
@@ -164,6 +166,7 @@ def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> Worker
         parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
         running=tuple(Held(AttemptKey.parse(running.task), running.lease_epoch) for running in request.running),
         only_task=AttemptKey.parse(request.only_task) if request.only_task else None,
+        held=frozenset(request.held.artifacts) if request.HasField("held") else None,
     )
 
 

@@ -16,8 +16,10 @@ from slipway.contracts.engine import is_worker_of
 from slipway.planning.references import AttemptKey
 from slipway.requirements import NO_GPU, Abilities
 from slipway.security.access.projects import ALIKE, CurrentProjects
+from slipway_coordinator.broker.locality import Locality
 from slipway_coordinator.broker.shares import Shares
 from slipway_coordinator.broker.waiting import Waiting
+from slipway_coordinator.broker.workers import KnownWorker, Lease, rivals_of
 from slipway_coordinator.lifecycle.offers import Granted, Held, Load, Offer, ProjectLoad, WorkerReport, memory_limit
 from slipway_coordinator.lifecycle.quotas import project_of_export
 
@@ -25,43 +27,6 @@ _MOST_IMPORTED = 10_000
 """Addresses that are remembered as imported."""
 _LONGEST_WAIT_SECONDS = 3600.0
 """How long an import keeps others of its addresses waiting."""
-
-
-@dataclass
-class Lease:
-    """A worker's hold on an attempt since ``begun``. ``offer`` is None until the export has stated its offers."""
-
-    worker: str
-    epoch: int  # 0 until it is durable
-    expires: float
-    offer: Offer | None
-    revoked: bool = False
-    begun: float = 0.0
-
-
-@dataclass
-class KnownWorker:
-    """A worker's last report, and when it was made.
-
-    ``seen`` is of the board's clock; ``joined`` and ``reported`` are seconds since the epoch, and ``joined`` is the time of the first
-    report since it is known.
-    """
-
-    report: WorkerReport
-    abilities: Abilities
-    seen: float
-    joined: float = 0.0
-    reported: float = 0.0
-
-    @property
-    def draining(self) -> bool:
-        """Return whether it takes no new tasks now."""
-        return self.report.draining
-
-    @property
-    def ending(self) -> bool:
-        """Return whether it never takes a task again."""
-        return self.report.ending
 
 
 @dataclass
@@ -89,6 +54,7 @@ class Board:
         workers: Workers that reported recently, by name.
         wanted: Offers of every export that has not ended.
         unfit: Why the last worker that an engine started for an attempt did not get it.
+        locality: Which workers hold inputs.
     """
 
     ttl: float
@@ -100,15 +66,20 @@ class Board:
     workers: dict[str, KnownWorker] = field(default_factory=dict)
     wanted: dict[str, ExportOffers] = field(default_factory=dict)
     unfit: dict[AttemptKey, str] = field(default_factory=dict)
+    locality: Locality = field(init=False)
     _offered_since: dict[AttemptKey, float] = field(default_factory=dict)
     _imported: dict[str, None] = field(default_factory=dict)  # addresses, the oldest first
     _shares: dict[frozenset[str], Shares] = field(default_factory=dict)  # by the stages of a kind of workers
+
+    def __post_init__(self) -> None:
+        self.locality = Locality(self.clock)
 
     def record_report(self, report: WorkerReport) -> None:
         """Record a worker's report; forget a worker that is ending and runs nothing."""
         if report.ending and not report.running:
             self.workers.pop(report.worker, None)
             return
+        self.locality.note_report(report.worker, report.held)
         now, known = time.time(), self.workers.get(report.worker)
         joined = now if known is None else known.joined
         self.workers[report.worker] = KnownWorker(report, report.abilities, self.clock(), joined, now)
@@ -131,6 +102,7 @@ class Board:
         revoked = wanted is not None and key in wanted.revoked
         if wanted is not None:
             wanted.holders[key] = worker
+        self.locality.note_granted(worker, key)
         self.held[key] = Lease(worker, epoch, self.expiry(), offer, revoked, self.clock())
 
     def choose(self, report: WorkerReport, *, free: int, busy: int) -> list[Offer]:
@@ -142,15 +114,18 @@ class Board:
             return self._choose_only(report)
         shares = self._shares.setdefault(report.stages, Shares())
         weight, ready, running = self.projects().weight, self.ready(), self._running_by_project(report.stages)
+        rivals = rivals_of(report.worker, self.workers, self.held.values()) if self.locality.matters else ()
+        near = self.locality.beside(report.worker, rivals)
         while free > 0 and not self._has_exclusive(report.worker):
             turns = shares.order(self.waiting.projects, running, weight)
-            offer = self.waiting.first(report.worker, ready, projects=turns, importing=self.importing())
+            offer = self.waiting.first(report.worker, ready, projects=turns, importing=self.importing(), near=near)
             if offer is None or (offer.exclusive and busy):
                 break  # reserve the idle moment for the exclusive offer, or it would wait for ever
             chosen.append(offer)
             shares.charge(offer.project, weight(offer.project))
             running[offer.project] += 1
             self.waiting.remove(offer.key)
+            self.locality.take(offer.key)
             self.hold(offer.key, report.worker, epoch=0, offer=offer)
             free, busy = free - 1, busy + 1
         return chosen
@@ -197,6 +172,7 @@ class Board:
         before = self.clock() - 2 * self.ttl
         for worker in [name for name, known in self.workers.items() if known.seen < before]:
             del self.workers[worker]
+        self.locality.forget(self.workers, self.waiting)
         kinds = {worker.report.stages for worker in self.workers.values()}
         self._shares = {stages: shares for stages, shares in self._shares.items() if stages in kinds}
         for shares in self._shares.values():

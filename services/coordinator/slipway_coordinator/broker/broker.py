@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from weakref import WeakValueDictionary
 
 from slipway.contracts.engine import is_worker_of
@@ -25,7 +26,9 @@ from slipway.observability import metrics
 from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
 from slipway.security.access.projects import ALIKE, CurrentProjects
-from slipway_coordinator.broker.board import Board, ExportOffers, Lease
+from slipway_coordinator.broker.board import Board, ExportOffers
+from slipway_coordinator.broker.inputs import Inputs, ReadManifest
+from slipway_coordinator.broker.workers import Lease
 from slipway_coordinator.lifecycle.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import InboxEvent
@@ -33,6 +36,10 @@ from slipway_coordinator.storage.journal import Journal, shield
 from slipway_coordinator.storage.leases import LeaseRow, LeaseState, Ledger
 
 log = logging.getLogger("slipway.coordinator.broker")
+
+_MEASURE_SECONDS, _MEASURE_PAUSE_SECONDS = 1.0, 30.0
+_MEASURED_AT_ONCE = 64
+"""Waiting attempts that are measured each second if they were offered before any worker reported what it holds."""
 
 
 @dataclass
@@ -46,6 +53,7 @@ class Broker:
         ttl: Seconds a lease lives without a report.
         clock: Seconds; only differences matter.
         projects: Returns the weights of projects.
+        manifests: Reads manifests, to measure inputs; None where that does not matter.
         board: Offers, leases and workers at this moment.
     """
 
@@ -55,13 +63,17 @@ class Broker:
     ttl: float = 30.0
     clock: Callable[[], float] = time.monotonic
     projects: CurrentProjects = lambda: ALIKE
+    manifests: ReadManifest | None = None
     board: Board = field(init=False)
+    _inputs: Inputs | None = None
+    _unmeasured_until: float = 0.0
     _generation: int = 0
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
         self.board = Board(self.ttl, self.clock, self.projects)
+        self._inputs = Inputs(self.board, self.manifests) if self.manifests is not None else None
 
     @shield
     async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[AttemptKey] = ()) -> None:
@@ -89,6 +101,7 @@ class Broker:
                 key: self.board.held[key].worker for key in offers.keys() & self.board.held.keys()
             }  # adopted before
             self.board.wanted[export] = ExportOffers(offers, revoked, done, made_by, holders)
+            await self._measure([offers[key] for key in new])
             if new or before is None or not before.done.issuperset(gone):
                 rows, told = await self.journal.commit(
                     lambda: self.ledger.settle(export, offers, new=new, revoked=revoked), later=True
@@ -100,6 +113,23 @@ class Broker:
                 del self.board.wanted[export]
         if new or revoked:
             await self._wake()
+
+    async def _measure(self, offers: Iterable[Offer]) -> None:
+        """Learn what attempts fetch, if workers report what they hold. A store that does not answer holds nothing up for long."""
+        locality = self.board.locality
+        if self._inputs is None or not locality.matters or self.clock() < self._unmeasured_until:
+            return
+        try:
+            async with asyncio.timeout(_MEASURE_SECONDS):
+                for offer in offers:
+                    if not locality.is_measured(offer.key):
+                        sizes = self._inputs.by_part(offer.export, await self._inputs.measure(offer))
+                        locality.note_sizes(offer.key, sizes, partial=self._inputs.joins(offer.key))
+        except TimeoutError:
+            self._unmeasured_until = self.clock() + _MEASURE_PAUSE_SECONDS
+        except Exception:  # it is a preference only, and must not end an export or keep leases from expiring
+            log.exception("inputs of tasks cannot be measured")
+            self._unmeasured_until = self.clock() + _MEASURE_PAUSE_SECONDS
 
     def _add(self, new: Iterable[AttemptKey], rows: Mapping[str, LeaseRow], wanted: ExportOffers) -> None:
         for key in new:
@@ -163,6 +193,8 @@ class Broker:
             chosen = board.choose(report, free=free, busy=len(report.running) + len(granted))
             if chosen:
                 granted += await self._grant(chosen, report)
+                if board.locality.passes_over:
+                    await self._wake()  # what was left to this worker is for others now
             return Answer(granted=tuple(granted), cancel=tuple(cancel))
 
     async def _renew(self, worker: str, held: Held) -> None:
@@ -246,6 +278,7 @@ class Broker:
                 if held.export in self.board.wanted:
                     self.board.wanted[held.export].done.add(held.task)
                     self.board.wanted[held.export].made_by |= dict.fromkeys(event.outputs.values(), held.task)
+            self.board.locality.note_made(worker, event.outputs.values())
             if lease is not None and lease.offer is not None and event.kind is EventKind.SUCCEEDED:
                 self.board.note_imported(lease.offer)
             self.deliver(told)
@@ -255,10 +288,13 @@ class Broker:
     async def expire(self) -> None:
         """End leases of silent workers, and release offers whose postponement is over. Called about once a second."""
         self.board.waiting.release(now=time.time())
+        await self._measure(islice(list(self.board.waiting.values()), _MEASURED_AT_ONCE))
         try:
             await self._take_back(self.board.expired_leases())
         finally:
             self.board.forget_silent()
+            if self._inputs is not None:
+                self._inputs.forget()
         await self._wake()
 
     async def _take_back(self, late: Sequence[tuple[AttemptKey, Lease]]) -> None:

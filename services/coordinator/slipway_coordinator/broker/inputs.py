@@ -68,13 +68,28 @@ class Inputs:
                     bytes_at[nodes[maker]] += size // len(makers)
         return tuple(node for node, _ in bytes_at.most_common())
 
+    def by_part(self, export: str, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return the bytes of inputs by what workers have of them: the artifacts of the parts, if an input was joined."""
+        split: dict[str, int] = {}
+        for digest, size in sizes.items():
+            parts = self._parts(export, digest)
+            split |= {part: size // len(parts) for part in parts}
+        return split
+
+    def joins(self, key: AttemptKey) -> bool:
+        """Return whether an attempt, which was measured, joins parts, and so does not fetch all of its inputs."""
+        return key in self._joined
+
     def _makers(self, export: str, digest: str) -> list[AttemptKey]:
         """Return the attempts that made an artifact: those of the parts if it was joined, as the join's node never had the weights."""
         made_by = self._board.wanted[export].made_by
-        maker = made_by.get(digest)
-        if maker is None:
-            return []
-        return [made_by[part] for part in self._joined[maker] if part in made_by] if maker in self._joined else [maker]
+        return [made_by[part] for part in self._parts(export, digest) if part in made_by]
+
+    def _parts(self, export: str, digest: str) -> tuple[str, ...]:
+        """Return the parts that an artifact was joined from; itself if it was made in one piece."""
+        wanted = self._board.wanted.get(export)
+        maker = wanted.made_by.get(digest) if wanted is not None else None
+        return self._joined.get(maker, (digest,)) if maker is not None else (digest,)
 
     def forget(self) -> None:
         """Forget the attempts of exports that have ended."""

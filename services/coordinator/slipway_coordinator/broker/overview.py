@@ -10,7 +10,8 @@ from enum import StrEnum
 from slipway.planning.references import AttemptKey
 from slipway.requirements import Abilities, Lack, Placement
 from slipway.texts import shortened
-from slipway_coordinator.broker.board import Board, KnownWorker
+from slipway_coordinator.broker.board import Board
+from slipway_coordinator.broker.workers import KnownWorker
 from slipway_coordinator.lifecycle.offers import Offer
 
 MOST_GROUPS = 1000

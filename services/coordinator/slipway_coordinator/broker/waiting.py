@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Set, ValuesView
+from itertools import islice
 from typing import NamedTuple
 
 from slipway.planning.references import AttemptKey
 from slipway.requirements import Abilities, Placement
+from slipway_coordinator.broker.locality import LOOK_AHEAD, Nearness
 from slipway_coordinator.lifecycle.offers import Offer
 
 
@@ -24,6 +26,19 @@ class _Lane(NamedTuple):
             return False
         anybody = not self.placement.avoid and not self.placement.requirements.prefers
         return anybody or worker in self.placement.candidates(known)
+
+
+class _Rank(NamedTuple):
+    """The place of an offer among those that a worker can take, the least first; ``place`` says how near it is."""
+
+    priority: int
+    place: tuple[int, int]
+    age: int
+    key: AttemptKey
+
+    def is_before(self, other: _Rank) -> bool:
+        """Return whether this offer would go first if nothing was nearer than another."""
+        return (self.priority, self.age) < (other.priority, other.age)
 
 
 class Waiting(Mapping[AttemptKey, Offer]):
@@ -89,18 +104,23 @@ class Waiting(Mapping[AttemptKey, Offer]):
         *,
         projects: Iterable[str],
         importing: Set[str] = frozenset(),
+        near: Nearness | None = None,
     ) -> Offer | None:
         """Return the first offer this worker can take that is not reserved for a preferred worker and not held back.
+
+        With ``near``, the first of a priority is the one of whose inputs the worker has most, and none that is left to another worker.
 
         Args:
             worker: The worker's name.
             known: Abilities of every known worker by name, including this one.
             projects: Projects with offers, in the order of their turns.
             importing: Addresses that an import must not have now.
+            near: How near offers are to this worker; None if that does not matter.
         """
         accepted: dict[tuple[Placement, bool], bool] = {}
         for project in projects:
-            best: tuple[int, int, AttemptKey] | None = None
+            best: _Rank | None = None
+            passed: list[_Rank] = []
             for lane, keys in self._lanes[project].items():
                 kind = (lane.placement, lane.postponed)
                 if kind not in accepted:
@@ -108,11 +128,16 @@ class Waiting(Mapping[AttemptKey, Offer]):
                 if not accepted[kind]:
                     continue
                 free = (key for key in keys if not self.is_held_back(key, importing))
-                if (key := next(free, None)) is not None:
-                    rank = (-lane.priority, keys[key], key)
-                    best = rank if best is None or rank < best else best
+                for key in islice(free, 1 if near is None else LOOK_AHEAD):
+                    place = (1, 0) if near is None else near.rank(key, lambda name: lane.accepts(name, known))  # noqa: B023 - called here
+                    rank = _Rank(-lane.priority, place or (0, 0), keys[key], key)
+                    if place is not None and (best is None or rank < best):
+                        best = rank
+                    passed.append(rank)
+            if near is not None:
+                near.pass_over(rank.key for rank in passed if best is None or rank.is_before(best))
             if best is not None:
-                return self._offers[best[2]]
+                return self._offers[best.key]
         return None
 
     def held_back(self, importing: Set[str]) -> Set[AttemptKey]:

@@ -88,7 +88,8 @@ class WorkerReport:
 
     ``only_task`` is the only attempt that it takes, for which an engine started it; None for a worker that takes any.
 
-    ``slots`` and ``processors`` are 0 of a worker of an earlier version.
+    ``slots`` and ``processors`` are 0 of a worker of an earlier version. ``held`` has the abridged digests of the artifacts on its machine;
+    None if that is not known, or the same as before.
     """
 
     worker: str
@@ -107,6 +108,7 @@ class WorkerReport:
     parameters: Mapping[str, frozenset[str]] = field(default_factory=dict)
     running: tuple[Held, ...] = ()
     only_task: AttemptKey | None = None
+    held: frozenset[int] | None = None
 
     @property
     def abilities(self) -> Abilities:

@@ -71,6 +71,18 @@ async def test_what_uses_joined_weights_goes_to_the_nodes_of_the_parts() -> None
     assert inputs.nodes_near(EXPORT, sizes, {}) == ()
 
 
+async def test_joined_weights_are_at_the_workers_of_the_parts() -> None:
+    inputs = Inputs(board(p1=PARTS[0], p2=PARTS[1], join=WHOLE, p3=BASE), manifest)
+    joining = offer("join", PARTS, parts=2)
+    sizes = {WHOLE.digest: 8, BASE.digest: 5}
+    assert inputs.by_part(EXPORT, sizes) == sizes
+    assert not inputs.joins(joining.key)
+    await inputs.measure(joining)
+    assert inputs.joins(joining.key)
+    assert inputs.by_part(EXPORT, sizes) == {PARTS[0].digest: 4, PARTS[1].digest: 4, BASE.digest: 5}
+    assert inputs.by_part("projects/p/exports/ended", sizes) == sizes
+
+
 async def test_what_ended_exports_joined_is_forgotten() -> None:
     place = board(join=WHOLE, p1=PARTS[0])
     inputs = Inputs(place, manifest)
