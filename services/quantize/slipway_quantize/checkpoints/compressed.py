@@ -75,7 +75,8 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
         outcome.bits = {f"{stored[module]}.weight": form.bits.get(module, form.level.bits) for module in sources}
     if plan.experts:
         outcome.details["expert_matrices"] = len(plan.experts)
-    groups = planned(form)
+    grouped = {name: _plan_tensor(tensor, plan, form, params.packed) for name, tensor in tensors.items()}
+    groups = [group for made in grouped.values() for group in made]
     if params.packed:
         _require_smaller(
             sum(tensor.nbytes for tensor in tensors.values()),
@@ -88,12 +89,7 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
         WeightsFile(request.target, groups, max_shard_bytes=params.max_shard_bytes, work=work) as file,
         Pieces(outcome, threads=ctx.threads, each=work.squares if work else None) as pieces,
     ):
-        here = {
-            tensor.name: [
-                group[0].name for group in _plan_tensor(tensor, plan, form, params.packed) if file.holds(group[0].name)
-            ]
-            for tensor in tensors.values()
-        }
+        here = {name: [group[0].name for group in made if file.holds(group[0].name)] for name, made in grouped.items()}
         own = frozenset(name.rpartition(".")[0] for names in here.values() for name in names)
         total = sum(tensor.nbytes for tensor in tensors.values() if here[tensor.name])
         write = partial(_write_rows, plan=plan, form=form, packed=params.packed, file=file, own=own)
