@@ -193,8 +193,6 @@ class Broker:
             chosen = board.choose(report, free=free, busy=len(report.running) + len(granted))
             if chosen:
                 granted += await self._grant(chosen, report)
-                if board.locality.passes_over:
-                    await self._wake()  # what was left to this worker is for others now
             return Answer(granted=tuple(granted), cancel=tuple(cancel))
 
     async def _renew(self, worker: str, held: Held) -> None:

@@ -7,7 +7,8 @@ has most. In memory only, and a preference only: what a worker reports wrongly c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from slipway.artifacts.digests import abridged, is_digest
@@ -22,6 +23,8 @@ LEAST_BYTES = 1 << 20
 _KEPT_SECONDS = 30.0
 """How long a worker is taken to have what it got or made, without reporting it: its report may have been on its way."""
 _MOST_KEPT = 256
+_MOST_LEFT = 8
+"""Offers that a worker that asks leaves to others. Where more wait, it gets one of the next: it does not stand idle before a queue."""
 
 Accepts = Callable[[str], bool]
 """Whether a worker of this name could take an offer."""
@@ -38,6 +41,7 @@ class Locality:
         self._clock = clock
         self._reported: dict[str, frozenset[int]] = {}  # by worker, of those that report them
         self._noted: dict[str, dict[int, float]] = {}  # what a worker got or made, and when
+        self._holders: dict[int, set[str]] = {}  # by abridged digest, of inputs of waiting attempts alone
         self._sizes: dict[AttemptKey, dict[int, int]] = {}  # bytes to fetch, by abridged digest
         self._partial = set[AttemptKey]()  # attempts that leave out files of their inputs
         self._passed: dict[AttemptKey, float] = {}  # since when an offer is passed over
@@ -47,17 +51,14 @@ class Locality:
         """Whether any worker reports what it holds."""
         return bool(self._reported)
 
-    @property
-    def passes_over(self) -> bool:
-        """Whether an offer was left to another worker, or to the next call of the same."""
-        return bool(self._passed)
-
     # What is known
 
     def note_report(self, worker: str, held: frozenset[int] | None) -> None:
         """Record what a worker reports to hold; None if it reports nothing new."""
         if held is not None:
             self._reported[worker] = held
+            for digest, holders in self._holders.items():
+                holders.add(worker) if self._holds(worker, digest) else holders.discard(worker)
 
     def note_granted(self, worker: str, key: AttemptKey) -> None:
         """Record that a worker fetches an attempt's inputs."""
@@ -69,11 +70,17 @@ class Locality:
         self._note(worker, [abridged(digest) for digest in digests if is_digest(digest)])
 
     def _note(self, worker: str, digests: Iterable[int]) -> None:
-        if worker in self._reported:  # others have no cache, or do not say what is in it
-            noted = self._noted.setdefault(worker, {})
-            noted |= dict.fromkeys(digests, self._clock())
-            while len(noted) > _MOST_KEPT:
-                del noted[next(iter(noted))]
+        if worker not in self._reported:
+            return  # it has no cache, or does not say what is in it
+        noted = self._noted.setdefault(worker, {})
+        noted |= dict.fromkeys(digests, self._clock())
+        while len(noted) > _MOST_KEPT:
+            del noted[next(iter(noted))]
+        for digest in self._holders.keys() & noted.keys():
+            self._holders[digest].add(worker)
+
+    def _holds(self, worker: str, digest: int) -> bool:
+        return digest in self._reported[worker] or digest in self._noted.get(worker, ())
 
     def is_measured(self, key: AttemptKey) -> bool:
         """Return whether it is known what an attempt fetches."""
@@ -82,20 +89,25 @@ class Locality:
     def note_sizes(self, key: AttemptKey, sizes: Mapping[str, int], *, partial: bool = False) -> None:
         """Record how many bytes of each input, by its digest, an attempt fetches; ``partial`` if it leaves out the large files."""
         self._sizes[key] = {abridged(digest): size for digest, size in sizes.items() if is_digest(digest)}
+        for digest in self._sizes[key].keys() - self._holders.keys():
+            self._holders[digest] = {worker for worker in self._reported if self._holds(worker, digest)}
         if partial:
             self._partial.add(key)
 
     def forget(self, workers: Collection[str], waiting: Collection[AttemptKey]) -> None:
         """Forget all but these workers and these offers."""
-        before = self._clock() - _KEPT_SECONDS
         self._reported = {name: held for name, held in self._reported.items() if name in workers}
-        self._noted = {
-            name: {digest: at for digest, at in noted.items() if at > before}
-            for name, noted in self._noted.items()
-            if name in self._reported
-        }
         self._sizes = {key: sizes for key, sizes in self._sizes.items() if key in waiting}
         self._partial &= self._sizes.keys()
+        inputs, known = set[int]().union(*self._sizes.values()), self._reported.keys()
+        self._holders = {digest: holders & known for digest, holders in self._holders.items() if digest in inputs}
+        self._noted = {name: noted for name, noted in self._noted.items() if name in known}
+        before = self._clock() - _KEPT_SECONDS
+        for name, noted in self._noted.items():
+            for digest in [digest for digest, at in noted.items() if at <= before]:
+                del noted[digest]
+                if digest in self._holders and digest not in self._reported[name]:
+                    self._holders[digest].discard(name)
         self._passed = {key: since for key, since in self._passed.items() if key in waiting}
 
     # What follows
@@ -106,8 +118,16 @@ class Locality:
 
     def bytes_at(self, worker: str, key: AttemptKey) -> int:
         """Return how many bytes of an attempt's inputs a worker holds."""
-        reported, noted = self._reported.get(worker, frozenset()), self._noted.get(worker, {})
-        return sum(size for digest, size in self._sizes[key].items() if digest in reported or digest in noted)
+        return sum(size for digest, size in self._sizes[key].items() if worker in self._holders[digest])
+
+    def holders(self, key: AttemptKey, workers: Set[str], *, least_bytes: int) -> list[str]:
+        """Return those of some workers that hold this much of an attempt's inputs, the one with most first."""
+        at = Counter[str]()
+        for digest, size in self._sizes[key].items():
+            for worker in self._holders[digest] & workers:
+                at[worker] += size
+        found = [(-held, worker) for worker, held in at.items() if held >= least_bytes]
+        return [worker for _, worker in sorted(found)]
 
     def bytes_of(self, key: AttemptKey) -> int:
         """Return how many bytes an attempt fetches where nothing of it is."""
@@ -168,12 +188,11 @@ class Nearness:
         """Return whether an offer is left to a worker that holds more: from now on to the one that holds most."""
         if key in self._left:
             return True
-        at = {name: self.locality.bytes_at(name, key) for name in self.rivals}
-        for name in sorted(at, key=lambda name: (-at[name], name)):
-            if at[name] < own + LEAST_BYTES:
-                return False
-            if accepts(name):
-                self.rivals.discard(name)
+        if len(self._left) == _MOST_LEFT:
+            return False
+        for worker in self.locality.holders(key, self.rivals, least_bytes=own + LEAST_BYTES):
+            if accepts(worker):
+                self.rivals.discard(worker)
                 self._left.add(key)
                 return True
         return False

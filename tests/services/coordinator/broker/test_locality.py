@@ -173,6 +173,25 @@ def test_one_task_is_left_to_each_worker_and_the_others_start() -> None:
     assert site.asks("other") == ["c"]
 
 
+def test_no_worker_stands_idle_before_a_queue() -> None:
+    site = Site(empty=(), **{f"w{number}": (BASE,) for number in range(20)})
+    for number in range(30):
+        site.offer(f"t{number:02}", BASE)
+    assert site.asks("empty") == ["t08"]
+
+
+def test_what_was_not_reported_after_all_is_not_held() -> None:
+    site = Site(first=(), second=(), third=())
+    site.board.locality.note_made("first", [BASE])
+    site.offer("t", BASE)
+    assert site.asks("second") == []
+    site.now = 31.0  # it was evicted before the next report
+    site.board.forget_silent()
+    site.board.withdraw(next(iter(site.board.waiting)))
+    site.offer("u", BASE)
+    assert site.asks("third") == ["u"]
+
+
 def test_a_hostile_worker_that_claims_everything_costs_the_bound_and_no_more() -> None:
     site = Site(honest=(), liar=(BASE, OTHER))
     for number in range(20):
@@ -245,7 +264,7 @@ def test_what_is_gone_is_forgotten() -> None:
     site.board.forget_silent()
     locality = site.board.locality
     assert not locality.matters
-    assert not locality.passes_over
+    assert not locality.is_overdue(kept.key)
     assert not locality.is_measured(kept.key)
 
 
