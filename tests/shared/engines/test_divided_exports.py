@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,10 @@ def check(parts: Any, whole: Any) -> None:
     assert delivered(parts) == delivered(whole)
 
 
+@pytest.mark.skipif(find_spec("lightkube") is None, reason="pip install 'slipway-ml[kubernetes]'")
 def test_jobs_with_volumes_of_their_own_make_parts_through_a_bucket(
     project: Path, whole: Any, tmp_path: Path, api: JobsApi, s3: S3Server
 ) -> None:
-    pytest.importorskip("lightkube", reason="pip install 'slipway-ml[kubernetes]'")
     api.put("deployments", worker_deployment("slipway-merge", stages="merge"))
     api.put("deployments", worker_deployment("slipway-quantize", stages="quantize"))
     store = {"SLIPWAY_STORE": f"s3://{BUCKET}/jobs-in-parts", **s3.environment()}
@@ -101,12 +101,11 @@ def cached_bytes(home: Path) -> int:
     return sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
 
 
-@pytest.fixture(scope="module")
-def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'slipway-ml[ray]'")
-    with ray_cluster(tmp_path_factory.mktemp("ray"), nodes=2) as running:
-        yield running.address
-
-
-def test_a_ray_cluster_makes_parts(project: Path, whole: Any, ray_address: str) -> None:
-    check(export_in_parts(project, "ray", SLIPWAY_ENGINE=f"ray:{ray_address}"), whole)
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'slipway-ml[ray]'")
+def test_a_ray_cluster_makes_parts_through_a_bucket(project: Path, whole: Any, tmp_path: Path, s3: S3Server) -> None:
+    store = {"SLIPWAY_STORE": f"s3://{BUCKET}/ray-in-parts", **s3.environment()}
+    with ray_cluster(tmp_path, nodes=2, SLIPWAY_HOME=str(tmp_path / "home")) as cluster:
+        parts = export_in_parts(project, "ray", SLIPWAY_ENGINE=f"ray:{cluster.address}", **store)
+        assert cluster.named_actors() == []
+    check(parts, whole)
+    assert (tmp_path / "home" / "cache").is_dir(), "the nodes had a cache of the bucket"

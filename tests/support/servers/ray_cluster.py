@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -114,7 +115,18 @@ def add_node(cluster: Any, **options: Any) -> Any:
         except Exception:
             if attempt == _STARTS - 1:
                 raise
+            if cluster.head_node is None:  # its store of names goes on, and would refuse the next head
+                end_processes()
     return None
+
+
+def end_processes() -> None:
+    """End what this process has started."""
+    started = psutil.Process().children(recursive=True)
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started, timeout=_END_SECONDS)
 
 
 def named_actors(address: str) -> list[str]:
