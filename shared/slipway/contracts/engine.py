@@ -43,7 +43,7 @@ class Submission:
         requirements: What it needs of a node, and what it prefers.
         threads: Threads that it may use; 0 if the node decides.
         memory_bytes: Memory that it is known to need; 0 if unknown.
-        disk_bytes: Disk for its work folder: what it fetches, and as much again for what it makes.
+        disk_bytes: Disk for its work folder: what it fetches, and as much again for what it makes, of which a part of divided work makes its share.
         inputs: Bytes that it fetches of its inputs by digest.
         near: Nodes that made these inputs and may still have them, most bytes first, by :attr:`SubmissionReport.node`.
     """

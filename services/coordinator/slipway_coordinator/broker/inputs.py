@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from slipway.artifacts.manifest import Manifest
+from slipway.division import PARTS, is_part
 from slipway.errors import ModelExportError
 from slipway.planning.references import AttemptKey
 from slipway.registry import known_stage
@@ -18,6 +19,17 @@ ReadManifest = Callable[[str], Manifest]
 """Reads the manifest of an artifact from the store; blocks."""
 
 _MOST_SIZES = 10_000
+
+
+def folder_bytes(offer: Offer, sizes: Mapping[str, int]) -> int:
+    """Return the disk that an attempt's work folder takes: its inputs, and an output of about their size, of which a part makes its share.
+
+    Args:
+        offer: The attempt.
+        sizes: Bytes that it fetches of each input by digest.
+    """
+    fetched, params = sum(sizes.values()), offer.call.params
+    return fetched + fetched // (int(params[PARTS]) if is_part(params) else 1)
 
 
 class Inputs:

@@ -26,7 +26,7 @@ from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
 from slipway.texts import one_line, shortened
 from slipway_coordinator.broker.broker import Broker
-from slipway_coordinator.broker.inputs import Inputs, ReadManifest
+from slipway_coordinator.broker.inputs import Inputs, ReadManifest, folder_bytes
 from slipway_coordinator.broker.shares import Shares
 from slipway_coordinator.lifecycle.offers import Offer
 from slipway_coordinator.storage.events import Hub
@@ -48,7 +48,6 @@ MOST_WAITING = 32
 """Submissions that may wait at the engine."""
 
 _END = SubmissionEnd
-_FOLDER_SIZES = 2  # a work folder holds the inputs, and outputs of about their size
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ class Submitter:
             requirements=offer.requirements,
             threads=offer.call.limits.threads,
             memory_bytes=_known_memory(offer),
-            disk_bytes=_FOLDER_SIZES * sum(sizes.values()),
+            disk_bytes=folder_bytes(offer, sizes),
             inputs=sizes,
             near=self._inputs.nodes_near(offer.export, sizes, self._nodes),
         )

@@ -9,7 +9,7 @@ from slipway.artifacts.manifest import Manifest, ManifestFile
 from slipway.planning.references import AttemptKey
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.board import Board, ExportOffers
-from slipway_coordinator.broker.inputs import Inputs
+from slipway_coordinator.broker.inputs import Inputs, folder_bytes
 from slipway_coordinator.lifecycle.offers import Offer
 
 EXPORT, STAGE = "projects/p/exports/x", "support.stages.divided:STAGE"
@@ -58,6 +58,18 @@ async def test_a_join_fetches_no_weights_and_a_part_all_of_the_base() -> None:
     assert await inputs.measure(offer("join", PARTS, parts=2)) == {one.digest: 2 for one in PARTS}
     assert await inputs.measure(offer("whole", PARTS)) == {PARTS[0].digest: 102, PARTS[1].digest: 123}
     assert await inputs.measure(offer("other", [artifact("lost", d=1)])) == {}  # the task itself says so
+
+
+async def test_a_part_makes_its_share_of_the_output() -> None:
+    inputs = Inputs(board(), manifest)
+
+    async def folder(task: str, made: list[Manifest], **params: int) -> int:
+        each = offer(task, made, **params)
+        return folder_bytes(each, await inputs.measure(each))
+
+    assert await folder("whole", [BASE]) == 600
+    assert await folder("part", [BASE], parts=3, part=2) == 400
+    assert await folder("join", PARTS, parts=2) == 8
 
 
 async def test_what_uses_joined_weights_goes_to_the_nodes_of_the_parts() -> None:
