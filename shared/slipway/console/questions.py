@@ -82,6 +82,25 @@ def _refused(what: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(what, reason="CONFIGURATION_INVALID", remedy=remedy)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a question stands at one moment: a page is made of one, because the question may end meanwhile.
+
+    Attributes:
+        question: The question.
+        state: ``running``, ``answered``, ``cancelled`` or ``failed``.
+        report: The answers; None unless it is answered.
+        failure: Why there are none; None unless it was cancelled or has failed.
+        progress: How far it is; None before anything is known.
+    """
+
+    question: Question
+    state: str
+    report: AnswerReport | None
+    failure: Failure | None
+    progress: Progress | None
+
+
 class Asked:
     """A question, and what has become of it.
 
@@ -100,14 +119,16 @@ class Asked:
         self.failure: Failure | None = None
         self.progress: Progress | None = None
 
-    @property
-    def state(self) -> str:
-        """Its state."""
-        if self.report is not None:
-            return "answered"
-        if self.failure is None:
-            return "running"
-        return "cancelled" if self.failure.reason == "CANCELLED" else "failed"
+    def standing(self) -> Standing:
+        """Return how it stands now."""
+        report, failure = self.report, self.failure
+        if report is not None:
+            state = "answered"
+        elif failure is None:
+            state = "running"
+        else:
+            state = "cancelled" if failure.reason == "CANCELLED" else "failed"
+        return Standing(self.question, state, report, failure, self.progress)
 
 
 class Questions:
@@ -140,7 +161,7 @@ class Questions:
             ServiceError: ``QUEUE_FULL`` while another question is asked.
         """
         with self._lock:
-            if self._asked is not None and self._asked.state == "running":
+            if self._asked is not None and self._asked.standing().state == "running":
                 raise ServiceError(
                     f"another question is being answered, on the page of {self._asked.export}",
                     reason="QUEUE_FULL",

@@ -21,7 +21,9 @@ from slipway.console.asking.choices import choices_of, model_digests
 from slipway.console.at_coordinator import CoordinatorPlace
 from slipway.console.on_machine import MachinePlace
 from slipway.console.place import Place, shown_message
+from slipway.console.questions import Asked, Question
 from slipway.settings import Settings
+from slipway.validation.questions import AnswerReport
 from slipway_protos.v1 import export_pb2 as pb
 from support.commands.axe import findings
 from support.commands.browser import find_browser, running_browser
@@ -204,6 +206,14 @@ def test_a_model_that_dies_is_named_and_the_console_goes_on(pages: Pages) -> Non
     assert "pytorch" in told["pytorch"]
     assert "tok/s" in told["base"]
     assert pages.get("").status == 200
+
+
+def test_a_page_shows_one_moment_of_a_question_that_ends_meanwhile() -> None:
+    asked = Asked("e-1", Question(PROMPT))
+    shown = asked.standing()
+    asked.report = AnswerReport(prompt_tokens=1, read=PROMPT, answers=())
+    assert (shown.state, shown.report) == ("running", None)
+    assert (asked.standing().state, asked.standing().report) == ("answered", asked.report)
 
 
 def test_a_question_whose_whole_process_dies_is_told(pages: Pages) -> None:

@@ -43,6 +43,7 @@ PERMANENT_THREADS = {
 
 LIBRARY_LOGGERS = {
     "dbos": "its first launch sets it up, for good",
+    "uvicorn.error": "the coordinator's listener lets it report errors alone, once it is imported",
     "torch.__trace": "the first capture of a model replaces its handler",
     **dict.fromkeys(("mlflow", "alembic", "huey", "urllib3.connectionpool"), "mlflow sets them up when it is imported"),
 }

@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from slipway.console.asking.choices import Choices, choices_of
 from slipway.console.place import Place, Shown
-from slipway.console.questions import Asked, Question, Questions
+from slipway.console.questions import Question, Questions, Standing
 from slipway.console.rendering import HEADERS, ROOT, page, rendered
 from slipway.errors import Failure, ModelExportError, ServiceError
 from slipway.validation.questions import BASE, MOST_CHARACTERS, MOST_TOKENS, AnswerReport, ModelAnswer
@@ -19,7 +19,7 @@ from slipway.validation.questions import BASE, MOST_CHARACTERS, MOST_TOKENS, Ans
 def ask_page(request: Request, place: Place) -> Response:
     """Show the form, and the last answers."""
     questions, shown = _questions(place), place.shown(**request.path_params)
-    choices, asked = choices_of(place, shown), questions.last(shown.entry.id)
+    choices, asked = choices_of(place, shown), _standing(questions, shown)
     everybody = tuple(each.name for each in choices.models if not each.obstacle)
     question = asked.question if asked is not None else Question(models=everybody)
     return _page(request, place, shown, choices, asked=asked, question=question)
@@ -28,12 +28,12 @@ def ask_page(request: Request, place: Place) -> Response:
 def ask(request: Request, place: Place, question: Question) -> Response:
     """Put the question, and go to its page; show the form again, with what is wrong, if it cannot be put."""
     questions, shown = _questions(place), place.shown(**request.path_params)
-    choices, export = choices_of(place, shown), shown.entry.id
+    choices = choices_of(place, shown)
     try:
         question.check()
-        questions.ask(export, question, choices.inputs(question.models))
+        questions.ask(shown.entry.id, question, choices.inputs(question.models))
     except ModelExportError as error:
-        asked, failure = questions.last(export), error.failure()
+        asked, failure = _standing(questions, shown), error.failure()
         return _page(request, place, shown, choices, asked=asked, question=question, failure=failure)
     return _see(shown)
 
@@ -41,7 +41,7 @@ def ask(request: Request, place: Place, question: Question) -> Response:
 def answers(request: Request, place: Place) -> Response:
     """Return the moving part of the page; tell the browser to load the page again when the state is another."""
     questions, shown = _questions(place), place.shown(**request.path_params)
-    asked = questions.last(shown.entry.id)
+    asked = _standing(questions, shown)
     headers = dict(HEADERS)
     if asked is None or request.query_params.get("state") != asked.state:
         headers["hx-refresh"] = "true"
@@ -69,13 +69,18 @@ def _questions(place: Place) -> Questions:
     return place.questions
 
 
+def _standing(questions: Questions, shown: Shown) -> Standing | None:
+    asked = questions.last(shown.entry.id)
+    return asked.standing() if asked is not None else None
+
+
 def _page(
     request: Request,
     place: Place,
     shown: Shown,
     choices: Choices,
     *,
-    asked: Asked | None,
+    asked: Standing | None,
     question: Question,
     failure: Failure | None = None,
 ) -> Response:
@@ -85,13 +90,13 @@ def _page(
     return page(request, place, "ask", status=status, **form, **_answers(asked))
 
 
-def _answers(asked: Asked | None) -> dict[str, Any]:
+def _answers(asked: Standing | None) -> dict[str, Any]:
     report = asked.report if asked is not None else None
     told = [(each, _remark(report, each)) for each in report.answers] if report is not None else []
     return {"asked": asked, "progress": _progress(asked), "report": report, "told": told}
 
 
-def _progress(asked: Asked | None) -> str:
+def _progress(asked: Standing | None) -> str:
     """Return how far a question is, for people; empty before anything is known."""
     progress = asked.progress if asked is not None else None
     if progress is None or not progress.total:
