@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ from slipway.security.access.principals import is_token
 _COOKIE = "slipway-token"
 _MOST_CHARACTERS = 3800
 """Browsers keep cookies of 4,096 bytes with their names and attributes."""
+_ANOTHER = "ask the operator for a token, or get a new one from your identity provider"
 
 PlaceOf: TypeAlias = Callable[[Request, str], Place]
 """Returns the place as a caller may see it, by the request and the caller's token, which is empty for one who has not signed in."""
@@ -51,25 +53,31 @@ def sign_in(request: Request, fields: Mapping[str, str], place: Place) -> Respon
         place: What the bearer of the token may see.
     """
     token = given_token(fields)
-    try:
-        if not token:
-            raise ConfigurationError(
-                "this is no token", reason="UNAUTHENTICATED", remedy="paste all of it, and nothing else"
-            )
-        if len(token) > _MOST_CHARACTERS:
-            raise ConfigurationError(
-                f"the token has {len(token)} characters, and a browser keeps {_MOST_CHARACTERS}",
-                reason="UNAUTHENTICATED",
-                remedy="take one with fewer groups, or let a proxy send it as a header",
-            )
-        place.listed()
-    except ModelExportError as error:
-        return sign_in_page(request, failure=error.failure())
+    if (failure := _refusal(token, place)) is not None:
+        return sign_in_page(request, failure=failure)
     answer = RedirectResponse(_next(fields.get("next", "")), HTTPStatus.SEE_OTHER, headers=HEADERS)
     # Behind a proxy with a certificate, only the page's own address says that it came by HTTPS.
     secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https://")
     answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict", secure=secure, path=ROOT)
     return answer
+
+
+def _refusal(token: str, place: Place) -> Failure | None:
+    """Return why a token is not kept; None if it is."""
+    if not token:
+        remedy = "paste all of it, and nothing else"
+        return ConfigurationError("this is no token", reason="UNAUTHENTICATED", remedy=remedy).failure()
+    if len(token) > _MOST_CHARACTERS:
+        what = f"the token has {len(token)} characters, and a browser keeps {_MOST_CHARACTERS}"
+        remedy = "take one with fewer groups, or let a proxy send it as a header"
+        return ConfigurationError(what, reason="UNAUTHENTICATED", remedy=remedy).failure()
+    try:
+        place.listed()
+    except ModelExportError as error:
+        failure = error.failure()
+        # The coordinator's remedy is for a command line.
+        return replace(failure, remedy=_ANOTHER) if failure.reason == "UNAUTHENTICATED" else failure
+    return None
 
 
 def sign_out() -> Response:

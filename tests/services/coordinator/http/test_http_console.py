@@ -64,6 +64,7 @@ def test_who_has_not_signed_in_is_led_there_and_back(place: HttpPlace, nobody: P
 def test_a_token_that_is_none_of_anybody_is_refused(nobody: PlainBrowser, token: str) -> None:
     answer = nobody.post("/ui/sign-in", ("token", token), ("next", "/ui/"))
     assert (answer.status, "UNAUTHENTICATED" in answer.text) == (401, True)
+    assert "--token-file" not in answer.text, "a browser has no flags"
     assert not nobody.cookies
 
 
