@@ -298,30 +298,36 @@ class Broker:
     async def _take_back(self, late: Sequence[tuple[AttemptKey, Lease]]) -> None:
         for key, lease in late:
             departed = self.board.is_ending(lease.worker)
-            await self._end_lease(key, lease, departed=departed, why="has departed" if departed else "is silent")
+            why = "has departed" if departed else "is silent"
+            await self._end_lease(key, lease, departed=departed, why=why, expired=True)
 
     @shield
-    async def _end_lease(self, key: AttemptKey, lease: Lease, *, departed: bool, why: str) -> None:
-        if not self.board.drop_lease(key, lease):
-            return
-        held, offer = Held(key, lease.epoch), lease.offer
-        try:
-            taken, told = await self.journal.commit(
-                lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked, departed=departed)
-            )
-        except ServiceError:
-            self.board.held.setdefault(key, lease)  # the next call tries again
-            raise
-        if not taken:
-            return  # its result arrived meanwhile
-        self.deliver(told)
-        with within(offer.traceparent if offer is not None else ""):
-            log.warning(f"worker {lease.worker} {why}: {key} is taken back")
-        if offer is None:
-            return
-        metrics.LEASES_EXPIRED.add(stage=offer.stage)
-        if not lease.revoked and self.board.wanted_offer(key) is not None and not self.board.is_known(key):
-            self.board.offer(offer)
+    async def _end_lease(
+        self, key: AttemptKey, lease: Lease, *, departed: bool, why: str, expired: bool = False
+    ) -> None:
+        # A worker that speaks again meanwhile waits: it would adopt what another one is being granted.
+        async with self._turn(key.export):
+            renewed = expired and lease.expires >= self.clock()
+            if renewed or not self.board.drop_lease(key, lease):
+                return
+            held, offer = Held(key, lease.epoch), lease.offer
+            try:
+                taken, told = await self.journal.commit(
+                    lambda: self.ledger.expire(lease.worker, held, offer, revoked=lease.revoked, departed=departed)
+                )
+            except ServiceError:
+                self.board.held.setdefault(key, lease)  # the next call tries again
+                raise
+            if not taken:
+                return  # its result arrived meanwhile
+            self.deliver(told)
+            with within(offer.traceparent if offer is not None else ""):
+                log.warning(f"worker {lease.worker} {why}: {key} is taken back")
+            if offer is None:
+                return
+            metrics.LEASES_EXPIRED.add(stage=offer.stage)
+            if not lease.revoked and self.board.wanted_offer(key) is not None and not self.board.is_known(key):
+                self.board.offer(offer)
 
     # For engines
 
