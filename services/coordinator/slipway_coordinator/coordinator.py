@@ -117,16 +117,9 @@ class Coordinator:
             load=self.load,
             on_progress=self.feed.note_progress,
         )
-        self.inbox = Inbox(self._read_events)
-        ledger = Ledger(database.leases, database.events)
-        self.broker = Broker(
-            ledger,
-            journal,
-            deliver=self.inbox.deliver,
-            ttl=options.lease_seconds,
-            projects=projects,
-            manifests=manifests,
-        )
+        self.inbox, ttl = Inbox(self._read_events), options.lease_seconds
+        ledger, deliver = Ledger(database.leases, database.events), self.inbox.deliver
+        self.broker = Broker(ledger, journal, deliver=deliver, ttl=ttl, projects=projects, manifests=manifests)
         self._engine_executor = f"coordinator-{uuid.uuid4().hex}"
         self.unended = Unended()
         self.admission = Admission(database, self.unended, projects, most=options.max_unended, call=self.call)
