@@ -27,9 +27,9 @@ from slipway_validate.folders import find_refusal, runtime_for
 from slipway_validate.judging import texts
 from slipway_validate.judging.texts import Texts
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, benchmark_of
+from slipway_validate.preparation import Prepared
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import ExplainSpec, LongSpec, RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import Benchmark, ExplainSpec, LongSpec, RunResult, RunSpec, Spec
 from slipway_validate.protocol.process import Runner, start_runner
 from slipway_validate.speed import NO_ROOM, Stopwatch
 
@@ -104,6 +104,7 @@ class OutputRuns:
         ctx: The stage's context.
         stopwatch: Times them.
         base: Folder of the base model, for outputs that are adapters.
+        benchmark: How a round is timed; None if speed is not measured.
         long: Long continuations to compute; None for none.
         drafts: The reference's continuations of the prompts; empty if outputs compute theirs token by token.
         texts: Texts for runtimes that read text themselves.
@@ -120,6 +121,7 @@ class OutputRuns:
         *,
         base: Path,
         stopwatch: Stopwatch,
+        benchmark: Benchmark | None,
         long: LongSpec | None,
         drafts: tuple[tuple[int, ...], ...],
         texts: Texts,
@@ -133,6 +135,7 @@ class OutputRuns:
         self._params = params
         self._ctx = ctx
         self._stopwatch = stopwatch
+        self._benchmark = benchmark
         self._long = long
         self._drafts = drafts
         self._ahead = ahead
@@ -163,7 +166,7 @@ class OutputRuns:
             params=self._params,
             threads=self._ctx.threads,
             compare=self._params.compare_outputs,
-            benchmark=benchmark_of(self._params),
+            benchmark=self._benchmark,
         )
         settings = None if self._params.evidence.repeats_shapes else self._settings
         known = explain_shape_reuse(runtime, model, settings) if settings else ""

@@ -29,7 +29,15 @@ from slipway_validate.answers.records import choose_records, write_records
 from slipway_validate.cases import DEFAULT_VOCABULARY, MIN_LENGTH, longest_text, shape_cases, size_of, values_per_token
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import Benchmark, LongSpec, RunResult, RunSpec, Spec, TokenizeSpec
+from slipway_validate.protocol.messages import (
+    WARM_UP_STEPS,
+    Benchmark,
+    LongSpec,
+    RunResult,
+    RunSpec,
+    Spec,
+    TokenizeSpec,
+)
 from slipway_validate.protocol.pictures import PICTURE_TOKENS
 
 LOGIT_FILES = 4
@@ -124,14 +132,20 @@ class Prepared:
         )
 
 
-def benchmark_of(params: ValidateParams) -> Benchmark | None:
-    """Return the parameters of a round of timing; None if speed is not measured."""
+def benchmark_of(params: ValidateParams, config: ModelConfig, family: Family) -> Benchmark | None:
+    """Return the parameters of a round of timing; None if speed is not measured.
+
+    Where a model takes short texts only, the prompt leaves room for the steps after it.
+    """
     if not params.benchmark_performance:
         return None
+    longest, steps = longest_text(config, family), min(params.benchmark_decode_steps, params.evidence.most_steps)
+    room = longest - steps - WARM_UP_STEPS if family.generates else longest
     return Benchmark(
-        prefill_tokens=params.sequence_length,
+        prefill_tokens=min(params.sequence_length, max(room, longest // 2, 1)),
+        longest_text=longest,
         prefills=params.evidence.prefills,
-        decode_steps=min(params.benchmark_decode_steps, params.evidence.most_steps),
+        decode_steps=steps,
         round_seconds=params.benchmark_seconds / (2 * params.benchmark_repeats),
     )
 

@@ -168,9 +168,8 @@ def _run_validation(
         if family is DECODER and trained.config.takes_more_than_text:
             for said in pictures.list_warnings(trained.config, evaluator.beside):
                 ctx.warn(said)
-        model_bytes = float32_bytes(base)
+        model_bytes, timeout = float32_bytes(base), params.output_timeout_seconds
         stopwatch = Stopwatch(basis.waiting, params, ctx, model_bytes=model_bytes, why=basis.alone)
-        timeout = params.output_timeout_seconds
         texts = read_texts(
             folders, prepared.tokenizer, inputs["base"], ctx, folder=work / "texts", timeout_seconds=timeout
         )
@@ -180,6 +179,7 @@ def _run_validation(
             ctx,
             base=inputs["base"],
             stopwatch=stopwatch,
+            benchmark=benchmark_of(params, trained.config, family),
             long=long_spec(prepared, trained.config, params, reference=reference.result) if reference else None,
             drafts=reference.result.continuations if reference and params.evidence.drafts else (),
             texts=texts,
@@ -264,7 +264,7 @@ def _prepare_basis(
     """Read the reference if it is an input, otherwise run it; ``trained`` is the model that the adapter was trained on."""
     if not params.compare_outputs:
         return _Basis(prepare(inputs, trained, family, params, ctx, work=work), params)
-    timed = benchmark_of(params) if params.evidence.beside_reference else None
+    timed = benchmark_of(params, trained.config, family) if params.evidence.beside_reference else None
     if REFERENCE not in inputs:
         prepared = prepare(inputs, trained, family, params, ctx, work=work)
         run = run_reference(inputs, prepared, params, ctx, base=base, folder=work / "reference", benchmark=timed)

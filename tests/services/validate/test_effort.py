@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER
 from slipway.validation.findings import OutputStatus
 from slipway.validation.inputs import Effort
@@ -49,9 +50,20 @@ def test_only_thorough_takes_more_than_five_rounds() -> None:
     [("quick", 16, (1, 8)), ("standard", 16, (1, 8)), ("standard", 3, (1, 3)), ("thorough", 16, (2, 16))],
 )
 def test_a_round_is_bounded_in_steps(effort: Effort, asked: int, steps: tuple[int, int]) -> None:
-    found = benchmark_of(ValidateParams(effort=effort, benchmark_decode_steps=asked))
+    found = benchmark_of(ValidateParams(effort=effort, benchmark_decode_steps=asked), ModelConfig({}), DECODER)
     assert found is not None
     assert (found.prefills, found.decode_steps) == steps
+
+
+@pytest.mark.parametrize(("longest", "prompt"), [(4096, 128), (138, 128), (128, 118), (12, 6), (1, 1)])
+def test_a_prompt_leaves_room_for_the_steps_after_it(longest: int, prompt: int) -> None:
+    params, config = ValidateParams(sequence_length=128), ModelConfig({"max_position_embeddings": longest})
+    found = benchmark_of(params, config, DECODER)
+    assert found is not None
+    assert (found.prefill_tokens, found.longest_text) == (prompt, longest)
+    classes = benchmark_of(params, config, SEQUENCE_CLASSIFIER)
+    assert classes is not None
+    assert classes.prefill_tokens == min(128, classes.longest_text)
 
 
 @pytest.mark.parametrize(

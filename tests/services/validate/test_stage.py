@@ -254,6 +254,19 @@ def test_without_comparison_outputs_are_only_run(tiny: Models, tiny_onnx: Path, 
 
 
 @pytest.mark.slow
+def test_a_model_of_short_texts_is_timed_within_them(tiny: Models, tiny_onnx: Path, context: Context) -> None:
+    """A graph does not say how long a text may be: past its table of positions it would end with an error."""
+    inputs = {"base": tiny.base, "pytorch": tiny.base, "onnx": tiny_onnx}
+    params = ValidateParams(**{**PARAMS, "sequence_length": 126, "compare_outputs": False})
+    report = ValidationReport.read(STAGE.run(inputs, params, context)["validation"])
+    for name in ("pytorch", "onnx"):
+        speed = report.output(name).speed
+        assert report.output(name).passed
+        assert speed is not None
+        assert (speed.prefill_tokens, speed.decode_tokens_per_second > 0) == (122, True)
+
+
+@pytest.mark.slow
 def test_limits_can_be_replaced(tiny: Models, tiny_onnx: Path, held_out: Path, context: Context) -> None:
     inputs = {"base": tiny.base, "adapter": tiny.adapter, "heldout": held_out, "onnx": tiny_onnx}
     limits = {"float32": {"max_abs_diff": 1e-12, "mean_kl": 1e-30}}

@@ -14,9 +14,9 @@ from slipway.stage import Context, Progress
 from slipway.validation.speed import Engine, Memory, Speed
 from slipway_validate import speed as stopwatch_module
 from slipway_validate.params import ValidateParams
-from slipway_validate.protocol.messages import Benchmark, Round, RunResult
+from slipway_validate.protocol.messages import WARM_UP_STEPS, Benchmark, Round, RunResult
 from slipway_validate.protocol.process import RunnerEnded
-from slipway_validate.runner.benchmark import WARM_UP_STEPS, time_round
+from slipway_validate.runner.benchmark import time_round
 from slipway_validate.speed import (
     NO_REFERENCE,
     NO_ROOM,
@@ -281,6 +281,14 @@ def test_a_round_warms_up_first() -> None:
     taken = time_round(model, samples, Benchmark(prefill_tokens=16, prefills=2, decode_steps=5))  # type: ignore[arg-type]
     assert model.calls == [1] + [16] * 2 + [1] * (WARM_UP_STEPS + 5)
     assert (taken.prefill_tokens, len(taken.prefill_seconds), len(taken.decode_seconds)) == (16, 2, 5)
+
+
+def test_a_round_ends_with_the_longest_text_of_the_model() -> None:
+    model, samples = Counting(), Samples(np.arange(40)[None])
+    short = Benchmark(prefill_tokens=16, longest_text=16 + WARM_UP_STEPS + 3, prefills=1, decode_steps=5)
+    taken = time_round(model, samples, short)  # type: ignore[arg-type]
+    assert sum(model.calls[1:]) == short.longest_text
+    assert len(taken.decode_seconds) == 3
 
 
 def test_a_round_without_time_is_one_prefill_and_one_step() -> None:

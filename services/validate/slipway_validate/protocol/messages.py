@@ -85,17 +85,23 @@ class Case(_Message):
     embedding: bool = False
 
 
+WARM_UP_STEPS = 2
+"""Decode steps that are not timed, because earlier work, perhaps of another process, has filled the processor's caches."""
+
+
 class Benchmark(_Message):
     """The parameters of one round of timing.
 
     Attributes:
         prefill_tokens: Tokens of the prompt.
-        prefills: Timed passes over it.
+        longest_text: Tokens that the model takes, prompt and steps together; a runtime may not know it.
+        prefills: Timed passes over the prompt.
         decode_steps: Timed decode steps after it.
         round_seconds: Time after which a round ends, even if it is not complete.
     """
 
     prefill_tokens: int
+    longest_text: int = 1 << 30
     prefills: int = 2
     decode_steps: int
     round_seconds: float = 1.0

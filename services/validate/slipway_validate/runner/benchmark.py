@@ -11,10 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from slipway.proof.runtime import LanguageModel, Past, Samples, Step, plain_step, source_of
-from slipway_validate.protocol.messages import Benchmark, Round
-
-WARM_UP_STEPS = 2
-"""Decode steps that are not timed, because earlier work, perhaps of another process, has filled the processor's caches."""
+from slipway_validate.protocol.messages import WARM_UP_STEPS, Benchmark, Round
 
 
 def time_round(model: LanguageModel, samples: Samples, benchmark: Benchmark) -> Round:
@@ -66,7 +63,7 @@ def _time_decode(
     model: LanguageModel, tokens: list[int], first: Step, past: Past, *, benchmark: Benchmark, deadline: float
 ) -> tuple[float, ...]:
     length = first.input_ids.shape[1]
-    room = max(0, model.bounds.past - length)
+    room = max(0, min(model.bounds.past, benchmark.longest_text) - length)
     times: list[float] = []
     for index in range(min(WARM_UP_STEPS + benchmark.decode_steps, room)):
         step = plain_step([tokens[index % len(tokens)]], past=past, past_length=length + index, source=first.source)
