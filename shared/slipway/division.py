@@ -39,6 +39,19 @@ def is_join(params: Mapping[str, Any]) -> bool:
     return bool(params.get(PARTS)) and not params.get(PART)
 
 
+def part_id(task: str, number: int) -> str:
+    """Return the id of a part of a task."""
+    return f"{task}.part-{number}"
+
+
+def split_id(task: str, params: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the id of the whole task, and the name of the part of it: ``part-1``, or nothing if these parameters are of no part."""
+    if not is_part(params):
+        return task, ""
+    whole, _, part = task.rpartition(".")
+    return whole, part
+
+
 def undivided(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of the whole task."""
     return {name: value for name, value in params.items() if name not in {PART, PARTS}}

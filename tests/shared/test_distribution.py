@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield name, (ROOT / name).read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 continue
+
+
+def test_versions_are_those_that_the_standard_library_reads() -> None:
+    found = {each.name for each in metadata.distributions()}
+    assert {name: installed_version(name, alike=False) for name in found} == {
+        name: metadata.version(name) for name in found
+    }
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from slipway.division import MOST_PARTS, OUTPUT, PART, PARTS, input_names
+from slipway.division import MOST_PARTS, OUTPUT, PART, PARTS, input_names, part_id
 from slipway.formats.tasks import PlannedTask
 
 _WEIGHTS, _PICKLES = (".safetensors",), (".bin", ".pt", ".pth")
@@ -51,7 +51,7 @@ def _divide_task(task: PlannedTask, parts: int) -> list[PlannedTask]:
     made = [
         replace(
             task,
-            id=f"{task.id}.part-{number}",
+            id=part_id(task.id, number),
             params={**task.params, PARTS: parts, PART: number},
             format="",
             output=OUTPUT,

@@ -21,6 +21,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
 from slipway.contracts.engine import Engine, Submission, SubmissionEnd, SubmissionReport
+from slipway.division import split_id
 from slipway.errors import Failure, ModelExportError, ServiceError, StageError
 from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
@@ -324,9 +325,9 @@ def submission_id(owner: str, offer: Offer, number: int) -> str:
     The trace tells an export from an earlier one of its name, whose submissions the engine may still have.
     """
     digest = hashlib.sha256(f"{owner}\n{offer.key}\n{offer.traceparent}".encode()).hexdigest()
-    whole, _, part = offer.task.lower().partition(".part-")
-    suffix = f"-part-{part}" if part.isdigit() else ""
-    task = re.sub(r"[^a-z0-9]+", "-", whole).strip("-")[: _LONGEST_TASK - len(suffix)].strip("-") or "task"
+    whole, part = split_id(offer.task, offer.call.params)
+    suffix = f"-{part}" if part else ""
+    task = re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")[: _LONGEST_TASK - len(suffix)].strip("-") or "task"
     return f"slipway-{task}{suffix}-{digest[:16]}-{number}"
 
 

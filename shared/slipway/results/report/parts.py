@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from slipway.division import PART, PARTS, is_part
+from slipway.division import PART, PARTS, split_id
 from slipway.results.result import AttemptResult
 
 
@@ -26,7 +26,8 @@ def fold_parts(attempts: Iterable[AttemptResult]) -> list[AttemptResult]:
 
 def _divided_task(attempt: AttemptResult) -> str:
     """Return the id of the task that an attempt did a part of; empty for a whole task and for a join."""
-    return attempt.task.rpartition(".")[0] if is_part(attempt.params) else ""
+    whole, part = split_id(attempt.task, attempt.params)
+    return whole if part else ""
 
 
 def _together(name: str, parts: list[AttemptResult]) -> AttemptResult:

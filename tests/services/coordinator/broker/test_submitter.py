@@ -16,6 +16,7 @@ import pytest
 
 from slipway.artifacts.manifest import Manifest
 from slipway.contracts.engine import Submission, SubmissionEnd, SubmissionReport, WorkerStart
+from slipway.division import MOST_PARTS, PART, PARTS, part_id
 from slipway.errors import StageError
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.division import divide
@@ -306,8 +307,9 @@ def test_a_worker_whose_version_does_not_know_parts_gets_none(tmp_path: Path) ->
 def test_ids_are_names_that_kubernetes_takes_too() -> None:
     long = "Quantize_int4.with.a.long.name.of.a.task"
 
-    def of(owner: str = "me", *, number: int = 1, attempt: int = 2, trace: str = "00-1-2-01", task: str = long) -> str:
-        offer = Offer("projects/p/exports/x", task, attempt, StageCall("x", {}, {}), traceparent=trace)
+    def of(owner: str = "me", *, number: int = 1, attempt: int = 2, trace: str = "00-1-2-01", part: int = 0) -> str:
+        task, params = (part_id(long, part), {PART: part, PARTS: MOST_PARTS}) if part else (long, {})
+        offer = Offer("projects/p/exports/x", task, attempt, StageCall("x", params, {}), traceparent=trace)
         return submission_id(owner, offer, number)
 
     first = of()
@@ -317,6 +319,5 @@ def test_ids_are_names_that_kubernetes_takes_too() -> None:
     assert len(first) < 64
     later = of(trace="00-3-4-01")  # of an export that was made under the name of a deleted one
     assert len({first, later, of("you"), of(number=2), of(attempt=3)}) == 5
-    part = of(task="quantize-pytorch-bf16.part-12")
-    assert part.startswith("slipway-quantize-pytorch-part-12-"), "people see which part it is"
-    assert len(of(task=f"{long}.part-999", number=10**12)) < 64
+    assert of(part=12).startswith("slipway-quantize-int4-wi-part-12-"), "people see which part it is"
+    assert len(of(part=MOST_PARTS, number=10**12)) < 64
