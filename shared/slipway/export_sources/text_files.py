@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from slipway.artifacts.store import ActionResult, Artifacts
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import SAMPLE_OF_RUN, depends_on_text, with_method
+from slipway.distribution import own_version
 from slipway.documents.heldout import join_documents, read_held_out
 from slipway.documents.reader import SUFFIXES, Purpose, document_files, read_documents
 from slipway.documents.rendering import Contents, passages
@@ -32,6 +36,8 @@ _REMEDIES = {
 
 LARGEST = 64 << 20
 """Largest file, bytes: only a few passages of it are read, but all of it is stored."""
+_REMEMBERED_BYTES = 64 << 20
+"""Most bytes of two texts whose comparison a store remembers: of larger ones only a part is read, and their digests would take longer."""
 _STEMS = ("train", "training", "train_data", "training_data", "dataset", "data")
 _FOLDERS = ("", "data", "dataset")
 
@@ -141,7 +147,7 @@ def check_apart(
     try:
         if _is_contained(calibration, heldout):
             raise same_text_error(calibration.name)
-        return _compare(calibration, heldout)
+        return _compare(calibration, heldout, folders.store)
     except QuantizationError as error:
         if depends_on_text(with_method(configuration, has_text=True)):
             raise
@@ -162,8 +168,13 @@ def _is_contained(calibration: Path, heldout: Path) -> bool:
         return False
 
 
-def _compare(calibration: Path, heldout: Path) -> tuple[str, ...]:
-    if not _can_read([*text_files(calibration), *text_files(heldout)]):
+def _compare(calibration: Path, heldout: Path, store: Artifacts | None) -> tuple[str, ...]:
+    """Compare two texts that can be read here; the store remembers those that have nothing in common."""
+    given, judged = text_files(calibration), text_files(heldout)
+    if not _can_read([*given, *judged]):
+        return ()
+    key = _comparison_key(given, judged) if store is not None else ""
+    if store is not None and key and store.action(key) is not None:
         return ()
     from slipway.documents.separation import FEWEST_TOKENS, separate, too_little_left_error
 
@@ -174,7 +185,22 @@ def _compare(calibration: Path, heldout: Path) -> tuple[str, ...]:
     left = sum(len(passage.encode()) for passage in parted.kept)
     if parted.left_out and left < FEWEST_TOKENS:
         raise too_little_left_error(parted.left_out, f"{left:,} bytes" if left else "nothing")
-    return (parted.warning(),) if parted.left_out else ()
+    if parted.left_out:
+        return (parted.warning(),)
+    if store is not None and key:
+        store.record_action(key, ActionResult({}))
+    return ()
+
+
+def _comparison_key(calibration: Sequence[Path], heldout: Sequence[Path]) -> str:
+    """Return the key under which a store remembers that two texts are apart; empty if they are too large or cannot be read."""
+    try:
+        if sum(file.stat().st_size for file in (*calibration, *heldout)) > _REMEMBERED_BYTES:
+            return ""
+        texts = [[[file.name, sha256_of(file)] for file in files] for files in (calibration, heldout)]
+    except OSError:  # reading it as text reports the error
+        return ""
+    return hashlib.sha256(json.dumps({"apart": texts, "software": own_version()}).encode()).hexdigest()
 
 
 def _can_read(files: Sequence[Path]) -> bool:

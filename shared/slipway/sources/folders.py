@@ -62,14 +62,14 @@ class SourceFolders:
 
     Args:
         settings: Scratch space, S3 service and store.
-        store: Store of digests; by default that of the settings.
+        store: Store of digests, which also remembers what was found out about files; by default that of the settings, for digests alone.
         stored: Files that this process has stored before; they are not read again while they stay as they are.
     """
 
     def __init__(
         self, settings: Settings, store: Artifacts | None = None, *, stored: StoredFiles | None = None
     ) -> None:
-        self._settings, self._store, self._stored = settings, store, stored or StoredFiles()
+        self._settings, self.store, self._stored = settings, store, stored or StoredFiles()
         self._scratch = Path(os.path.realpath(settings.scratch)) / f"sources-{uuid.uuid4().hex}"
         self._stack = ExitStack()
         self._mirrors: dict[str, Mirror] = {}
@@ -97,7 +97,7 @@ class SourceFolders:
         if source.startswith("sha256:"):
             folder = self._new() / f"sha256-{source.removeprefix('sha256:')[:12]}"
             self._names[str(folder)] = source
-            return (self._store or open_store(self._settings)).fetch(source, folder)
+            return (self.store or open_store(self._settings)).fetch(source, folder)
         return user_path(source)
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, on_bytes: OnBytes) -> str:

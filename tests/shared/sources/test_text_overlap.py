@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from slipway.artifacts import LocalStore
 from slipway.configuration import parse
+from slipway.documents.separation import separate
 from slipway.errors import ModelExportError, QuantizationError
 from slipway.export_sources import text_files
 from slipway.export_sources.text_files import check_apart
@@ -52,6 +54,32 @@ def test_two_halves_of_a_split_are_apart(folders: SourceFolders, tmp_path: Path)
         conversations(tmp_path / "eval.jsonl", *range(100, 110)),
     )
     assert warnings(folders, train, held_out) == ()
+
+
+def test_what_was_apart_is_compared_again_only_if_a_byte_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})
+    train, held_out = tmp_path / "train.jsonl", conversations(tmp_path / "eval.jsonl", *range(100, 110))
+    compared: list[int] = []
+
+    def count(*arguments: Any) -> Any:
+        compared.append(1)
+        return separate(*arguments)
+
+    monkeypatch.setattr("slipway.documents.separation.separate", count)
+
+    def said(*numbers: int) -> Any:
+        """Compare as another command does: nothing but the store is the same."""
+        with SourceFolders(settings, LocalStore(tmp_path / "store")) as folders:
+            return warnings(folders, conversations(train, *numbers), held_out)
+
+    assert said(*range(40)) == said(*range(40)) == ()
+    assert len(compared) == 1
+    for _ in range(2):  # what is in both texts is said every time
+        assert "2 of 42 passages" in said(*range(40), 100, 101)[0]
+    assert said(*range(1, 40)) == ()
+    assert len(compared) == 4
 
 
 @pytest.mark.parametrize("other", ["the same path", "a link", "a copy", "a copy among others"])
