@@ -14,7 +14,7 @@ from slipway.errors import TorchGraphError
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.folder import ModelFolder
 from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
-from slipway.model.pytorch.traced_forms import compute_frequencies_in_graph
+from slipway.model.pytorch.traced_rotary import compute_frequencies_in_graph
 from slipway.proof.comparison import (
     DIFFERENCE_LIMITS,
     Case,

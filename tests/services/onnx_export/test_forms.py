@@ -326,3 +326,12 @@ def test_a_graph_without_a_gelu_says_so(family: Callable[[str], Path], export: C
     exported = export(family("qwen3"), gelu_approximation=True)
     assert "no exact GELU" in exported.facts["warnings"][0]
     assert "gelu_approximation" not in exported.facts
+
+
+@SLOW
+def test_an_export_without_tracing_does_not_load_what_tracing_needs() -> None:
+    code = (
+        "import sys, slipway_onnx_export.export as _;"
+        "print(sorted({'torch._dynamo', 'transformers.modeling_utils'} & set(sys.modules)))"
+    )
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], text=True) == "[]\n"

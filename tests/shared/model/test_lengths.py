@@ -60,7 +60,7 @@ def _model(rope: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("rope", [_DYNAMIC, _LONG], ids=["dynamic", "longrope"])
 @torch.no_grad()
 def test_frequencies_in_the_graph_are_those_of_transformers(rope: dict[str, Any]) -> None:
-    from slipway.model.pytorch.traced_forms import compute_frequencies_in_graph
+    from slipway.model.pytorch.traced_rotary import compute_frequencies_in_graph
 
     tokens = torch.arange(70)[None] % 64
     lengths = (5, 16, 17, 32, 33, 34, 70)  # ascending: transformers' code keeps the frequencies of the longest text
@@ -74,7 +74,7 @@ def test_frequencies_in_the_graph_are_those_of_transformers(rope: dict[str, Any]
 
 @torch.no_grad()
 def test_a_long_text_is_forgotten() -> None:
-    from slipway.model.pytorch.traced_forms import forget_longest_text
+    from slipway.model.pytorch.traced_rotary import forget_longest_text
 
     model, tokens = _model(_DYNAMIC), torch.arange(70)[None] % 64
     right = model(tokens[:, :40]).logits

@@ -9,7 +9,6 @@ from math import prod
 from typing import Any, Protocol
 
 import torch
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.model.families import RAW_SPEECH, Family
@@ -136,6 +135,10 @@ def _masked_layers(encoder: Any, mask_of: Any) -> Iterator[None]:
         encoder: The encoder, which is called without a mask.
         mask_of: Function from the states that go into the first layer, (batch, frames, width), to their mask, (batch, frames).
     """
+    from transformers.masking_utils import (
+        create_bidirectional_mask,
+    )  # loads torch._dynamo: half a second that few models need
+
     made: list[Any] = []
 
     def put(_layer: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

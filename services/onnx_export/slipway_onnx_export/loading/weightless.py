@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from slipway.errors import ONNXExportError
 from slipway.machine.shortages import is_out_of_memory
-from slipway.model.pytorch.traced_forms import compute_frequencies_in_graph
+from slipway.model.pytorch.traced_rotary import compute_frequencies_in_graph
 from slipway_onnx_export.loading.cache_names import accept_past
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.source import ModelSource

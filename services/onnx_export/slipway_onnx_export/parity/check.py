@@ -23,7 +23,7 @@ from slipway.model.families import DECODER, PAIRS
 from slipway.model.folder import ModelFolder
 from slipway.model.graphs.calls import EVERY_CALL, Promise
 from slipway.model.model_facts import CannotBuildError, check_loadable
-from slipway.model.pytorch.traced_forms import forget_longest_text
+from slipway.model.pytorch.traced_rotary import forget_longest_text
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.proof.comparison import difference
 from slipway.proof.onnx_errors import translate_ort_errors
