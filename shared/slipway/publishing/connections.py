@@ -5,7 +5,6 @@ Whatever a server answers is hostile until it is checked: its size and the time 
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ import certifi
 import urllib3
 from urllib3.exceptions import HTTPError, SSLError
 
+from slipway.backoff import Backoff
 from slipway.distribution import own_version
 from slipway.errors import ArtifactError
 from slipway.texts import one_line, shortened
@@ -25,7 +25,6 @@ LARGEST_ANSWER = 4 << 20
 """Largest document that is read, as most registries have it for manifests."""
 BLOCK_BYTES = 1 << 20
 CONNECTIONS = 8
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 120.0
 _LONGEST_ANSWER_SECONDS = 600.0
 """Longest time that an answer may take; each piece of it has the shorter limit of a read."""
@@ -45,31 +44,6 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     data: bytes = b""
-
-
-class Patience:
-    """Waits longer before each repeat, for as long as a server is given to recover.
-
-    Args:
-        seconds: How long that is, from now on.
-        wait: Sleeps for some seconds.
-    """
-
-    def __init__(self, seconds: float, wait: Callable[[float], None]) -> None:
-        self._seconds, self._wait = seconds, wait
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin again: the server did something."""
-        self._pause, self._end = _FIRST_PAUSE, time.monotonic() + self._seconds
-
-    def wait(self) -> bool:
-        """Wait before a repeat; return False, at once, when the time is over."""
-        if time.monotonic() + self._pause > self._end:
-            return False
-        self._wait(self._pause * random.uniform(0.5, 1))  # noqa: S311
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-        return True
 
 
 class Connections:
@@ -144,7 +118,7 @@ class Connections:
         Raises:
             ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_INVALID``, and what the call raises.
         """
-        patience = self.patience()
+        backoff = self.backoff()
         while True:
             try:
                 answer = call()
@@ -155,12 +129,13 @@ class Connections:
                     raise self._make_error(doing, f"its certificate is not valid ({fault})", "STORE_INVALID") from error
             if not fault:
                 return answer
-            if not patience.wait():
+            if backoff.is_over():
                 raise self._make_error(doing, fault, "STORE_UNAVAILABLE")
+            backoff.wait()
 
-    def patience(self) -> Patience:
-        """Return the patience for one piece of work that is repeated."""
-        return Patience(self._patience, self._wait)
+    def backoff(self) -> Backoff:
+        """Return the pauses of one piece of work that is repeated."""
+        return Backoff(self._patience, self._wait)
 
     @contextmanager
     def during(self, on_wait: Callable[[], None]) -> Iterator[None]:

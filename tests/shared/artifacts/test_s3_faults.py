@@ -11,6 +11,7 @@ import pytest
 
 from slipway.artifacts import ActionResult
 from slipway.artifacts.s3 import transfer
+from slipway.artifacts.s3.blobs import S3Blobs
 from slipway.artifacts.s3.client import S3Bucket
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError
@@ -60,6 +61,28 @@ def test_an_answer_that_is_less_than_all_takes_nothing_from_the_bucket(
         proxy.shorten = 1
         assert not behind.exists("sha256:" + "0" * 64)
         assert proxy.shorten == 0
+
+
+def test_a_file_is_read_though_answers_break_off_for_a_while_before_their_first_byte(
+    s3: S3Server, bucket: S3Bucket, tmp_path: Path
+) -> None:
+    digest = S3Store(bucket).put_files({"weights": random_file(tmp_path / "weights", 3000)})
+
+    def read(patience: float, mute: float) -> bytes:
+        with FaultyProxy(s3.endpoint) as proxy:
+            options = s3.options(endpoint=proxy.endpoint)
+            store = S3Store(S3Bucket(options, BUCKET, prefix=bucket.prefix, patience_seconds=patience))
+            (file,) = store.manifest(digest).files
+            proxy.mute_until = time.monotonic() + mute
+            try:
+                return b"".join(S3Blobs(store).read(file, digest))
+            finally:
+                assert proxy.truncated < 20  # with pauses between the attempts
+
+    assert read(patience=60, mute=1.2) == (tmp_path / "weights").read_bytes()
+    with pytest.raises(ArtifactError, match="reading") as raised:
+        read(patience=0.3, mute=60)
+    assert (raised.value.reason, raised.value.retryable) == ("STORE_UNAVAILABLE", True)
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])

@@ -143,6 +143,9 @@ class FaultyProxy:
         truncate: Share of responses that break off in the middle.
         shorten: Number of responses, from the first, that contain only half of their content and a matching length.
         seed: Seed of the choices.
+
+    Attributes:
+        mute_until: Until then, by the monotonic clock, answers break off before the first byte of their content.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class FaultyProxy:
         chance, lock = random.Random(seed), threading.Lock()
         upstream = endpoint.removeprefix("http://")
         self.refused = self.truncated = self.passed = 0
-        self.shorten = shorten
+        self.shorten, self.mute_until = shorten, 0.0
         self._connections: set[socket.socket] = set()
         proxy = self
 
@@ -195,12 +198,13 @@ class FaultyProxy:
                 self.send_header("Content-Length", length or "0")
                 self.end_headers()
                 connection.close()
-                cut = cut and self.command == "GET" and len(data) > 1000
+                mute = time.monotonic() < proxy.mute_until
+                cut = (cut or mute) and self.command == "GET" and len(data) > 1000
                 with lock:
                     proxy.truncated += cut
                     proxy.passed += not cut
                 if cut:
-                    self.wfile.write(data[: len(data) // 2])
+                    self.wfile.write(b"" if mute else data[: len(data) // 2])
                     self.close_connection = True
                     return
                 self.wfile.write(data)

@@ -21,10 +21,11 @@ from slipway.artifacts.blobs import CHUNK_BYTES, BlobWriter, verify_chunks
 from slipway.artifacts.digests import blob_name
 from slipway.artifacts.faults import not_found_error
 from slipway.artifacts.manifest import Manifest, ManifestFile
-from slipway.artifacts.s3.client import S3_EXCEPTIONS, S3Bucket, store_error
+from slipway.artifacts.s3.client import S3_EXCEPTIONS, S3Bucket, is_passing, store_error
 from slipway.artifacts.s3.store import S3Store
 from slipway.artifacts.s3.transfer import complete, workers
 from slipway.artifacts.store import OnBytes
+from slipway.backoff import Backoff
 from slipway.errors import ArtifactError
 from slipway.files.paths import open_unlinked
 from slipway.observability import metrics
@@ -32,7 +33,6 @@ from slipway.observability import metrics
 PART_BYTES = 8 << 20
 """Each incoming file has two parts in memory: one that fills, and one that is sent."""
 _MOST_PARTS = 10_000  # limit of the S3 protocol
-_TRIES = 5
 
 
 class S3Blobs:
@@ -72,7 +72,8 @@ class S3Blobs:
 
 def _chunks(bucket: S3Bucket, name: str, span: range) -> Iterator[bytes]:
     """Yield a span of an object; less if the object is shorter."""
-    position, fruitless, doing = span.start, 0, f"reading {name}"
+    position, doing = span.start, f"reading {name}"
+    backoff: Backoff | None = None
     while position < span.stop:
         begin = position
         response = bucket.call(doing, functools.partial(_open, bucket, name, begin, span.stop - begin))
@@ -84,9 +85,12 @@ def _chunks(bucket: S3Bucket, name: str, span: range) -> Iterator[bytes]:
                 metrics.STORE_BYTES.add(len(data), direction="received")
                 yield data
         except S3_EXCEPTIONS as error:
-            fruitless = fruitless + 1 if position == begin else 0
-            if fruitless == _TRIES:
+            if backoff is None or position > begin:
+                backoff = bucket.backoff()
+            if not is_passing(error) or backoff.is_over():
                 raise store_error(error, doing, bucket.where) from error
+            response.close()
+            backoff.wait()
         else:
             if position == begin:
                 return

@@ -9,7 +9,6 @@ import copy
 import io
 import itertools
 import logging
-import random
 import re
 import socket
 import time
@@ -30,6 +29,7 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 from urllib3.exceptions import HTTPError, MaxRetryError, SSLError
 
 from slipway.artifacts.s3.credentials import connections, credentials
+from slipway.backoff import Backoff
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.observability import metrics
@@ -60,7 +60,6 @@ _T = TypeVar("_T")
 WORKERS = 4
 """Concurrent requests that carry data. Each has one part in memory, so this bounds the memory of a transfer."""
 PATIENCE_SECONDS = 60.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _DELETES_A_CALL = 500
 
 # Detect within seconds that the other end of a connection has gone.
@@ -185,27 +184,30 @@ class S3Bucket:
         Raises:
             ArtifactError: ``STORE_UNAVAILABLE``, ``STORE_DENIED``, ``STORE_INVALID``, ``ARTIFACT_NOT_FOUND`` or ``DISK_FULL``.
         """
-        deadline, pause, warned = 0.0, _FIRST_PAUSE, False
+        backoff: Backoff | None = None
+        warned = False
         operation = doing.partition(" ")[0]
         while True:
             try:
                 answer = request()
             except S3_EXCEPTIONS as error:
-                now = time.monotonic()
-                deadline = deadline or now + self._patience
-                final = not is_passing(error) or now >= deadline
+                backoff = backoff or self.backoff()
+                final = not is_passing(error) or backoff.is_over()
                 outcome = "missing" if is_missing(error) else "failed" if final else "retried"
                 metrics.STORE_REQUESTS.add(operation=operation, outcome=outcome)
                 if final:
                     raise store_error(error, doing, self.where) from error
-                if not warned and pause > 1:  # single failures are common; warn only about longer ones
+                if not warned and backoff.pause > 1:  # single failures are common; warn only about longer ones
                     warned = True
                     log.warning(f"{doing}: {self.where} does not answer, retrying for {self._patience:.0f} s")
             else:
                 metrics.STORE_REQUESTS.add(operation=operation, outcome="ok")
                 return answer
-            self._wait(min(pause * random.uniform(0.5, 1), max(deadline - now, 0.01)))  # noqa: S311
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            backoff.wait()
+
+    def backoff(self) -> Backoff:
+        """Return the pauses of one piece of work that is repeated while the service is unavailable."""
+        return Backoff(self._patience, self._wait)
 
     def get(self, name: str) -> bytes:
         """Return the content of a small object.

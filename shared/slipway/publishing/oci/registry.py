@@ -135,7 +135,7 @@ class Repository:
         from urllib3.exceptions import HTTPError
 
         place, offset, farthest, fruitless = self._begin(digest), 0, -1, 0
-        patience = self._transport.patience()
+        backoff = self._transport.backoff()
         while offset < size:
             length = min(CHUNK_BYTES, size - offset)
             span = _Span(read_at, offset, length, on_bytes)
@@ -157,12 +157,13 @@ class Repository:
             span.rewind()
             if offset > farthest:
                 farthest, fruitless = offset, 0
-                patience.renew()
+                backoff.reset()
             fruitless += 1
-            if not patience.wait() and fruitless >= _TRIES:
+            if backoff.is_over() and fruitless >= _TRIES:
                 raise self._transport.error(
                     f"sending {digest[:19]}", "the connection breaks each time", "STORE_UNAVAILABLE"
                 )
+            backoff.wait()
             place, offset = self._resume(place, digest)
         self._finish(digest, place)
 

@@ -17,9 +17,10 @@ from urllib.parse import urlencode, urljoin, urlsplit
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from slipway.backoff import Backoff
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import parse_json
-from slipway.publishing.connections import LARGEST_ANSWER, Answer, Connections, Patience, headers_of
+from slipway.publishing.connections import LARGEST_ANSWER, Answer, Connections, headers_of
 from slipway.publishing.oci.address import Address, Credentials, credentials_remedy, is_loopback
 from slipway.texts import one_line, shortened
 
@@ -82,9 +83,9 @@ class Transport:
         """
         return self._connections.repeat(doing, call)
 
-    def patience(self) -> Patience:
-        """Return the patience for one piece of work that is repeated."""
-        return self._connections.patience()
+    def backoff(self) -> Backoff:
+        """Return the pauses of one piece of work that is repeated."""
+        return self._connections.backoff()
 
     def request(
         self,
