@@ -27,7 +27,8 @@ from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
 from slipway_merge.adapter.conversions import Headed, add_head
 from slipway_merge.conclusion import Results, conclude
-from slipway_merge.deferred import MergedWeights, describe_weights, reason_to_write
+from slipway_merge.deferred import MergedWeights
+from slipway_merge.description import describe_weights, reason_to_write
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.embeddings import check_vocabulary
 from slipway_merge.plan.plan import Planner
@@ -37,6 +38,7 @@ from slipway_merge.tensors.outputs import Layout, MergePlan, plan_layout
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.verify.spot_check import spot_check
 from slipway_merge.writing.folder import DTYPE_NAMES, copy_small_files, merged_config, open_base, write_config
+from slipway_merge.writing.output_file import Written
 from slipway_merge.writing.writer import MergeWriter
 
 #: Models up to this size are loaded by transformers in a few seconds.
@@ -86,23 +88,27 @@ class PlannedMerge:
         Raises:
             ModelMergeError, CheckpointValidationError: as listed in this service's README.
         """
-        limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
-        writer = MergeWriter(folder, self.reader, ctx, max_memory_bytes=limit, discard=self.deferred)
-        written = writer.write(layout)
-        return Results(written, self._check_samples(layout, folder, ctx), writer.resumed)
-
-    def _check_samples(self, layout: Layout, folder: Path, ctx: Context) -> dict[str, Any]:
-        """Check rows in the written files or, if the weights are left out, as later stages will compute them."""
 
         def tell(done: int, total: int) -> None:
             ctx.progress("verify", done=done, total=total, unit="tensors")
 
-        if not self.deferred:
-            return spot_check(folder, layout, self.reader, replaced=self.plan.replaced, on_tensor=tell)
+        if self.deferred:
+            return self._describe(layout, tell, threads=ctx.threads)
+        limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
+        writer = MergeWriter(folder, self.reader, ctx, max_memory_bytes=limit)
+        written = writer.write(layout)
+        verified = spot_check(folder, layout, self.reader, replaced=self.plan.replaced, on_tensor=tell)
+        return Results(written, verified, writer.resumed)
+
+    def _describe(self, layout: Layout, tell: Callable[[int, int], None], *, threads: int) -> Results:
+        """Describe all weights instead of writing them; check rows of the layout's weights as later stages will compute them."""
         inputs = {"base": self.base, "adapter": self.adapter_folder}
         describe_weights(self.made.path, self.layout, inputs)
+        names = {tensor.name for tensor in layout.tensors()}
         with closing(MergedWeights(self.made.path, inputs)) as weights:
-            return weights.check_samples(tell, names={tensor.name for tensor in layout.tensors()})
+            changes, verified = weights.check_samples(tell, names=names, threads=threads)
+        copied, converted = sum(s.copied for s in layout.shards), sum(s.converted for s in layout.shards)
+        return Results(Written(changes, copied, converted), verified)
 
 
 def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams, ctx: Context) -> None:
@@ -167,6 +173,7 @@ def plan_merge(
         deferred = _may_defer(params, layout, ctx)
         known = _known_facts(adapter=adapter, layout=layout, plan=plan, weights=weights, dtype=written_dtype) | {
             "weights": "deferred" if deferred else "stored",
+            "changes_measured_on": "samples" if deferred else "all values",
             "model_class": new_config.class_and_type,
             "small_files": files,
         }

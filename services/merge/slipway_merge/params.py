@@ -31,7 +31,7 @@ class MergeParams(StageParams):
     )
     weights: Literal["stored", "deferred"] = Field(
         default="stored",
-        description="deferred computes and checks the merged weights without writing them: the next stage makes them again, from base "
+        description="deferred writes no merged weights and computes samples of them: the next stage makes them, from base "
         "and adapter; weights of a form that peft computes are written all the same",
     )
 

@@ -18,6 +18,7 @@ from slipway.model.weights.reading import DEFERRED, open_weights
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
+from slipway_merge.tensors.tensor_io import SAMPLE_ROWS, generator
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_quantize.params import QuantizeParams
@@ -193,23 +194,92 @@ def test_a_form_that_peft_computes_is_written(tmp_path: Path) -> None:
     assert content(merged) == content(steps.merged())
 
 
+MEASURED = ("unchanged_share", "modules")
+"""Facts that depend on the values of the weights."""
+
+
 def test_the_report_says_of_a_merge_without_files_what_it_says_of_one_with_them(tied: Chain) -> None:
     found = []
     for weights in ("stored", "deferred"):
         tied.merged(weights=weights)
-        found.append({key: value for key, value in tied.facts.items() if key not in ("weights", "verified")})
-    assert found[0] == found[1]
-    assert found[0]["tensors_merged"] == 14
+        found.append(tied.facts)
+    stored, deferred = found
+    differing = {key for key in stored | deferred if stored.get(key) != deferred.get(key)}
+    assert differing == {"weights", "changes_measured_on", *MEASURED}
+    assert stored["tensors_merged"] == 14
+    assert deferred["changes_measured_on"] == "samples"
+    assert deferred["unchanged_share"] == pytest.approx(stored["unchanged_share"], abs=0.01)
+    for sampled, exact in zip(deferred["modules"], stored["modules"], strict=True):
+        assert sampled["relative_change"] == pytest.approx(exact["relative_change"], rel=0.1)
+        assert sampled["unchanged_share"] == pytest.approx(exact["unchanged_share"], abs=0.02)
+        same = [
+            {k: v for k, v in one.items() if k not in ("relative_change", "unchanged_share")}
+            for one in (sampled, exact)
+        ]
+        assert same[0] == same[1]
 
 
-def test_an_adapter_without_effect_is_refused_before_anything_is_described(tied: Chain) -> None:
+def change_weights(path: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
     from safetensors.torch import load_file, save_file
 
-    path = tied.inputs["adapter"] / "adapter_model.safetensors"
-    save_file({name: value * 1e-30 for name, value in load_file(path).items()}, path)
+    save_file({name: change(name, value) for name, value in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
+def test_an_adapter_without_effect_is_refused_without_files(tied: Chain) -> None:
+    change_weights(tied.inputs["adapter"] / "adapter_model.safetensors", lambda _, value: value * 1e-30)
     with pytest.raises(ModelExportError) as raised:
         tied.merged(weights="deferred")
     assert raised.value.reason == "ADAPTER_NO_EFFECT"
+
+
+def test_a_weight_is_called_unchanged_only_if_all_of_it_is(tied: Chain) -> None:
+    """One row of one weight changes, which its sample does not have; no row of another does."""
+    gone, rare = ("model.layers.0.mlp.gate_proj", "model.layers.1.mlp.gate_proj")
+
+    def change(name: str, value: torch.Tensor) -> torch.Tensor:
+        if "lora_B" not in name or not (gone in name or rare in name):
+            return value
+        kept = torch.zeros_like(value)
+        if rare in name:
+            kept[_row_outside(f"{rare}.weight", len(value))] = 8.0
+        return kept
+
+    change_weights(tied.inputs["adapter"] / "adapter_model.safetensors", change)
+    found = []
+    for weights in ("stored", "deferred"):
+        tied.merged(weights=weights)
+        shares = {module["module"]: module["unchanged_share"] for module in tied.facts["modules"]}
+        found.append((shares[gone], shares[rare], tied.facts["warnings"]))
+    assert found[0] == found[1]
+    assert found[0][0] == 1.0 > found[0][1] > 0.9
+    assert gone in found[0][2][0]
+    assert rare not in found[0][2][0]
+
+
+def _row_outside(name: str, rows: int) -> int:
+    """Return a row that the sample of a weight does not have."""
+    first = int(generator(name).integers(0, rows - SAMPLE_ROWS + 1))
+    return first - 1 if first else first + SAMPLE_ROWS
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.gate_proj.weight"])
+def test_numbers_that_are_none_are_refused_where_they_are_read(tied: Chain, name: str) -> None:
+    """In a tensor that the adapter does not touch, and in a row that the merge's sample does not have."""
+
+    def change(each: str, value: torch.Tensor) -> torch.Tensor:
+        if each == name:
+            value[_row_outside(name, len(value))] = torch.nan
+        return value
+
+    change_weights(tied.inputs["base"] / "model.safetensors", change)
+    described = tied.merged(weights="deferred")
+    weights = open_weights(described, tied.inputs)
+    with pytest.raises(ModelExportError, match="holds NaN or infinity") as raised:
+        weights.rows(name, 0, weights.tensors[name].shape[0])
+    assert (raised.value.reason, raised.value.about["tensor"]) == ("NON_FINITE_WEIGHTS", name)
+    with pytest.raises(ModelExportError) as raised:
+        tied.quantized(described, "pytorch")
+    assert raised.value.reason == "NON_FINITE_WEIGHTS"
 
 
 def test_a_wrong_computation_is_found_where_the_rows_are_read(tied: Chain, monkeypatch: pytest.MonkeyPatch) -> None:

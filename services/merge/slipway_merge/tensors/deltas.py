@@ -58,6 +58,15 @@ class Change:
         self.changed += part.changed
         self.total += part.total
 
+    def extend(self, elements: int) -> None:
+        """Take the count of some rows for that of all elements; a weight of which something changed stays changed."""
+        if self.total in (0, elements):
+            return
+        share = elements / self.total
+        self.weight_sum *= share
+        self.changed = max(min(self.changed, 1), round(self.changed * share))
+        self.total = elements
+
     @property
     def relative_change(self) -> float:
         """Norm of the update against the norm of the base weight (0 for an update of zeros, inf for a weight of zeros)."""

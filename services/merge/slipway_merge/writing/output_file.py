@@ -140,39 +140,6 @@ class OutputFile:
             position += count
 
 
-class NoFile(OutputFile):
-    """Accepts the portions of a file without writing or digesting them, so that they are only computed and checked.
-
-    Args:
-        _path: Path of the file, which is not created.
-        nbytes: The size that the file would have.
-    """
-
-    def __init__(self, _path: Path, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._digested = 0
-        self._abandoned = False
-        self._moved = threading.Condition()
-
-    def close(self) -> None:
-        """Close nothing."""
-
-    def digest(self) -> str:
-        """Return an empty digest."""
-        return ""
-
-    def write(self, view: memoryview, position: int) -> None:
-        """Write nothing."""
-
-    def copy(self, source: int, start: int, position: int, size: int) -> int:
-        """Copy nothing; the scan of the source checks that it is long enough."""
-        del source, start, position
-        return size
-
-    def _digest(self, start: int, end: int, view: memoryview | None) -> None:
-        """Digest nothing."""
-
-
 @dataclass
 class Written:
     """Statistics of the written files.

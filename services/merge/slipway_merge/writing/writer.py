@@ -20,7 +20,7 @@ from slipway_merge.tensors.deltas import Change
 from slipway_merge.tensors.kernel import Block
 from slipway_merge.tensors.outputs import Layout, Shard
 from slipway_merge.tensors.tensor_io import TensorReader
-from slipway_merge.writing.output_file import Abandoned, KeptShards, NoFile, OutputFile, Written
+from slipway_merge.writing.output_file import Abandoned, KeptShards, OutputFile, Written
 from slipway_merge.writing.portions import Portion, portions
 
 
@@ -32,18 +32,14 @@ class MergeWriter:
         reader: Reads stored tensors.
         ctx: Progress, cancellation, threads, and the kept folder of an interrupted attempt; gets the digests.
         max_memory_bytes: Memory limit of all threads together.
-        discard: Whether to compute and check everything, but write nothing.
 
     Attributes:
         written: Statistics of all finished files.
         resumed: Number of files written by an earlier attempt.
     """
 
-    def __init__(
-        self, folder: Path, reader: TensorReader, ctx: Context, *, max_memory_bytes: int, discard: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, reader: TensorReader, ctx: Context, *, max_memory_bytes: int) -> None:
         self.folder = folder
-        self.discard = discard
         self.reader = reader
         self.ctx = ctx
         self.threads = max(1, ctx.threads)
@@ -68,7 +64,7 @@ class MergeWriter:
         missing = [shard for shard in layout.shards if not self._resume(shard, total)]
         schedule = Schedule(missing, self._begin, at_once=self.threads, limit=self.max_memory_bytes)
         self._run(schedule, total)
-        if not self.discard and (index := layout.index()):
+        if index := layout.index():
             (self.folder / index[0]).write_text(index[1], encoding="utf-8")
         self.written.changes.sort(key=lambda change: change.tensor)
         return self.written
@@ -76,9 +72,7 @@ class MergeWriter:
     def _resume(self, shard: Shard, total: int) -> bool:
         """Reuse a shard that an earlier attempt finished; return whether there was one."""
         path = self.folder / shard.filename
-        kept = (
-            None if self.discard else self._kept.take(shard, path, on_bytes=lambda count: self._progress(count, total))
-        )
+        kept = self._kept.take(shard, path, on_bytes=lambda count: self._progress(count, total))
         if kept is None:
             return False
         self.resumed += 1
@@ -89,8 +83,7 @@ class MergeWriter:
 
     def _begin(self, shard: Shard) -> OpenShard:
         written = Written(copied=shard.copied, converted=shard.converted)
-        kind = NoFile if self.discard else OutputFile
-        file = kind(self.folder / shard.filename, shard.nbytes)
+        file = OutputFile(self.folder / shard.filename, shard.nbytes)
         return OpenShard(shard, file, portions(shard, self.reader, written.changes), written)
 
     def _run(self, schedule: Schedule, total: int) -> None:
@@ -144,12 +137,10 @@ class MergeWriter:
     def _finish(self, shard: OpenShard) -> None:
         sha256, path = shard.file.digest(), self.folder / shard.shard.filename
         shard.file.close()
-        if not self.discard:
-            self._kept.keep(shard.shard, path, sha256=sha256, written=shard.written)
+        self._kept.keep(shard.shard, path, sha256=sha256, written=shard.written)
         with self._lock:
             self.written.add(shard.written)
-            if not self.discard:
-                self.ctx.digest(path, sha256)
+            self.ctx.digest(path, sha256)
 
 
 def relative_changes(changes: list[Change]) -> list[Mapping[str, object]]:
