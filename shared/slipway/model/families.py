@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from slipway.machine.absent_parts import leave_out_absent_parts
+
 
 class Comparison(StrEnum):
     """How two models of a family are compared."""
@@ -256,6 +258,7 @@ def auto_model(family: Family, config: Mapping[str, Any] | None = None) -> Any:
     """Return the class of transformers that loads a family, or the model of it with this ``config.json``. Imports transformers."""
     import transformers
 
+    leave_out_absent_parts()
     return getattr(transformers, loader_of(family, config or {}))
 
 

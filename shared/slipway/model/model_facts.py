@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slipway.machine.absent_parts import leave_out_absent_parts
 from slipway.model.base_format import NAME_ITS_KIND
 from slipway.model.folder import ModelFolder
 from slipway.model.safetensors_file import TensorInfo
@@ -181,6 +182,7 @@ def named_class(name: str) -> Any:
     """
     import transformers
 
+    leave_out_absent_parts()
     model_class = getattr(transformers, name, None)
     return model_class if getattr(model_class, "config_class", None) is not None else None
 

@@ -33,11 +33,13 @@ class Picture:
         arguments: What the model's class takes for it beside tokens, by name: pixels or frames as floats, sizes and masks as integers.
         token: The token that stands for each of its features.
         types: Name of the argument that marks those tokens with 1; empty if the class takes none.
+        tokens: Number of those tokens, if the model's class takes one number of them whatever it makes; 0 if the model says how many.
     """
 
     arguments: Mapping[str, Array]
     token: int
     types: str = ""
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ def _square(config: Any, _: Tokens) -> tuple[int, int]:
     """Return the one size that the encoder takes."""
     size = config.vision_config.image_size
     return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) else (int(size), int(size))
+
+
+def _side_of_gemma3n(_config: Any, _: Tokens) -> tuple[int, int]:
+    """Return the one size that its processor makes; its configuration does not have it."""
+    return 768, 768
 
 
 def _of_tokens(config: Any, tokens: Tokens, *, merge: str) -> tuple[int, int]:
@@ -175,6 +182,7 @@ _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("internvl", "llava"), _Kind(_square, _whole)),
     **dict.fromkeys(("smolvlm", "idefics3"), _Kind(_square, _whole_and_part)),
     "gemma3": _Kind(_square, _whole, types="token_type_ids"),
+    "gemma3n": _Kind(_side_of_gemma3n, _whole),
     "gemma4": _Kind(_pooled, _patches_with_places, types="mm_token_type_ids"),
     "lfm2_vl": _Kind(_downsampled, _patches_with_shape),
     "mistral3": _Kind(_merged, _with_size),

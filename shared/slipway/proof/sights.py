@@ -25,8 +25,10 @@ _META, _TOKENS, _PIXELS, _ARGUMENT = "sight.json", "tokens.npy", "pixels.npy", "
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 LARGEST = 1 << 26
 """Bytes of one array."""
-_MOST, _MOST_ARGUMENTS, _MOST_TOKENS = 8, 8, 1 << 15
-"""Prompts, arguments of each, and tokens of each."""
+_MOST, _MOST_ARGUMENTS = 8, 8
+"""Prompts, and arguments of each."""
+MOST_TOKENS = 1 << 15
+"""Tokens of a prompt."""
 Colours = tuple[float, float, float]
 
 
@@ -119,7 +121,7 @@ class Sight:
         """Return what is wrong with it; empty if nothing is."""
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu" or self.tokens.min(initial=0) < 0:
             return f"its tokens have the shape {self.tokens.shape} and the type {self.tokens.dtype}"
-        if len(self.tokens) > _MOST_TOKENS or len(self.arguments) > _MOST_ARGUMENTS:
+        if len(self.tokens) > MOST_TOKENS or len(self.arguments) > _MOST_ARGUMENTS:
             return f"it has {len(self.tokens)} tokens, and {len(self.arguments)} arguments for its {self.sense.one}"
         if not 0 <= self.begin < self.end < len(self.tokens) or not 0 <= self.continued <= self.compared:
             return f"its {self.sense.one} lies from {self.begin} to {self.end} of {len(self.tokens)} tokens"

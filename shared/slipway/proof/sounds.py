@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from slipway.proof.pictures import Arguments, Picture
-from slipway.proof.sights import LARGEST
+from slipway.proof.sights import LARGEST, MOST_TOKENS
 
 _CHUNKS, _HEARD = 2, 0.7
 """Chunks of a sound, and the share of frames that are no padding: the last chunk is not full."""
@@ -44,7 +44,10 @@ def make_sound(config: Any, *, seed: int) -> Picture | None:
     if not takes_known_sound(config):
         return None
     arguments = _KINDS[config.model_type](config.audio_config, np.random.default_rng(seed))
-    return Picture(arguments, int(config.audio_token_id))
+    tokens = int(getattr(config, "audio_soft_tokens_per_image", None) or 0)
+    if not 0 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"a sound of it takes {tokens} tokens")
+    return Picture(arguments, int(config.audio_token_id), tokens=tokens)
 
 
 def _frames_in_chunks(ear: Any, random: np.random.Generator) -> Arguments:
@@ -62,8 +65,12 @@ def _whole_window(ear: Any, random: np.random.Generator) -> Arguments:
 
 
 def _frames_in_rows(ear: Any, random: np.random.Generator) -> Arguments:
-    """Return a row for each frame, (1, frames, F), and which of them are no padding, (1, frames). The encoder makes a token of four frames."""
-    bins, frames = _within(int(ear.subsampling_conv_channels[0]) // 4 * 4, _FRAMES)
+    """Return a row for each frame, (1, frames, F), and which of them are no padding, (1, frames).
+
+    Gemma 4's encoder makes a feature of four frames, and Gemma 3n's, which names its mel bins, of 16.
+    """
+    listed = getattr(ear, "input_feat_size", None)
+    bins, frames = _within(int(listed or int(ear.subsampling_conv_channels[0]) // 4 * 4), _FRAMES)
     heard = np.arange(frames) < round(_HEARD * frames)
     values = random.uniform(-1, 1.5, (1, frames, bins)) * heard[:, None]
     return {"input_features": values.astype(np.float32), "input_features_mask": heard[None]}
@@ -77,7 +84,7 @@ def _within(bins: int, frames: int) -> tuple[int, int]:
 
 
 _KINDS: Mapping[str, Callable[[Any, np.random.Generator], Arguments]] = {
-    "gemma4": _frames_in_rows,
+    **dict.fromkeys(("gemma3n", "gemma4"), _frames_in_rows),
     "qwen3_asr": _frames_in_chunks,
     "voxtral": _whole_window,
 }

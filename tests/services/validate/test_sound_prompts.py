@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import is_timm_available
 
+from slipway.machine.absent_parts import REMEDY
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, SPEECH
 from slipway.proof.runtime import LanguageModel, NotRunnable
@@ -230,7 +232,7 @@ def test_results_of_another_sense_are_refused(tmp_path: Path) -> None:
         ({"model_type": "gemma4", "vision_config": {}, "audio_config": {}}, tuple(Sense)),
         ({"model_type": "gemma4", "vision_config": {}, "audio_config": None}, (Sense.PICTURES,)),
         ({"model_type": "voxtral", "audio_config": {}}, (Sense.SOUND,)),
-        ({"model_type": "gemma3n", "vision_config": {}, "audio_config": {}}, (Sense.PICTURES,)),
+        ({"model_type": "gemma3n", "vision_config": {}, "audio_config": {}}, tuple(Sense)),
         ({"model_type": "qwen2_audio", "audio_config": {}}, (Sense.PICTURES,)),
         ({"model_type": ["voxtral"], "audio_config": {}}, (Sense.PICTURES,)),
         ({"model_type": "gemma4"}, ()),
@@ -282,6 +284,7 @@ def test_a_fault_behind_both_senses_is_explained_for_both() -> None:
     [
         ("qwen3_asr", {"n_window": 10**11, "num_mel_bins": 3}),
         ("voxtral", {"num_mel_bins": 10**9, "max_source_positions": 1500}),
+        ("gemma3n", {"input_feat_size": 10**9}),
         ("gemma4", {"subsampling_conv_channels": [10**9]}),
         ("qwen3_asr", {"n_window": 0, "num_mel_bins": 3}),
     ],
@@ -289,6 +292,18 @@ def test_a_fault_behind_both_senses_is_explained_for_both() -> None:
 def test_a_sound_that_needs_all_memory_is_not_made(kind: str, ear: dict[str, object]) -> None:
     config = SimpleNamespace(model_type=kind, audio_token_id=7, audio_config=SimpleNamespace(**ear))
     with pytest.raises(ValueError, match=r"^a sound of it has \d+ frames of \d+ mel bins$"):
+        make_sound(config, seed=0)
+
+
+def test_a_sound_of_more_tokens_than_a_prompt_is_not_made() -> None:
+    ear = SimpleNamespace(input_feat_size=16)
+    config = SimpleNamespace(model_type="gemma3n", audio_token_id=7, audio_config=ear, audio_soft_tokens_per_image=188)
+    made = make_sound(config, seed=0)
+    assert made is not None
+    assert made.tokens == 188
+    assert made.arguments["input_features"].shape == (1, 60, 16)
+    config.audio_soft_tokens_per_image = 10**9
+    with pytest.raises(ValueError, match=r"^a sound of it takes 1000000000 tokens$"):
         make_sound(config, seed=0)
 
 
@@ -330,6 +345,33 @@ def test_a_model_of_images_and_sound_is_compared_behind_both(tmp_path: Path) -> 
         }
         assert f"{sense}.mean_kl" in of_results
         assert all(name.startswith(f"{sense}.") for name in of_results)
+
+
+@pytest.mark.slow
+def test_gemma_3n_is_compared_without_the_library_of_its_images(tmp_path: Path) -> None:
+    """Behind pictures too if timm is installed; otherwise the report says what to install, and the part's tensors are delivered all the same."""
+    kind, right = merged(tmp_path, "gemma3n-senses")
+    lost = shutil.copytree(right, tmp_path / "lost")
+    tensors, tower = load_file(right / WEIGHTS), "model.vision_tower.timm_model.conv1.0.weight"
+    base = load_file(kind.base / WEIGHTS)
+    assert torch.equal(tensors[tower], base[tower])
+    name = "model.embed_audio.embedding_projection.weight"
+    assert not torch.equal(tensors[name], base[name])
+    tensors[name] = base[name].clone()
+    del tensors[tower]
+    save_file(tensors, lost / WEIGHTS, metadata={"format": "pt"})
+    verdicts = judge(kind, right, tmp_path / "work", {"pytorch": right, "pytorch-lost": lost})
+    verdict = verdicts["pytorch"]
+    assert verdict.passed, verdict.explanation
+    assert (behind(verdict).pictures, behind(verdict).not_run) == (4, "")
+    assert verdict.pictures is not None
+    if is_timm_available():
+        assert (verdict.pictures.pictures, verdict.pictures.not_run) == (2, "")
+    else:
+        assert REMEDY in verdict.pictures.not_run
+    failed = {each.name for each in verdicts["pytorch-lost"].failed_checks}
+    assert {"missing_tensors", "sound.mean_kl"} <= failed
+    assert "embed_audio.embedding_projection" in verdicts["pytorch-lost"].explanation
 
 
 @pytest.mark.slow

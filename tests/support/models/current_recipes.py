@@ -8,6 +8,8 @@ from typing import Any
 
 import transformers as tf
 
+from slipway.machine.absent_parts import leave_out_absent_parts
+
 VOCABULARY = 320
 """More rows than the tokenizer has tokens, as in many models."""
 _TOKENS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
@@ -148,6 +150,7 @@ class Recipe:
     packed: bool = False
 
     def build(self) -> Any:
+        leave_out_absent_parts()
         return getattr(tf, self.model)(getattr(tf, self.config)(**self.settings))
 
 
@@ -213,6 +216,21 @@ _GEMMA3N = {
     "intermediate_size": 384,
 }
 """llama.cpp has these widths, the rank of LAuReL and the layers that are sparse as constants."""
+_GEMMA3N_EAR: dict[str, Any] = {
+    "input_feat_size": 16,
+    "conf_attention_chunk_size": 4,
+    "conf_attention_context_left": 5,
+    "conf_num_attention_heads": 2,
+    "conf_num_hidden_layers": 2,
+    "sscp_conv_channel_size": (16, 8),
+}
+
+
+def _offset(first: int) -> dict[str, Any]:
+    """Return settings of a part whose own tokens begin at one of the vocabulary."""
+    return {"hidden_size": 32, "vocab_size": 10, "vocab_offset": first}
+
+
 _NEMOTRON = {
     **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"},
     "head_dim": 16,
@@ -279,6 +297,25 @@ KINDS: dict[str, Recipe] = {
         },
     ),
     "gemma3n": Recipe("Gemma3nTextConfig", "Gemma3nForCausalLM", _GEMMA3N),
+    "gemma3n-senses": Recipe(
+        "Gemma3nConfig",
+        "Gemma3nForConditionalGeneration",
+        {
+            "text_config": {**_GEMMA3N, "max_position_embeddings": 1024},
+            "vision_config": {
+                "architecture": "test_resnet",
+                **_offset(300),
+                "hidden_size": 96,
+                "label_names": ["LABEL_0", "LABEL_1"],
+            },
+            "vision_soft_tokens_per_image": 576,
+            "audio_config": {**_GEMMA3N_EAR, **_offset(310)},
+            "image_token_id": 301,
+            "audio_token_id": 311,
+            "audio_soft_tokens_per_image": 6,
+        },
+        {"model.vision_tower.timm_model.conv1.0.weight": (16, 3, 3, 3)},  # where timm computes it, one of many
+    ),
     "gemma4": Recipe("Gemma4TextConfig", "Gemma4ForCausalLM", _GEMMA4),
     "gemma4-moe": Recipe(
         "Gemma4TextConfig",

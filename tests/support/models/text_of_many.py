@@ -92,6 +92,7 @@ _OWN = {
 """By type: the beginning of its classes' names, settings of text, of images, and of both."""
 _OF_KINDS = {
     "gemma3": "gemma3-vision",
+    "gemma3n": "gemma3n-senses",
     "gemma4": "gemma4-vision",
     "mistral3": "mistral3",
     "qwen2_5_vl": "qwen2.5-vl",

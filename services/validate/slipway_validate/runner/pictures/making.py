@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from slipway.files.json_documents import read_object_or_empty
+from slipway.machine.absent_parts import AbsentPartError
 from slipway.model.model_files import processor_settings
 from slipway.proof.numerics import Ints
 from slipway.proof.pictures import DEVIATION, MEAN, Picture, arrange, make_picture
@@ -154,6 +155,8 @@ def _given(model: Any, sense: Sense, *, seed: int) -> Picture:
 @torch.no_grad()
 def _count_features(model: Any, picture: Picture, sense: Sense) -> int:
     """Return how many tokens stand for a picture or sound."""
+    if picture.tokens:
+        return picture.tokens
     given = {name: torch.from_numpy(values) for name, values in picture.arguments.items()}
     try:
         whole = getattr(model, "model", model)
@@ -162,6 +165,8 @@ def _count_features(model: Any, picture: Picture, sense: Sense) -> int:
         features, heard = made.pooler_output, getattr(made, "attention_mask", None)
         listed = [features] if isinstance(features, torch.Tensor) else list(features)
         count = sum(each.numel() // each.shape[-1] for each in listed) if heard is None else int(heard.sum())
+    except AbsentPartError as error:
+        raise NoPicturesError(str(error)) from error
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ZeroDivisionError) as error:
         raise NoPicturesError(
             f"the model does not take a {sense.one} that is made for its config.json: {error or type(error).__name__}"
