@@ -79,6 +79,7 @@ lint: $(INSTALLED) ## Check style and types, and that what is generated is curre
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python services/generate.py --check
+	$(BIN)/python -P docs/generate_gguf.py --check
 	deploy/lock.sh --check
 
 format: $(INSTALLED) ## Format the code

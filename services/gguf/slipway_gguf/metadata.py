@@ -108,7 +108,7 @@ def parameters_of(found: Architecture, config: ModelConfig, *, heads: int = 0) -
     Raises:
         GGUFExportError: ``BASE_MODEL_INVALID`` for a wrong number, ``FAMILY_UNSUPPORTED`` for one that llama.cpp does not compute.
     """
-    decoder = decoder_of(config, CONFIG_VALUES, found.facts)
+    decoder = decoder_of(config, CONFIG_VALUES, found.kind)
     settings, numbers = decoder.settings, Numbers(decoder, config)
     experts = whole(settings, *found.experts) if found.experts else 0
     limit = 0 if found.has_windows else min(decoder.windows, default=0)

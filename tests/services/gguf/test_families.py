@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
-from support.models.gguf_families import FAMILIES, UNTRAINED
+from support.models.gguf_families import FAMILIES
 from support.models.gguf_models import (
     compute_like_llama,
     llama_distributions,
@@ -23,51 +23,16 @@ from support.models.gguf_sizes import VOCABULARY
 pytestmark = pytest.mark.own_process
 
 _TOKENS = np.random.default_rng(3).integers(3, VOCABULARY - 20, 24).tolist()  # Gemma 3n embeds no others in its layers
-_BY_TABLE = (
-    "bloom",
-    "bloom-uneven",
-    "falcon",
-    "falcon-groups",
-    "falcon-one-norm",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma3-text-part",
-    "gemma4",
-    "gemma4-experts",
-    "gemma4-text-part",
-    "gpt2",
-    "gptneox",
-    "gptneox-sequential",
-    "mpt",
-    "phi2",
-    "starcoder",
-    "starcoder-all-heads",
-    "starcoder2",
-)
-"""Families for which llama.cpp looks GELU up in a table of float16: a value at the edge of two entries may get the other one."""
-_MANY_BY_TABLE = "gemma3n"
-"""The same in 25 layers, after which transformers' results in float32 and in float64 differ as much."""
-_LONG_SUMS = ("qwen35", "qwen35-text-part", "qwen35moe", "qwen3next")
-"""Families whose recurrent layers add up all tokens, which transformers does in chunks and llama.cpp one by one, in another order."""
-_FAST = ("llama", "qwen3", "lfm2", "apertus", "gptneox", "stablelm-parallel")
-"""Those that every run of the tests has: each is the quickest witness of a mechanism."""
-
-
-def _limit(family: str) -> float:
-    if family in _BY_TABLE or family == _MANY_BY_TABLE:
-        return 5e-2 if family == _MANY_BY_TABLE else 5e-3
-    return 6e-5 if family in _LONG_SUMS else 2e-5
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=() if each in _FAST else pytest.mark.slow) for each in FAMILIES]
+    "family", [pytest.param(name, marks=() if each.fast else pytest.mark.slow) for name, each in FAMILIES.items()]
 )
 def test_distributions_are_those_of_transformers_and_of_peft(family: str, tmp_path: Path) -> None:
-    model, most = save_family(family, tmp_path / "base"), _limit(family)
+    model, most = save_family(family, tmp_path / "base"), FAMILIES[family].most
     compute_like_llama(model)
     expected = torch_distributions(model, _TOKENS)
-    tuned = torch_distributions(save_adapter(model, tmp_path / "adapter", without=UNTRAINED.get(family, ())), _TOKENS)
+    tuned = torch_distributions(save_adapter(model, tmp_path / "adapter", without=FAMILIES[family].untrained), _TOKENS)
     assert expected.std() > 0.1  # the model is not undecided, so that a wrong graph shows
     assert np.abs(tuned - expected).max() > 0.2  # the adapter changes what the base says
     base, _ = write_gguf(tmp_path / "base", tmp_path / "work", level="f32")

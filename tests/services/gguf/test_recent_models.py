@@ -44,7 +44,6 @@ def test_every_family_has_an_architecture_by_its_settings_alone(family: str) -> 
     found = architecture_of(text_part(config) or config)
     assert found is not None
     assert refusal_reason(config) == ""
-    assert found.name == {"mixtral": "llama", "gpt-oss-yarn": "gpt-oss"}.get(family, found.name)
 
 
 def test_a_file_says_which_layers_have_attention(tmp_path: Path) -> None:

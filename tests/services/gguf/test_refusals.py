@@ -19,7 +19,7 @@ from slipway_gguf.architectures import architecture_of, refusal_reason, text_par
 from slipway_gguf.metadata import field_of, parameters_of
 from slipway_gguf.weights.header import header
 from slipway_gguf.weights.tensors import plan_file
-from support.models.gguf_families import settings_of
+from support.models.gguf_families import FAMILIES, settings_of
 from support.models.gguf_models import edit_model, save_adapter, save_family, write_adapter, write_gguf
 
 pytestmark = pytest.mark.own_process
@@ -28,104 +28,9 @@ pytestmark = pytest.mark.own_process
 Tensors = dict[str, torch.Tensor]
 
 
-_LINEAR, _FULL = "linear_attention", "full_attention"
-
-
 @pytest.mark.parametrize(
     ("family", "settings", "key"),
-    [
-        ("qwen35", {"linear_value_head_dim": 32}, "linear_value_head_dim"),
-        ("qwen35", {"linear_num_value_heads": 3}, "linear_num_value_heads"),
-        ("qwen35", {"layer_types": [_FULL, _LINEAR, _LINEAR, _FULL]}, "layer_types"),
-        ("qwen35", {"attn_output_gate": False}, "attn_output_gate"),
-        ("qwen3next", {"norm_topk_prob": False}, "norm_topk_prob"),
-        ("qwen3next", {"mlp_only_layers": [1]}, "mlp_only_layers"),
-        ("lfm2", {"conv_bias": True}, "conv_bias"),
-        ("granitehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias"),
-        ("granitehybrid", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
-        ("granitehybrid", {"mamba_conv_bias": False}, "mamba_conv_bias"),
-        ("granite-4-attention-experts", {"position_embedding_type": "nope"}, "position_embedding_type"),
-        ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate"),
-        ("falcon-h1", {"projectors_bias": True}, "projectors_bias"),
-        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
-        ("nemotron_h", {"time_step_min": 0.1}, "time_step_min"),
-        ("nemotron_h_moe", {"moe_latent_size": 16}, "moe_latent_size"),
-        ("nemotron_h_moe", {"layers_block_type": ["moe", "mlp", "linear_attention"]}, "layers_block_type"),
-        ("jamba", {"mamba_expand": 3}, "mamba_expand"),
-        ("jamba", {"mamba_conv_bias": False}, "mamba_conv_bias"),
-        ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias"),
-        ("jamba", {"hidden_act": "gelu"}, "hidden_act"),
-        ("jamba-dense", {"head_dim": 32}, "head_dim"),
-        ("glm4moe", {"n_group": 2}, "n_group"),
-        ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
-        ("gpt-oss", {"layer_types": [_FULL] * 4}, "layer_types"),
-        ("deepseek2", {"rope_interleave": False}, "rope_interleave"),
-        ("deepseek2", {"num_hidden_layers": 27}, "q_lora_rank"),
-        ("deepseek-v2", {"num_hidden_layers": 26}, "q_lora_rank"),
-        ("deepseek-v2", {"num_hidden_layers": 48, "vocab_size": 128256}, "q_lora_rank"),
-        ("deepseek-v2", {"n_group": 4, "topk_group": 1}, "topk_group"),
-        ("deepseek-v2", {"n_group": 8, "topk_group": 3, "num_experts_per_tok": 6}, "topk_group"),
-        ("deepseek-v2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7}}, "mscale"),
-        ("deepseek-v2", {"mlp_bias": True}, "mlp_bias"),
-        ("deepseek2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "mscale"),
-        ("llama4", {"attention_chunk_size": 4096}, "attention_chunk_size"),
-        ("llama4", {"attn_temperature_tuning": False}, "attn_temperature_tuning"),
-        ("llama4", {"floor_scale": 4096}, "floor_scale"),
-        ("llama4", {"attn_scale": 0.2}, "attn_scale"),
-        ("llama4", {"attention_bias": True}, "attention_bias"),
-        ("llama4", {"no_rope_layers": [1, 1, 0, 1, 1]}, "no_rope_layers"),
-        ("llama4", {"no_rope_layers": None, "no_rope_layer_interval": 3}, "no_rope_layer_interval"),
-        ("llama4", {"layer_types": [_FULL] * 5}, "layer_types"),
-        ("llama4", {"moe_layers": [0, 3]}, "moe_layers"),
-        ("llama4", {"moe_layers": []}, "moe_layers"),
-        ("llama4", {"use_qk_norm": False}, "use_qk_norm"),
-        ("llama4", {"num_local_experts": 128}, "use_qk_norm"),
-        ("olmoe", {"num_key_value_heads": 2}, "num_key_value_heads"),
-        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
-        ("mistral3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
-        ("gemma", {"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ("command-r", {"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ("cohere2", {"sliding_window": None}, "sliding_window"),
-        ("cohere2", {"layer_types": None, "sliding_window_pattern": 2}, "sliding_window_pattern"),
-        ("command-r", {"use_qk_norm": True}, "use_qk_norm"),
-        ("olmo", {"head_dim": 32}, "head_dim"),
-        ("olmo2", {"tie_word_embeddings": True}, "tie_word_embeddings"),
-        ("olmo3", {"rope_parameters": {"sliding_attention": {"rope_theta": 1e6}}}, "rope_theta"),
-        ("phi2", {"qk_layernorm": True}, "qk_layernorm"),
-        ("starcoder2", {"use_bias": False}, "use_bias"),
-        ("stablelm", {"tie_word_embeddings": True}, "tie_word_embeddings"),
-        ("nemotron", {"hidden_act": "silu"}, "hidden_act"),
-        ("nemotron", {"head_dim": 32}, "head_dim"),
-        ("ernie4_5", {"use_bias": True}, "use_bias"),
-        ("chatglm", {"head_dim": 32}, "head_dim"),
-        ("exaone4", {"num_hidden_layers": 64}, "sliding_window"),
-        ("exaone4", {"sliding_window": 16}, "num_hidden_layers"),
-        ("hunyuan-dense", {"attention_bias": True}, "attention_bias"),
-        ("seed_oss", {"attention_out_bias": True}, "attention_out_bias"),
-        ("arcee", {"mlp_bias": True}, "mlp_bias"),
-        ("apertus", {"hidden_act": "silu"}, "hidden_act"),
-        ("gptneox", {"tie_word_embeddings": True}, "tie_word_embeddings"),
-        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
-        ("falcon", {"alibi": True}, "alibi"),
-        ("falcon", {"parallel_attn": False}, "parallel_attn"),
-        ("starcoder", {"activation_function": "relu"}, "activation_function"),
-        ("mpt", {"attn_config": {"softmax_scale": 0.1}}, "softmax_scale"),
-        ("mpt", {"no_bias": False}, "no_bias"),
-        ("jais2", {"attention_bias": False}, "attention_bias"),
-        ("minicpm3", {"scale_emb": 1}, "scale_emb"),
-        ("minicpm3", {"scale_depth": None}, "scale_depth"),
-        ("minicpm3", {"q_lora_rank": None}, "q_lora_rank"),
-        ("youtu", {"rope_interleave": False}, "rope_interleave"),
-        ("gemma3n", {"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
-        ("gemma3n", {"activation_sparsity_pattern": [0.0] * 25}, "activation_sparsity_pattern"),
-        ("gemma3n", {"laurel_rank": 32}, "laurel_rank"),
-        ("gemma4", {"num_kv_shared_layers": 3}, "num_kv_shared_layers"),
-        ("gemma4", {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}}, "per_layer_config"),
-        ("gemma4", {"per_layer_config": {"0": {"head_dim": 32}}}, "per_layer_config"),
-        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
-        ("gemma4", {"rope_parameters": {"full_attention": "proportional"}}, "rope_parameters"),
-    ],
+    [(name, settings, key) for name, each in FAMILIES.items() for settings, key in each.refused],
     ids=str,
 )
 def test_settings_that_llama_cpp_computes_otherwise_are_refused(
@@ -136,10 +41,13 @@ def test_settings_that_llama_cpp_computes_otherwise_are_refused(
     assert refusal_reason(ModelConfig({**config, **settings})).startswith(f"{key} is ")
 
 
-def test_the_number_that_llama_4_was_published_with_is_computed_as_true() -> None:
-    for value in (4, True, None):
-        assert refusal_reason(ModelConfig({**settings_of("llama4"), "attn_temperature_tuning": value})) == ""
-    assert refusal_reason(ModelConfig({**settings_of("llama4"), "attn_temperature_tuning": 0}))
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [(name, settings) for name, each in FAMILIES.items() for settings in each.taken],
+    ids=str,
+)
+def test_settings_that_mean_what_llama_cpp_computes_are_taken(family: str, settings: dict[str, Any]) -> None:
+    assert refusal_reason(ModelConfig({**settings_of(family), **settings})) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,17 @@ from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.classes import CLASSES
 from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of, kinds_of_layers
-from slipway.model.decoders.decoder_class import Local, Windowed
+from slipway.model.decoders.decoder_class import DecoderClass, Local, Windowed
 from slipway.model.decoders.layers import layer_kinds
 from slipway.model.decoders.values import ConfigValues
+from slipway_gguf import architectures as gguf
+from slipway_tensorrt_llm.models import table as tensorrt_llm
 
 VALUES = ConfigValues(GGUFExportError)
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 96}
+KINDS = {each.class_name: each.kind for each in gguf.ARCHITECTURES if not each.reading} | CLASSES
+"""Every class that a format describes; those that one format alone writes stand in its own table."""
+OTHER = DecoderClass("a class of which nothing is said")
 _IN_ROPE_PARAMETERS = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor")
 
 
@@ -30,17 +35,23 @@ def configuration(name: str) -> Any:
 
 
 def decoder(name: str, **settings: Any) -> Decoder:
-    return decoder_of(ModelConfig({"architectures": [name], **SIZES, "num_key_value_heads": 2, **settings}), VALUES)
+    config = ModelConfig({"architectures": [name], **SIZES, "num_key_value_heads": 2, **settings})
+    return decoder_of(config, VALUES, KINDS[name])
 
 
-@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_is_here_if_several_formats_write_it() -> None:
+    tables = [{each.class_name for each in table.ARCHITECTURES} for table in (gguf, tensorrt_llm)]
+    assert CLASSES.keys() == set.intersection(*tables)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_defaults_are_those_of_the_class_of_transformers(name: str) -> None:
     settings = configuration(name)()
     settings.allow_global_per_layer_attribute_access = True  # sizes that some layers have otherwise
-    names = {usual: own for own, usual in CLASSES[name].names.items()}
-    stated = [key for key in CLASSES[name].defaults if key not in _IN_ROPE_PARAMETERS]
+    names = {usual: own for own, usual in KINDS[name].names.items()}
+    stated = [key for key in KINDS[name].defaults if key not in _IN_ROPE_PARAMETERS]
     expected = {key: getattr(settings, names.get(key, key)) for key in stated}
-    assert {key: value for key, value in CLASSES[name].defaults.items() if key in expected} == expected
+    assert {key: value for key, value in KINDS[name].defaults.items() if key in expected} == expected
     if rotary := getattr(settings, "rope_parameters", None):
         found = decoder(name).rotary
         assert found.share == rotary.get("full_attention", rotary).get("partial_rotary_factor", 1.0)
@@ -51,11 +62,11 @@ def test_defaults_are_those_of_the_class_of_transformers(name: str) -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"max_window_layers": 0}, {"max_window_layers": 3}, {"max_window_layers": 99}], ids=range(4)
 )
-@pytest.mark.parametrize("name", [name for name, kind in CLASSES.items() if kind.windowed is not Windowed.NEVER])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.windowed is not Windowed.NEVER])
 def test_the_layers_with_a_window_are_those_of_the_class_of_transformers(name: str, more: dict[str, int]) -> None:
     layers, given = 13, {**more, "sliding_window": 8, "use_sliding_window": True}
     settings = configuration(name)(num_hidden_layers=layers, **given)
-    kinds = getattr(settings, "layer_types", None) if CLASSES[name].local is not Local.ALL else None
+    kinds = getattr(settings, "layer_types", None) if KINDS[name].local is not Local.ALL else None
     expected = kinds or [LOCAL] * layers  # a class without kinds of layers has the window in all
     found = decoder(name, num_hidden_layers=layers, **given)
     assert kinds_of_layers(found.kind, found.settings, VALUES, layers) == expected
@@ -64,7 +75,7 @@ def test_the_layers_with_a_window_are_those_of_the_class_of_transformers(name: s
 
 
 def test_only_classes_whose_attention_reads_kinds_of_layers_read_them_here() -> None:
-    for name, kind in CLASSES.items():
+    for name, kind in KINDS.items():
         if name.endswith("ForConditionalGeneration"):
             continue  # other parts of such a model read kinds of layers too
         module = importlib.import_module(configuration(name).__module__.replace("configuration_", "modeling_"))
@@ -154,7 +165,7 @@ def test_kinds_of_layers_that_no_model_can_have_are_named(settings: dict[str, An
         decoder("Qwen3ForCausalLM", sliding_window=8, use_sliding_window=True, **settings)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in CLASSES.items() if kind.windowed is Windowed.ASKED])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.windowed is Windowed.ASKED])
 def test_settings_of_windows_do_not_matter_without_one(name: str) -> None:
     unused = {"max_window_layers": None, "no_rope_layer_interval": 0, "layer_types": "none"}
     assert decoder(name, use_sliding_window=False, sliding_window=8, **unused).windows == ()
@@ -191,7 +202,8 @@ def test_kinds_of_layers_are_what_transformers_says(config: str, settings: dict[
     """As transformers saves the configuration, and as older files give the settings."""
     found = getattr(transformers, config)(num_hidden_layers=9, **settings)
     given = found.to_dict() if saved else {"model_type": found.model_type, "num_hidden_layers": 9, **settings}
-    assert layer_kinds(ModelConfig(given)) == tuple(found.layer_types)
+    name = config.replace("TextConfig", "Config").replace("Config", "ForCausalLM")
+    assert layer_kinds(ModelConfig(given), KINDS.get(name, OTHER)) == tuple(found.layer_types)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +235,8 @@ def test_kinds_of_layers_are_what_transformers_says(config: str, settings: dict[
     ids=range(10),
 )
 def test_kinds_of_layers_by_settings(settings: dict[str, Any], kinds: tuple[str, ...]) -> None:
-    assert layer_kinds(ModelConfig(settings)) == kinds
+    config = ModelConfig(settings)
+    assert layer_kinds(config, KINDS.get(config.class_name, OTHER)) == kinds
 
 
 @pytest.mark.parametrize(
@@ -264,8 +277,8 @@ def test_a_number_of_turned_values_is_a_share_of_the_head() -> None:
 
 
 def test_a_number_of_turned_values_counts_only_for_classes_that_read_it() -> None:
-    for name in (each for each, kind in CLASSES.items() if not kind.turned):
-        given = {"head_dim": 8, CLASSES[name].width: 8}
+    for name in (each for each, kind in KINDS.items() if not kind.turned):
+        given = {"head_dim": 8, KINDS[name].width: 8}
         assert decoder(name, **given, rotary_dim=4).rotary.share == decoder(name, **given).rotary.share, name
         settings = inspect.getsource(configuration(name))
         assert "rotary_dim" not in settings, name

@@ -32,7 +32,7 @@ _LINEAR = ("Linear", "Conv1D", "FalconLinear")
 def save_family(family: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
     """Save a model in which every weight matters, and return it: norms and biases differ from 1 and 0, and positions can be told apart."""
     torch.manual_seed(0)
-    model = FAMILIES[family]().eval()
+    model = FAMILIES[family].make().eval()
     with torch.no_grad():
         for parameter in (*model.parameters(), *_stored_buffers(model)):
             parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.dim() == 1 else 0.08))

@@ -1,11 +1,8 @@
-"""Sizes, scalings and settings of tiny models that are written as GGUF, for several tables, and a maker of one. Data."""
+"""Sizes, scalings and settings of tiny models that are written as GGUF, which several architectures share. Data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import transformers as tf
 
 VOCABULARY = 320
 """More rows than the tokenizer has tokens, as in many models."""
@@ -38,11 +35,36 @@ GRANITE: dict[str, Any] = {
     "residual_multiplier": 0.5,
     "logits_scaling": 3.0,
 }
-
-
-def of(config: str, model: str, **more: Any) -> Callable[[], Any]:
-    """Return a function that makes a model of these classes of transformers."""
-    return lambda: getattr(tf, model)(getattr(tf, config)(**{**SIZES, **more}))
+FIRST_DENSE: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+ROUTED: dict[str, Any] = {**FIRST_DENSE, "n_shared_experts": 2, "norm_topk_prob": True}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+KINDS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+WINDOWS: dict[str, Any] = {"num_hidden_layers": 4, "sliding_window": 16, "layer_types": KINDS}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0}
+"""Of models that take images, which add shares of axes."""
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 
 
 def longrope(width: int, original: int) -> dict[str, Any]:

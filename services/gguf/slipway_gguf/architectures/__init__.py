@@ -3,10 +3,11 @@
 The facts are those of llama.cpp's converter (``conversion/``) and graphs (``src/models/``). A graph assumes some settings for which the
 file has no key. A model must have these values, because llama.cpp would compute another value wrong without a message.
 
-An entry is in the module for its class's layers, as in :mod:`slipway.model.decoders`. Recurrent layers: ``delta_net``, ``mamba`` or ``mamba_2``,
-by their kind; short convolutions: ``convolution``. Attention in all layers: ``mixtures`` with experts; without, ``layer_norm`` if norms subtract
-the mean, otherwise ``dense``. Three modules are by family or task: ``gemma``, ``vision`` (text parts without a class of their own) and
-``encoders`` (models that read whole texts).
+An entry says all of an architecture, with the defaults of its class, and stands in the module for the layers of the class. Recurrent or
+convolutional layers: a module of ``recurrent``. Attention in all layers: ``latent`` with latent keys and values; with experts ``routed`` if
+the router adds a bias to its scores, otherwise ``mixtures``; without experts ``layer_norm`` if norms subtract the mean, otherwise ``dense``.
+Three modules are by family or task: ``gemma``, ``vision`` (text parts without a class of their own) and ``encoders`` (models that read
+whole texts).
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from collections.abc import Mapping
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.decoder import settings_of
 from slipway.texts import quoted
-from slipway_gguf.architectures.convolution import CONVOLUTION
-from slipway_gguf.architectures.delta_net import DELTA_NET
 from slipway_gguf.architectures.dense import DENSE
 from slipway_gguf.architectures.encoders import ENCODERS
 from slipway_gguf.architectures.entry import Architecture
 from slipway_gguf.architectures.gemma import GEMMA
+from slipway_gguf.architectures.latent import LATENT
 from slipway_gguf.architectures.layer_norm import LAYER_NORM
-from slipway_gguf.architectures.mamba import MAMBA
-from slipway_gguf.architectures.mamba_2 import MAMBA_2
 from slipway_gguf.architectures.mixtures import MIXTURES
+from slipway_gguf.architectures.recurrent.convolution import CONVOLUTION
+from slipway_gguf.architectures.recurrent.delta_net import DELTA_NET
+from slipway_gguf.architectures.recurrent.mamba import MAMBA
+from slipway_gguf.architectures.recurrent.mamba_2 import MAMBA_2
+from slipway_gguf.architectures.recurrent.nemotron_h import NEMOTRON_H
 from slipway_gguf.architectures.refusals import describe_assumption
+from slipway_gguf.architectures.routed import ROUTED_MIXTURES
 from slipway_gguf.architectures.vision import VISION
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -34,9 +38,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *GEMMA,
     *LAYER_NORM,
     *MIXTURES,
+    *ROUTED_MIXTURES,
+    *LATENT,
     *DELTA_NET,
     *CONVOLUTION,
     *MAMBA_2,
+    *NEMOTRON_H,
     *MAMBA,
     *VISION,
     *ENCODERS,
@@ -57,43 +64,19 @@ COMPUTED_OTHERWISE: Mapping[str, str] = {
 
 def architecture_of(config: ModelConfig) -> Architecture | None:
     """Return the architecture for a model's ``config.json``; None if no GGUF file can be written for it."""
-    settings = settings_of(config)
-    return next(
-        (
-            each
-            for each in ARCHITECTURES
-            if each.class_name == config.class_name and (each.when is None or each.when(settings))
-        ),
-        None,
-    )
-
-
-TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
-    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
-    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
-    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
-    "Gemma3nForConditionalGeneration": {"gemma3n_text": "Gemma3nForCausalLM"},
-    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
-    "Mistral3ForConditionalGeneration": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
-    "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
-    "SmolVLMForConditionalGeneration": {"llama": "LlamaForCausalLM"},
-    "Idefics3ForConditionalGeneration": {"llama": "LlamaForCausalLM"},
-    "InternVLForConditionalGeneration": {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"},
-    "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM"},
-    **{each.class_name: {"": each.class_name} for each in VISION},
-}
-"""Classes that take more than text, with the class whose graph their text part has, by the type of that part; ``""`` is any type."""
+    of_class = (each for each in ARCHITECTURES if each.class_name == config.class_name)
+    return next((each for each in of_class if each.when is None or each.when(settings_of(config, each.kind))), None)
 
 
 def text_part(config: ModelConfig) -> ModelConfig | None:
     """Return the configuration of a model's text part, of which a file is written; None if the model takes text alone."""
-    types = TEXT_PARTS.get(config.class_name, {})
-    class_name = types.get(str(config.text.get("model_type")), types.get("", ""))
-    if not class_name:
+    types = ("", str(config.text.get("model_type")))
+    found = next((each for each in ARCHITECTURES if each.wholes.get(config.class_name) in types), None)
+    if found is None:
         return None
     # The whole model's setting decides whether its head is tied.
     shared = {key: config[key] for key in ("tie_word_embeddings", "vision_config") if config.get(key) is not None}
-    return ModelConfig({**config.text, **shared, "architectures": [class_name]})
+    return ModelConfig({**config.text, **shared, "architectures": [found.class_name]})
 
 
 def refusal_reason(config: ModelConfig) -> str:
@@ -104,7 +87,7 @@ def refusal_reason(config: ModelConfig) -> str:
         return f"the model is {config.description}, and {COMPUTED_OTHERWISE[part.class_name]}"
     if architecture is None:
         return f"the model is {config.description}, and GGUF files are written of {KNOWN}"
-    settings = settings_of(part, architecture.facts)
+    settings = settings_of(part, architecture.kind)
     for key, values in architecture.assumes.items():
         value = settings.get(key)
         if value is not None and value not in values:

@@ -1,25 +1,25 @@
-"""Architectures with attention in all layers, RMS norms and no experts, but for Gemma. Data, and light."""
+"""Architectures with attention in all layers, RMS norms and no experts, but for Gemma and those with latent keys. Data, and light."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import Any
 
+from slipway.model.decoders.classes import CLASSES
+from slipway.model.decoders.decoder_class import DecoderClass, Local, Windowed
 from slipway_gguf.architectures.entry import Architecture, Key, local_layers, rope_number
-from slipway_gguf.architectures.mixtures import MIXTURES
 from slipway_gguf.architectures.refusals import (
     EXAONE_LAYERS,
     first_of,
     largest_without_windows,
     other_local_base,
-    other_minicpm,
     other_rotation,
     other_scale_of_yarn,
     other_width,
     unlisted_windows,
     without_yarn,
 )
-from slipway_gguf.architectures.settings import SILU, SILU_WITHOUT_BIAS, UNTIED
+from slipway_gguf.architectures.settings import GRANITE_DEFAULTS, SILU, SILU_WITHOUT_BIAS, UNTIED
 
 _LLAMA_SCALINGS = ("linear", "yarn", "llama3")
 
@@ -27,56 +27,121 @@ _MINISTRAL_KEYS: Mapping[str, Key] = {
     "rope.scaling.yarn_log_multiplier": lambda numbers: rope_number(numbers, "mscale_all_dim"),
     "attention.temperature_scale": lambda numbers: rope_number(numbers, "llama_4_scaling_beta"),
 }
-
-_LATENT_KEYS: Mapping[str, Key] = {
-    "attention.q_lora_rank": lambda numbers: numbers.whole("q_lora_rank"),
-    "attention.kv_lora_rank": lambda numbers: numbers.whole("kv_lora_rank"),
-    "attention.key_length": lambda numbers: numbers.whole("qk_nope_head_dim") + numbers.whole("qk_rope_head_dim"),
-    "attention.value_length": lambda numbers: numbers.whole(
-        "v_head_dim", default=max(1, numbers.decoder.hidden // numbers.decoder.heads)
-    ),
+_LLAMA_2_DEFAULTS: Mapping[str, Any] = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+_GLM_DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-07,
+    "partial_rotary_factor": 0.5,
 }
-_DEEPSEEK = next(each for each in MIXTURES if each.class_name == "DeepseekV3ForCausalLM")
-_YOUTU_KEYS: Mapping[str, Key] = {
-    **{key: value for key, value in _DEEPSEEK.keys.items() if not key.startswith("expert_")},
-    "leading_dense_block_count": lambda numbers: numbers.decoder.layers,
-    "expert_feed_forward_length": lambda numbers: numbers.decoder.inner,
-    "expert_shared_count": lambda _: 0,
-}
-"""The graph of DeepSeek, with no layer that has experts; llama.cpp wants numbers for them all the same."""
+_EXAONE_4 = DecoderClass(
+    "Exaone4ForCausalLM",
+    {**_LLAMA_2_DEFAULTS, "num_key_value_heads": 32, "sliding_window": 4096},
+    windowed=Windowed.ALWAYS,
+    local=Local.PERIOD,
+    period=4,
+)
 
 DENSE: tuple[Architecture, ...] = (
-    Architecture("llama", "LlamaForCausalLM", assumes=SILU, rope=_LLAMA_SCALINGS, paired=True),
-    Architecture("llama", "MistralForCausalLM", assumes=SILU, rope=_LLAMA_SCALINGS, paired=True),
+    Architecture(
+        "llama",
+        CLASSES["LlamaForCausalLM"],
+        assumes=SILU,
+        rope=_LLAMA_SCALINGS,
+        paired=True,
+        wholes={"SmolVLMForConditionalGeneration": "llama", "Idefics3ForConditionalGeneration": "llama"},
+    ),
+    Architecture(
+        "llama",
+        CLASSES["MistralForCausalLM"],
+        assumes=SILU,
+        rope=_LLAMA_SCALINGS,
+        paired=True,
+        wholes={"Mistral3ForConditionalGeneration": "mistral"},
+    ),
     Architecture(
         "mistral3",
-        "Ministral3ForCausalLM",
+        DecoderClass(
+            "Ministral3ForCausalLM",
+            {
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "max_position_embeddings": 262144,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1_000_000.0,
+            },
+            windowed=Windowed.ALWAYS,
+        ),
         assumes=SILU,
         rope=("yarn",),
         paired=True,
         scales_yarn=True,
         keys=_MINISTRAL_KEYS,
         refuses=first_of(without_yarn, other_scale_of_yarn),
+        notes="attention grows with the position",
+        wholes={"Mistral3ForConditionalGeneration": "ministral3"},
     ),
-    Architecture("qwen2", "Qwen2ForCausalLM", assumes=SILU),
-    Architecture("qwen3", "Qwen3ForCausalLM", assumes=SILU_WITHOUT_BIAS),
-    Architecture("granite", "GraniteForCausalLM", assumes=SILU, paired=True),
-    Architecture("olmo2", "Olmo2ForCausalLM", assumes={**SILU_WITHOUT_BIAS, **UNTIED}, refuses=other_width),
+    Architecture(
+        "qwen2", CLASSES["Qwen2ForCausalLM"], assumes=SILU, wholes={"InternVLForConditionalGeneration": "qwen2"}
+    ),
+    Architecture(
+        "qwen3",
+        CLASSES["Qwen3ForCausalLM"],
+        assumes=SILU_WITHOUT_BIAS,
+        wholes={"InternVLForConditionalGeneration": "qwen3"},
+    ),
+    Architecture(
+        "granite",
+        DecoderClass("GraniteForCausalLM", GRANITE_DEFAULTS),
+        assumes=SILU,
+        paired=True,
+        notes="scales of embedding, attention, residual and logits",
+    ),
     Architecture(
         "olmo2",
-        "Olmo3ForCausalLM",
+        DecoderClass("Olmo2ForCausalLM", _LLAMA_2_DEFAULTS),
+        assumes={**SILU_WITHOUT_BIAS, **UNTIED},
+        refuses=other_width,
+    ),
+    Architecture(
+        "olmo2",
+        DecoderClass(
+            "Olmo3ForCausalLM",
+            {**_LLAMA_2_DEFAULTS, "rope_theta": 500_000.0, "rope_local_base_freq": 500_000.0, "sliding_window": 4096},
+            windowed=Windowed.ALWAYS,
+            local=Local.PERIOD,
+            period=4,
+        ),
         assumes={**SILU_WITHOUT_BIAS, **UNTIED},
         has_windows=True,
         keys={"attention.sliding_window_pattern": local_layers},
         refuses=first_of(other_width, unlisted_windows, other_local_base),
+        notes="rope scaling in layers without a window",
     ),
-    Architecture("phi3", "Phi3ForCausalLM", assumes=SILU, rope=("longrope",), partial=True),
-    Architecture("chatglm", "GlmForCausalLM", assumes=SILU, partial=True, refuses=other_width),
-    Architecture("glm4", "Glm4ForCausalLM", assumes=SILU, partial=True),
-    Architecture("ernie4_5", "Ernie4_5ForCausalLM", assumes={**SILU, "use_bias": (False,)}),
+    Architecture("phi3", CLASSES["Phi3ForCausalLM"], assumes=SILU, rope=("longrope",), partial=True),
+    Architecture(
+        "chatglm", DecoderClass("GlmForCausalLM", _GLM_DEFAULTS), assumes=SILU, partial=True, refuses=other_width
+    ),
+    Architecture("glm4", DecoderClass("Glm4ForCausalLM", _GLM_DEFAULTS), assumes=SILU, partial=True),
+    Architecture(
+        "ernie4_5",
+        DecoderClass(
+            "Ernie4_5ForCausalLM",
+            {
+                "num_key_value_heads": 2,
+                "head_dim": 128,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500_000.0,
+                "tie_word_embeddings": True,
+            },
+        ),
+        assumes={**SILU, "use_bias": (False,)},
+    ),
     Architecture(
         "exaone4",
-        "Exaone4ForCausalLM",
+        _EXAONE_4,
         when=lambda settings: settings.get("sliding_window") is None,
         assumes=SILU,
         rope=_LLAMA_SCALINGS,
@@ -84,47 +149,63 @@ DENSE: tuple[Architecture, ...] = (
     ),
     Architecture(
         "exaone4",
-        "Exaone4ForCausalLM",
+        _EXAONE_4,
         assumes={**SILU, "num_hidden_layers": (EXAONE_LAYERS,)},
         rope=_LLAMA_SCALINGS,
         has_windows=True,
         keys={"attention.sliding_window_pattern": local_layers},
         refuses=first_of(other_width, unlisted_windows),
+        notes="64 layers, and no other number of them",
     ),
-    Architecture("hunyuan-dense", "HunYuanDenseV1ForCausalLM", assumes=SILU_WITHOUT_BIAS, rope=("dynamic",)),
     Architecture(
-        "seed_oss", "SeedOssForCausalLM", assumes={**SILU, "attention_out_bias": (False,), "mlp_bias": (False,)}
+        "hunyuan-dense",
+        DecoderClass("HunYuanDenseV1ForCausalLM", _LLAMA_2_DEFAULTS),
+        assumes=SILU_WITHOUT_BIAS,
+        rope=("dynamic",),
+        notes="with an `alpha`, which stretches the base",
+    ),
+    Architecture(
+        "seed_oss",
+        DecoderClass(
+            "SeedOssForCausalLM",
+            {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6},
+        ),
+        assumes={**SILU, "attention_out_bias": (False,), "mlp_bias": (False,)},
     ),
     Architecture(
         "smollm3",
-        "SmolLM3ForCausalLM",
+        DecoderClass(
+            "SmolLM3ForCausalLM",
+            {
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 2_000_000.0,
+                "tie_word_embeddings": True,
+                "no_rope_layer_interval": 4,
+            },
+            windowed=Windowed.ASKED,
+            local=Local.UNROTATED,
+        ),
         assumes={**SILU, "no_rope_layer_interval": (4,)},
         paired=True,
         refuses=other_rotation,
     ),
     Architecture(
         "arcee",
-        "ArceeForCausalLM",
+        DecoderClass("ArceeForCausalLM", {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
         assumes={"hidden_act": ("relu2",), "attention_bias": (False,), "mlp_bias": (False,)},
         rope=_LLAMA_SCALINGS,
         paired=True,
     ),
     Architecture(
         "apertus",
-        "ApertusForCausalLM",
+        DecoderClass(
+            "ApertusForCausalLM", {"max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12_000_000.0}
+        ),
         assumes={"hidden_act": ("xielu",), "attention_bias": (False,)},
         rope=_LLAMA_SCALINGS,
         scalars={f"mlp.act_fn.{each}": f"xielu.{each}" for each in ("alpha_n", "alpha_p", "beta", "eps")},
+        notes="numbers of the activation from tensors",
     ),
-    Architecture(
-        "minicpm3",
-        "MiniCPM3ForCausalLM",
-        assumes={**SILU_WITHOUT_BIAS, "scale_emb": (12,), "scale_depth": (1.4,), "dim_model_base": (256,)},
-        rope=("longrope",),
-        keys=_LATENT_KEYS,
-        unadapted=(".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight", ".attn_kv_b.weight"),
-        refuses=other_minicpm,
-    ),
-    replace(_DEEPSEEK, class_name="YoutuForCausalLM", experts=(), dense="", keys=_YOUTU_KEYS, heads=None),
 )
-"""In the order in which they are named to users."""

@@ -7,6 +7,7 @@ Sources: llama.cpp's ``conversion/bert.py`` and ``qwen.py``; ``src/models/bert.c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from slipway.model.decoders.classes import CLASSES
@@ -34,24 +35,19 @@ _BERT_SIZES: Mapping[str, Any] = {
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
 }
-_BERT_FACTS = DecoderClass("BertModel", {**_BERT_SIZES, "pad_token_id": 0})
-_ROBERTA_FACTS = DecoderClass("XLMRobertaModel", {**_BERT_SIZES, "pad_token_id": 1})
-_MODERN_FACTS = DecoderClass(
-    "ModernBertModel",
-    {
-        "vocab_size": 50368,
-        "hidden_size": 768,
-        "intermediate_size": 1152,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 12,
-        "hidden_activation": "gelu",
-        "max_position_embeddings": 8192,
-        "norm_eps": 1e-5,
-        "local_attention": 128,
-        "classifier_pooling": "cls",
-        "classifier_activation": "gelu",
-    },
-)
+_MODERN_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "hidden_activation": "gelu",
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-5,
+    "local_attention": 128,
+    "classifier_pooling": "cls",
+    "classifier_activation": "gelu",
+}
 _BERT_ASSUMES: Assumed = {
     "hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh"),
     "position_embedding_type": ("absolute",),
@@ -121,6 +117,7 @@ def _counted_from(numbers: Numbers) -> tuple[Piece, ...]:
 _ROBERTA_TENSORS: Mapping[str, tuple[Target, ...]] = {
     "embeddings.position_embeddings.weight": (Target("position_embd.weight", _counted_from, leaves=True),)
 }
+_ROBERTA_NOTES = "positions from behind the padding token's"
 _ROBERTA_KEYS: Mapping[str, Key] = {**_layer_norm("layer_norm_eps"), "context_length": _positions}
 
 
@@ -128,12 +125,11 @@ def _bert(class_name: str, *beginnings: str, **more: Any) -> Architecture:
     return Architecture(
         **{
             "name": "bert",
-            "class_name": class_name,
+            "kind": DecoderClass(class_name, {**_BERT_SIZES, "pad_token_id": 0}),
             "assumes": _BERT_ASSUMES,
             "rope": (),
             "keys": _layer_norm("layer_norm_eps"),
             "needs": _BERT_NEEDS,
-            "facts": _BERT_FACTS,
             "reading": Reading(approximates=True),
             "rename": _without(*beginnings),
             **more,
@@ -142,7 +138,8 @@ def _bert(class_name: str, *beginnings: str, **more: Any) -> Architecture:
 
 
 def _roberta(class_name: str, **more: Any) -> Architecture:
-    given = {"keys": _ROBERTA_KEYS, "tensors": _ROBERTA_TENSORS, "facts": _ROBERTA_FACTS, **more}
+    kind = DecoderClass(class_name, {**_BERT_SIZES, "pad_token_id": 1})
+    given = {"keys": _ROBERTA_KEYS, "tensors": _ROBERTA_TENSORS, "kind": kind, "notes": _ROBERTA_NOTES, **more}
     return _bert(class_name, "roberta.", **given)
 
 
@@ -151,6 +148,7 @@ _SCORE: Mapping[str, Any] = {
     "rename": _scored_by({}, "roberta."),
     "needs": (*_BERT_NEEDS, *_HEAD),
     "refuses": several_labels,
+    "notes": f"one label; {_ROBERTA_NOTES}",
 }
 
 _MODERN_NEEDS = ("token_embd.weight", "token_embd_norm.weight", "output_norm.weight")
@@ -185,16 +183,16 @@ def _modern_bert(class_name: str, **more: Any) -> Architecture:
     return Architecture(
         **{
             "name": "modern-bert",
-            "class_name": class_name,
+            "kind": DecoderClass(class_name, _MODERN_DEFAULTS),
             "assumes": _MODERN_ASSUMES,
             "rope": (),
             "keys": _MODERN_KEYS,
             "needs": _MODERN_NEEDS,
             "lacks": ("blk.0.attn_norm.weight",),
-            "facts": _MODERN_FACTS,
             "reading": Reading(),
             "rename": _without("model."),
             "refuses": another_modern_bert,
+            "notes": "period of the layers without a window",
             **more,
         }
     )
@@ -212,15 +210,14 @@ def _score_and_zero(_: Numbers) -> tuple[Piece, ...]:
 ENCODERS: tuple[Architecture, ...] = (
     Architecture(
         "qwen3",
-        "Qwen3Model",
+        replace(CLASSES["Qwen3ForCausalLM"], name="Qwen3Model"),
         assumes=SILU_WITHOUT_BIAS,
         reading=Reading(),
-        facts=CLASSES["Qwen3ForCausalLM"],
         rename=_as_decoder,
     ),
     Architecture(
         "gemma-embedding",
-        "Gemma3TextModel",
+        replace(CLASSES["Gemma3ForCausalLM"], name="Gemma3TextModel"),
         assumes={
             "hidden_activation": ("gelu_pytorch_tanh",),
             "attention_bias": (False,),
@@ -230,9 +227,9 @@ ENCODERS: tuple[Architecture, ...] = (
         has_windows=True,
         keys={"attention.causal": lambda _: False},
         reading=Reading(layers=2),
-        facts=CLASSES["Gemma3ForCausalLM"],
         rename=_as_decoder,
         refuses=another_gemma,
+        notes="with `use_bidirectional_attention`; two linear layers behind the pooling or none",
     ),
     _bert("BertModel", "bert."),
     _roberta("RobertaModel"),
@@ -246,6 +243,7 @@ ENCODERS: tuple[Architecture, ...] = (
                 {"bert.pooler.dense.": "classifier.dense.", "classifier.": "classifier.out_proj."}, "bert."
             ),
             "refuses": first_of(several_labels, pairs_of_two_types),
+            "notes": "one label, one type of tokens",
         },
     ),
     _modern_bert(
@@ -261,19 +259,20 @@ ENCODERS: tuple[Architecture, ...] = (
         reading=Reading(scores=True),
         rename=_scored_by({"classifier.": "classifier.out_proj.", "head.": "head."}, "model."),
         refuses=first_of(several_labels, another_modern_bert),
+        notes="one label; first token or mean before the head",
     ),
     _roberta("RobertaForSequenceClassification", **_SCORE),
     _roberta("XLMRobertaForSequenceClassification", **_SCORE),
     Architecture(
         "qwen3",
-        "Qwen3ForSequenceClassification",
+        replace(CLASSES["Qwen3ForCausalLM"], name="Qwen3ForSequenceClassification"),
         assumes=SILU_WITHOUT_BIAS,
         tensors={"score.weight": (Target("cls.output.weight", _score_and_zero),)},
         needs=("token_embd.weight", "output_norm.weight", "cls.output.weight"),
         reading=Reading(scores=True),
-        facts=CLASSES["Qwen3ForCausalLM"],
         rename=_as_decoder,
         refuses=several_labels,
+        notes="one label",
     ),
 )
 """In the order in which they are named to users."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from slipway.errors import GGUFExportError
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES
 from slipway.model.decoders.decoder import LOCAL, Decoder
 from slipway.model.decoders.decoder_class import DecoderClass
 from slipway.model.decoders.layers import layer_kinds
@@ -48,7 +47,7 @@ class Numbers:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kind of each layer, as transformers 5 names it."""
-        kinds = layer_kinds(self.config)
+        kinds = layer_kinds(self.config, self.decoder.kind)
         if len(kinds) != self.decoder.layers:
             raise CONFIG_VALUES.invalid("layer_types", kinds, f"a list of the kinds of {self.decoder.layers} layers")
         return kinds
@@ -195,7 +194,7 @@ class Architecture:
 
     Attributes:
         name: Its name in a GGUF file, and the beginning of the keys of its numbers.
-        class_name: The class of transformers.
+        kind: The class of transformers, with the defaults of its code.
         when: Whether the entry is for a model with these settings; None for all of the class. The first entry that is for a model counts.
         assumes: Values that the graph assumes for settings; a setting may also be missing or null.
         rope: Kinds of rope scaling that the graph computes; empty if it has no rotary embedding.
@@ -223,12 +222,13 @@ class Architecture:
         heads: Layers that predict further tokens, for classes that may have them.
         exact_gelu: Whether the class has the exact GELU although no setting says it; the graph approximates it by tanh.
         reading: What the model makes of a text, for classes without a language head.
-        facts: What is said of the class, if it is none of :data:`~slipway.model.decoders.classes.CLASSES`.
         rename: Returns the name of a tensor as ``tensors`` and gguf know it; an empty text for a tensor that no result depends on.
+        wholes: Classes that take more than text and have a text part of this class, with the type of that part; ``""`` is any type.
+        notes: What readers of docs/gguf.md shall know of the file beside what the other attributes say.
     """
 
     name: str
-    class_name: str
+    kind: DecoderClass
     when: Callable[[Mapping[str, Any]], bool] | None = None
     assumes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rope: tuple[str, ...] = ("linear", "yarn")
@@ -254,10 +254,11 @@ class Architecture:
     heads: Heads | None = None
     exact_gelu: bool = False
     reading: Reading | None = None
-    facts: DecoderClass | None = None
     rename: Callable[[str], str] | None = None
+    wholes: Mapping[str, str] = field(default_factory=dict)
+    notes: str = ""
 
     @property
-    def kind(self) -> DecoderClass:
-        """The class of transformers."""
-        return self.facts or CLASSES[self.class_name]
+    def class_name(self) -> str:
+        """Name of the class of transformers."""
+        return self.kind.name

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
+from slipway.model.decoders.classes import CLASSES
 from slipway.model.decoders.decoder import LOCAL
+from slipway.model.decoders.decoder_class import DecoderClass, Local, Windowed
 from slipway.model.limits import MOST_PARTS
 from slipway_gguf.architectures.entry import (
     CONFIG_VALUES,
@@ -133,26 +135,79 @@ _GEMMA_3N: Mapping[str, tuple[Target, ...]] = {
     "model.embed_tokens_per_layer.weight": (Target("per_layer_token_embd.weight", _vocabulary_rows),),
 }
 
+_GEMMA_4 = DecoderClass(
+    "Gemma4ForCausalLM",
+    {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "sliding_window": 512,
+        "rope_theta": 1_000_000.0,
+        "partial_rotary_factor": 0.25,
+        "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 0,
+        "attention_k_eq_v": False,
+        "enable_moe_block": False,
+        "use_double_wide_mlp": False,
+    },
+    windowed=Windowed.ALWAYS,
+    local=Local.PERIOD_AND_LAST,
+    period=6,
+    by_layer=True,
+)
+
 GEMMA: tuple[Architecture, ...] = (
     Architecture(
         "gemma",
-        "GemmaForCausalLM",
+        CLASSES["GemmaForCausalLM"],
         assumes={**GELU, **TIED, "attention_bias": (False,), "use_bidirectional_attention": (False,)},
     ),
     Architecture(
-        "gemma2", "Gemma2ForCausalLM", assumes=_GEMMA_2, rope=("linear",), has_windows=True, refuses=other_windows
-    ),
-    Architecture(
-        "gemma3",
-        "Gemma3ForCausalLM",
-        assumes={**_GEMMA_2, "attn_logit_softcapping": (), "final_logit_softcapping": ()},
+        "gemma2",
+        CLASSES["Gemma2ForCausalLM"],
+        assumes=_GEMMA_2,
         rope=("linear",),
         has_windows=True,
         refuses=other_windows,
     ),
     Architecture(
+        "gemma3",
+        CLASSES["Gemma3ForCausalLM"],
+        assumes={**_GEMMA_2, "attn_logit_softcapping": (), "final_logit_softcapping": ()},
+        rope=("linear",),
+        has_windows=True,
+        refuses=other_windows,
+        wholes={"Gemma3ForConditionalGeneration": "gemma3_text"},
+    ),
+    Architecture(
         "gemma3n",
-        "Gemma3nForCausalLM",
+        DecoderClass(
+            "Gemma3nForCausalLM",
+            {
+                "num_attention_heads": 8,
+                "num_key_value_heads": 2,
+                "head_dim": 256,
+                "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": True,
+                "sliding_window": 512,
+                "rope_theta": 1_000_000.0,
+                "final_logit_softcapping": 30.0,
+                "vocab_size_per_layer_input": 262144,
+                "hidden_size_per_layer_input": 256,
+                "num_kv_shared_layers": 15,
+                "altup_num_inputs": 4,
+                "altup_active_idx": 0,
+                "altup_correct_scale": True,
+                "laurel_rank": 64,
+            },
+            windowed=Windowed.ALWAYS,
+            local=Local.PERIOD,
+            period=5,
+        ),
         assumes={
             **_ASSUMES,
             "altup_num_inputs": (4,),
@@ -172,10 +227,12 @@ GEMMA: tuple[Architecture, ...] = (
         keys=_GEMMA_3N_KEYS,
         unadapted=(*_UNADAPTED, ".altup_router.weight"),
         refuses=other_gemma_3n,
+        notes="several streams of states, sparse layers, shared keys and values, embeddings of each layer; as many layers of each kind as the released models have",
+        wholes={"Gemma3nForConditionalGeneration": "gemma3n_text"},
     ),
     Architecture(
         "gemma4",
-        "Gemma4ForCausalLM",
+        _GEMMA_4,
         when=_has_experts,
         assumes=_ASSUMES,
         rope=(),
@@ -192,10 +249,11 @@ GEMMA: tuple[Architecture, ...] = (
         factors=_factors,
         unadapted=_UNADAPTED,
         refuses=other_gemma_4,
+        notes="heads of two widths",
     ),
     Architecture(
         "gemma4",
-        "Gemma4ForCausalLM",
+        _GEMMA_4,
         assumes=_ASSUMES,
         rope=(),
         has_windows=True,
@@ -204,5 +262,7 @@ GEMMA: tuple[Architecture, ...] = (
         factors=_factors,
         unadapted=_UNADAPTED,
         refuses=other_gemma_4,
+        notes="heads of two widths, shared keys and values, embeddings of each layer",
+        wholes={"Gemma4ForConditionalGeneration": "gemma4_text"},
     ),
 )

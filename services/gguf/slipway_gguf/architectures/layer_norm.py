@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
+from slipway.model.decoders.classes import CLASSES
+from slipway.model.decoders.decoder_class import DecoderClass, Local, Windowed
 from slipway_gguf.architectures.entry import CONFIG_VALUES, Architecture, Key, Numbers, Piece, Target, local_layers
 from slipway_gguf.architectures.refusals import (
     first_of,
@@ -29,11 +32,23 @@ def _heads_apart(numbers: Numbers) -> tuple[Piece, ...]:
     return tuple(Piece(rows=in_groups(groups, first, end)) for first, end in pairwise(ends))
 
 
+def _all_heads(_: Mapping[str, Any]) -> None:
+    """Return nothing: each head has keys and values of its own, whatever settings say."""
+
+
+def _falcon_heads(settings: Mapping[str, Any]) -> Any:
+    """Return the heads of keys of a Falcon: older ones have one or as many as queries, whatever the number says."""
+    if settings.get("multi_query") and not settings.get("new_decoder_architecture"):
+        return 1
+    return settings.get("num_kv_heads")
+
+
 def _without_transformer(name: str) -> str:
     """Return a tensor's name without the beginning that some checkpoints lack."""
     return name.removeprefix("transformer.")
 
 
+_NAMES: Mapping[str, str] = {"layer_norm_eps": "layer_norm_epsilon"}
 _FOUR_TIMES: Mapping[str, Key] = {"feed_forward_length": lambda numbers: 4 * numbers.decoder.hidden}
 """The class has no setting for the width of the feed-forward network."""
 
@@ -56,7 +71,17 @@ _OLMO_EPSILON = 1e-5
 LAYER_NORM: tuple[Architecture, ...] = (
     Architecture(
         "command-r",
-        "CohereForCausalLM",
+        DecoderClass(
+            "CohereForCausalLM",
+            {
+                "max_position_embeddings": 8192,
+                "layer_norm_epsilon": 1e-5,
+                "rope_theta": 500_000.0,
+                "tie_word_embeddings": True,
+                "logit_scale": 0.0625,
+            },
+            names=_NAMES,
+        ),
         assumes={**SILU_WITHOUT_BIAS, **TIED},
         rope=("default",),
         keys={
@@ -65,10 +90,24 @@ LAYER_NORM: tuple[Architecture, ...] = (
             "context_length": lambda numbers: numbers.whole("model_max_length", "max_position_embeddings"),
         },
         refuses=first_of(other_width, other_head_norms),
+        notes="norms of queries and keys from 64 layers on",
     ),
     Architecture(
         "cohere2",
-        "Cohere2ForCausalLM",
+        DecoderClass(
+            "Cohere2ForCausalLM",
+            {
+                "max_position_embeddings": 8192,
+                "layer_norm_epsilon": 1e-5,
+                "tie_word_embeddings": True,
+                "logit_scale": 0.0625,
+                "sliding_window": 4096,
+            },
+            windowed=Windowed.ALWAYS,
+            local=Local.PERIOD,
+            period=4,
+            names=_NAMES,
+        ),
         assumes={**SILU_WITHOUT_BIAS, **TIED},
         rope=("default",),
         has_windows=True,
@@ -80,7 +119,7 @@ LAYER_NORM: tuple[Architecture, ...] = (
     ),
     Architecture(
         "olmo",
-        "OlmoForCausalLM",
+        DecoderClass("OlmoForCausalLM", {"max_position_embeddings": 2048}),
         assumes=SILU_WITHOUT_BIAS,
         paired=True,
         keys={
@@ -89,17 +128,22 @@ LAYER_NORM: tuple[Architecture, ...] = (
         },
         needs=("token_embd.weight",),
         refuses=other_width,
+        notes="norms without weights",
     ),
     Architecture(
         "phi2",
-        "PhiForCausalLM",
+        DecoderClass(
+            "PhiForCausalLM",
+            {"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "partial_rotary_factor": 0.5},
+            names=_NAMES,
+        ),
         assumes={**GELU, **UNTIED, "qk_layernorm": (False,)},
         partial=True,
         refuses=other_width,
     ),
     Architecture(
         "gpt2",
-        "GPT2LMHeadModel",
+        CLASSES["GPT2LMHeadModel"],
         assumes={
             "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
             "scale_attn_weights": (True,),
@@ -111,7 +155,17 @@ LAYER_NORM: tuple[Architecture, ...] = (
     ),
     Architecture(
         "gptneox",
-        "GPTNeoXForCausalLM",
+        DecoderClass(
+            "GPTNeoXForCausalLM",
+            {
+                "max_position_embeddings": 2048,
+                "layer_norm_epsilon": 1e-5,
+                "partial_rotary_factor": 0.25,
+                "use_parallel_residual": True,
+            },
+            names={**_NAMES, "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+            kv_heads=_all_heads,
+        ),
         assumes={**GELU, **UNTIED, "attention_bias": (True,)},
         partial=True,
         tensors={
@@ -119,10 +173,15 @@ LAYER_NORM: tuple[Architecture, ...] = (
         },
         keys={"use_parallel_residual": lambda numbers: numbers.flag("use_parallel_residual")},
         refuses=other_width,
+        notes="queries, keys and values of all heads behind each other",
     ),
     Architecture(
         "starcoder",
-        "GPTBigCodeForCausalLM",
+        DecoderClass(
+            "GPTBigCodeForCausalLM",
+            {"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "multi_query": True},
+            kv_heads=lambda settings: 1 if settings.get("multi_query") else None,
+        ),
         assumes={
             "activation_function": GELU["hidden_act"],
             "scale_attn_weights": (True,),
@@ -130,11 +189,33 @@ LAYER_NORM: tuple[Architecture, ...] = (
         },
         rope=(),
         tensors={f"attn.c_attn.{end}": (Target(f"attn_qkv.{end}", _heads_apart),) for end in ("weight", "bias")},
+        notes="queries, keys and values of all heads behind each other",
     ),
-    Architecture("starcoder2", "Starcoder2ForCausalLM", assumes={**GELU, "use_bias": (True,)}, refuses=other_width),
+    Architecture(
+        "starcoder2",
+        DecoderClass(
+            "Starcoder2ForCausalLM",
+            {
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 4096,
+                "layer_norm_epsilon": 1e-5,
+                "tie_word_embeddings": True,
+            },
+            windowed=Windowed.ALWAYS,
+            names={"norm_epsilon": "layer_norm_epsilon"},
+        ),
+        assumes={**GELU, "use_bias": (True,)},
+        refuses=other_width,
+    ),
     Architecture(
         "bloom",
-        "BloomForCausalLM",
+        DecoderClass(
+            "BloomForCausalLM",
+            {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+            names={"n_embed": "hidden_size", "seq_length": "max_position_embeddings"},
+            kv_heads=_all_heads,
+            positions=2048,
+        ),
         assumes={"apply_residual_connection_post_layernorm": (False,)},
         rope=(),
         rename=_without_transformer,
@@ -143,10 +224,24 @@ LAYER_NORM: tuple[Architecture, ...] = (
             for end in ("weight", "bias")
         },
         keys=_FOUR_TIMES,
+        notes="queries, keys and values of all heads behind each other",
     ),
     Architecture(
         "falcon",
-        "FalconForCausalLM",
+        DecoderClass(
+            "FalconForCausalLM",
+            {
+                "max_position_embeddings": 2048,
+                "layer_norm_epsilon": 1e-5,
+                "tie_word_embeddings": True,
+                "alibi": False,
+                "new_decoder_architecture": False,
+                "multi_query": True,
+                "parallel_attn": True,
+            },
+            names={"n_embed": "hidden_size", "ffn_hidden_size": "intermediate_size"},
+            kv_heads=_falcon_heads,
+        ),
         assumes={
             "activation": GELU["hidden_act"],
             "alibi": (False,),
@@ -155,19 +250,35 @@ LAYER_NORM: tuple[Architecture, ...] = (
         },
         tensors={"self_attention.query_key_value.weight": (Target("attn_qkv.weight", _heads_apart),)},
         refuses=other_width,
+        notes="queries, keys and values of all heads behind each other; one norm or two",
     ),
     Architecture(
         "mpt",
-        "MptForCausalLM",
+        DecoderClass(
+            "MptForCausalLM",
+            {"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+            names={
+                "d_model": "hidden_size",
+                "n_heads": "num_attention_heads",
+                "n_layers": "num_hidden_layers",
+                "max_seq_len": "max_position_embeddings",
+            },
+            kv_heads=_all_heads,
+        ),
         assumes={"no_bias": (True,), "logit_scale": ()},
         exact_gelu=True,
         rope=(),
         keys=_MPT,
         refuses=other_attention,
+        notes="queries, keys and values may be clamped",
     ),
     Architecture(
         "stablelm",
-        "StableLmForCausalLM",
+        DecoderClass(
+            "StableLmForCausalLM",
+            {"max_position_embeddings": 4096, "layer_norm_epsilon": 1e-5, "partial_rotary_factor": 0.25},
+            names=_NAMES,
+        ),
         assumes={**SILU, **UNTIED},
         partial=True,
         stacks={
@@ -175,17 +286,23 @@ LAYER_NORM: tuple[Architecture, ...] = (
             "self_attn.k_layernorm.norms.": "attn_k_norm.weight",
         },
         refuses=other_width,
+        notes="norms of single heads become one tensor",
     ),
     Architecture(
         "nemotron",
-        "NemotronForCausalLM",
+        DecoderClass(
+            "NemotronForCausalLM",
+            {"max_position_embeddings": 4096, "layer_norm_epsilon": 1e-5, "partial_rotary_factor": 0.5},
+            norm_offset=1.0,
+            names={"norm_eps": "layer_norm_epsilon"},
+        ),
         assumes={**UNTIED, "hidden_act": ("relu2",)},
         partial=True,
         refuses=other_width,
     ),
     Architecture(
         "jais2",
-        "Jais2ForCausalLM",
+        DecoderClass("Jais2ForCausalLM", {"max_position_embeddings": 8192, "layer_norm_epsilon": 1e-5}, names=_NAMES),
         assumes={**UNTIED, "hidden_act": ("relu2",), "attention_bias": (True,), "mlp_bias": (True,)},
     ),
 )

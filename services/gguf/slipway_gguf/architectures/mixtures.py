@@ -1,4 +1,4 @@
-"""Architectures with attention in all layers, and experts in some or all. Data, and light.
+"""Architectures with attention in all layers and experts, whose router chooses by its scores alone. Data, and light.
 
 Sources: llama.cpp's ``conversion/`` (a file for each family) and ``src/models/``.
 """
@@ -8,47 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slipway.model.decoders.classes import QWEN, QWEN_2
+from slipway.model.decoders.decoder_class import DecoderClass, Local, Windowed
 from slipway_gguf.architectures.entry import (
     CONFIG_VALUES,
     Architecture,
-    Heads,
-    Key,
     Numbers,
     Piece,
     Pieces,
     Target,
-    rope_number,
 )
-from slipway_gguf.architectures.refusals import (
-    describe_assumption,
-    first_of,
-    grouped_heads,
-    limited_groups,
-    other_chunks,
-    other_latent_queries,
-    other_period,
-    other_scale_of_yarn,
-)
+from slipway_gguf.architectures.refusals import describe_assumption, grouped_heads, other_chunks, other_period
 from slipway_gguf.architectures.settings import (
     EVERY_LAYER,
     EXPERTS,
-    ROUTED_EXPERTS,
-    SIGMOID,
+    GRANITE_EXPERT_DEFAULTS,
     SILU,
     SILU_WITHOUT_BIAS,
-    SOFTMAX,
 )
-from slipway_gguf.architectures.views import every_second, half, of_heads, transposed_experts
-
-_ROUTED_KEYS: Mapping[str, Key] = {
-    "leading_dense_block_count": lambda numbers: numbers.count("first_k_dense_replace"),
-    "expert_shared_count": lambda numbers: numbers.count("n_shared_experts"),
-    "expert_gating_func": lambda _: SIGMOID,
-    "expert_weights_scale": lambda numbers: numbers.number("routed_scaling_factor"),
-    "expert_weights_norm": lambda numbers: numbers.flag("norm_topk_prob"),
-}
-_ROUTED: Mapping[str, tuple[Target, ...]] = {"mlp.gate.e_score_correction_bias": (Target("exp_probs_b.bias"),)}
-_NEXT_LAYER = ("model.layers.{layer}.",)
+from slipway_gguf.architectures.views import every_second, half, transposed_experts
 
 
 def _transposed(_: Numbers) -> tuple[Piece, ...]:
@@ -76,72 +54,10 @@ _GPT_OSS: Mapping[str, tuple[Target, ...]] = {
     "mlp.experts.down_proj_bias": (Target("ffn_down_exps.bias"),),
     "self_attn.sinks": (Target("attn_sinks.weight"),),
 }
-
-
-def _absorbed(first: str, end: tuple[str, ...], *, turned: bool) -> Pieces:
-    """Return the part of ``kv_b_proj`` that gives the keys, or the values, of each head from the latent vector."""
-
-    def pieces(numbers: Numbers) -> tuple[Piece, ...]:
-        start = numbers.whole(first) if first else 0
-        view = of_heads(numbers.decoder.heads, start, sum(map(numbers.whole, end)))
-        return (Piece(form=(lambda whole: transposed_experts(view(whole))) if turned else view),)
-
-    return pieces
-
-
-_LATENT: Mapping[str, tuple[Target, ...]] = {
-    **_ROUTED,
-    "self_attn.kv_b_proj.weight": (
-        # llama.cpp multiplies queries by the keys' part, so that its cache has the latent vectors alone.
-        Target("attn_k_b.weight", _absorbed("", ("qk_nope_head_dim",), turned=True)),
-        Target("attn_v_b.weight", _absorbed("qk_nope_head_dim", ("qk_nope_head_dim", "v_head_dim"), turned=False)),
-    ),
-}
-
-
-def _log_multiplier(numbers: Numbers) -> float | None:
-    """Return by how much attention grows with the logarithm of the context's factor; None without scaling."""
-    scale = rope_number(numbers, "mscale_all_dim")
-    return None if scale is None else 0.1 * scale
-
-
-_LATENT_KEYS: Mapping[str, Key] = {
-    **_ROUTED_KEYS,
-    "attention.head_count_kv": lambda _: 1,
-    "attention.q_lora_rank": lambda numbers: numbers.count(
-        "q_lora_rank"
-    ),  # with 0 llama.cpp reads queries that are not latent
-    "attention.kv_lora_rank": lambda numbers: numbers.whole("kv_lora_rank"),
-    "attention.key_length": lambda numbers: numbers.whole("kv_lora_rank") + numbers.whole("qk_rope_head_dim"),
-    "attention.value_length": lambda numbers: numbers.whole("kv_lora_rank"),
-    "attention.key_length_mla": lambda numbers: numbers.whole("qk_nope_head_dim") + numbers.whole("qk_rope_head_dim"),
-    "attention.value_length_mla": lambda numbers: numbers.whole("v_head_dim"),
-    "expert_group_count": lambda numbers: numbers.whole("n_group"),
-    "expert_group_used_count": lambda numbers: numbers.whole("topk_group"),
-    "rope.scaling.yarn_log_multiplier": _log_multiplier,
-}
-
-
-_LATENT_V2_KEYS: Mapping[str, Key] = {
-    **_LATENT_KEYS,
-    "expert_gating_func": lambda _: SOFTMAX,
-    "expert_weights_norm": lambda _: False,  # the class reads no such setting
-    "expert_group_count": lambda _: None,
-    "expert_group_used_count": lambda _: None,
-}
-_UNADAPTED = (".attn_q.weight", ".attn_q_a.weight", ".attn_q_b.weight", ".attn_kv_a_mqa.weight")
-"""Queries, and vectors that are latent, which the graph computes without an adapter's factors."""
-
-
-_MIXTRAL: Mapping[str, tuple[Target, ...]] = {
+MIXTRAL_TENSORS: Mapping[str, tuple[Target, ...]] = {
     "block_sparse_moe.experts.w1.weight": (Target("ffn_gate_exps.weight"),),
     "block_sparse_moe.experts.w2.weight": (Target("ffn_down_exps.weight"),),
     "block_sparse_moe.experts.w3.weight": (Target("ffn_up_exps.weight"),),
-}
-
-_BIASED: Mapping[str, tuple[Target, ...]] = {
-    **_MIXTRAL,
-    "block_sparse_moe.e_score_correction_bias": (Target("exp_probs_b.bias"),),
 }
 
 
@@ -159,11 +75,6 @@ GRANITE_EXPERTS: Mapping[str, tuple[Target, ...]] = {
 }
 
 
-def _flat(_: Numbers) -> tuple[Piece, ...]:
-    """Return a matrix of one row as a vector."""
-    return (Piece(form=lambda whole: whole.reshape(-1)),)
-
-
 def _same_of_all(numbers: Numbers, key: str) -> int:
     """Return a number that a setting gives once, or for each layer."""
     given = numbers.decoder.settings.get(key)
@@ -178,18 +89,6 @@ def other_by_layer(architecture: Architecture, settings: Mapping[str, Any]) -> s
         if isinstance(given, list) and any(each != given[0] for each in given):
             return describe_assumption(architecture, key, given, "the same number in all layers")
     return ""
-
-
-def other_last_layer(architecture: Architecture, settings: Mapping[str, Any]) -> str:
-    """Refuse layers without experts behind those that have some (ERNIE 4.5)."""
-    end, layers = settings.get("moe_layer_end_index"), settings.get("num_hidden_layers")
-    if end in (None, -1) or (isinstance(layers, int) and end == layers - 1):
-        return ""
-    return describe_assumption(architecture, "moe_layer_end_index", end, "experts up to the last layer")
-
-
-def _shared_width(numbers: Numbers) -> int | None:
-    return numbers.whole("moe_intermediate_size") * numbers.count("moe_num_shared_experts") or None
 
 
 def _transposed_half(which: int) -> Pieces:
@@ -214,7 +113,12 @@ def _in_steps(numbers: Numbers, layer: int) -> bool:
 MIXTURES: tuple[Architecture, ...] = (
     Architecture(
         "qwen2moe",
-        "Qwen2MoeForCausalLM",
+        DecoderClass(
+            "Qwen2MoeForCausalLM",
+            {**QWEN_2, "num_experts": 60, "num_experts_per_tok": 4},
+            windowed=Windowed.ASKED,
+            local=Local.FIRST_ODD,
+        ),
         assumes={
             **SILU,
             **EVERY_LAYER,
@@ -226,21 +130,64 @@ MIXTURES: tuple[Architecture, ...] = (
     ),
     Architecture(
         "qwen3moe",
-        "Qwen3MoeForCausalLM",
+        DecoderClass(
+            "Qwen3MoeForCausalLM",
+            {
+                **QWEN,
+                "num_key_value_heads": 4,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": False,
+            },
+            windowed=Windowed.ASKED,
+        ),
         assumes={**SILU_WITHOUT_BIAS, **EVERY_LAYER, "norm_topk_prob": (True,)},
         experts=EXPERTS,
     ),
     Architecture(
         "llama",
-        "MixtralForCausalLM",
+        DecoderClass(
+            "MixtralForCausalLM",
+            {
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1_000_000.0,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+            },
+            windowed=Windowed.ALWAYS,
+        ),
         assumes=SILU,
         paired=True,
         experts=EXPERTS,
-        tensors=_MIXTRAL,
+        tensors=MIXTRAL_TENSORS,
     ),
     Architecture(
         "llama4",
-        "Llama4ForCausalLM",
+        DecoderClass(
+            "Llama4ForCausalLM",
+            {
+                "num_attention_heads": 40,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500_000.0,
+                "intermediate_size": 8192,
+                "intermediate_size_mlp": 16384,
+                "num_local_experts": 16,
+                "num_experts_per_tok": 1,
+                "interleave_moe_layer_step": 1,
+                "no_rope_layer_interval": 4,
+                "use_qk_norm": True,
+                "attention_chunk_size": 8192,
+                "attn_temperature_tuning": True,
+                "floor_scale": 8192,
+                "attn_scale": 0.1,
+            },
+            by_layer=True,
+        ),
         assumes={
             **SILU_WITHOUT_BIAS,
             "attention_chunk_size": (8192,),
@@ -258,25 +205,54 @@ MIXTURES: tuple[Architecture, ...] = (
             "interleave_moe_layer_step": lambda numbers: numbers.whole("interleave_moe_layer_step"),
         },
         refuses=other_chunks,
+        notes="chunks of 8192 tokens, and attention that grows behind them; three of four layers are rotated; experts transposed, gates and others taken apart",
+        wholes={"Llama4ForConditionalGeneration": "llama4_text"},
     ),
     Architecture(
         "granitemoe",
-        "GraniteMoeForCausalLM",
+        DecoderClass("GraniteMoeForCausalLM", GRANITE_EXPERT_DEFAULTS),
         assumes=SILU,
         paired=True,
         experts=EXPERTS,
         tensors=GRANITE_EXPERTS,
+        notes="scales of embedding, attention, residual and logits",
     ),
     Architecture(
         "olmoe",
-        "OlmoeForCausalLM",
+        DecoderClass(
+            "OlmoeForCausalLM",
+            {
+                "max_position_embeddings": 4096,
+                "rms_norm_eps": 1e-5,
+                "num_experts": 64,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": False,
+            },
+        ),
         assumes={**SILU_WITHOUT_BIAS, "norm_topk_prob": (False,), "clip_qkv": ()},
         experts=EXPERTS,
         refuses=grouped_heads,
     ),
     Architecture(
         "gpt-oss",
-        "GptOssForCausalLM",
+        DecoderClass(
+            "GptOssForCausalLM",
+            {
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 150_000.0,
+                "sliding_window": 128,
+                "num_local_experts": 128,
+                "num_experts_per_tok": 4,
+                "swiglu_alpha": 1.702,
+                "swiglu_limit": 7.0,
+            },
+            windowed=Windowed.ALWAYS,
+            local=Local.PERIOD,
+            period=2,
+        ),
         assumes={**SILU, "attention_bias": (True,), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
         rope=("yarn",),
         rounds_yarn=True,
@@ -285,86 +261,14 @@ MIXTURES: tuple[Architecture, ...] = (
         tensors=_GPT_OSS,
         keys={"expert_feed_forward_length": lambda numbers: numbers.whole("intermediate_size")},
         refuses=other_period,
-    ),
-    Architecture(
-        "deepseek2",
-        "DeepseekV3ForCausalLM",
-        assumes={**SILU_WITHOUT_BIAS, "rope_interleave": (True,)},
-        rope=("yarn",),
-        experts=ROUTED_EXPERTS,
-        dense="first_k_dense_replace",
-        tensors=_LATENT,
-        keys=_LATENT_KEYS,
-        scales_yarn=True,
-        unadapted=_UNADAPTED,
-        refuses=first_of(other_scale_of_yarn, other_latent_queries),
-        heads=Heads(_NEXT_LAYER),
-    ),
-    Architecture(
-        "deepseek2",
-        "DeepseekV2ForCausalLM",
-        assumes={**SILU_WITHOUT_BIAS, "mlp_bias": (False,)},
-        rope=("yarn",),
-        experts=ROUTED_EXPERTS,
-        dense="first_k_dense_replace",
-        tensors=_LATENT,
-        keys=_LATENT_V2_KEYS,
-        scales_yarn=True,
-        unadapted=_UNADAPTED,
-        refuses=first_of(other_scale_of_yarn, other_latent_queries, limited_groups),
-    ),
-    Architecture(
-        "glm4moe",
-        "Glm4MoeForCausalLM",
-        assumes={**SILU, "n_group": (1,), "topk_group": (1,)},
-        partial=True,
-        experts=ROUTED_EXPERTS,
-        dense="first_k_dense_replace",
-        tensors=_ROUTED,
-        keys=_ROUTED_KEYS,
-        heads=Heads(_NEXT_LAYER, {each: each for each in _NEXT_LAYER}),
-    ),
-    Architecture(
-        "dots1",
-        "Dots1ForCausalLM",
-        assumes={**SILU_WITHOUT_BIAS, "n_group": (1,), "topk_group": (1,)},
-        experts=ROUTED_EXPERTS,
-        dense="first_k_dense_replace",
-        tensors=_ROUTED,
-        keys=_ROUTED_KEYS,
-        refuses=grouped_heads,
-    ),
-    Architecture(
-        "minimax-m2",
-        "MiniMaxM2ForCausalLM",
-        assumes=SILU,
-        partial=True,
-        experts=EXPERTS,
-        tensors=_BIASED,
-        keys={
-            "expert_feed_forward_length": lambda numbers: numbers.whole("intermediate_size"),
-            "expert_gating_func": lambda _: SIGMOID,
-        },
-    ),
-    Architecture(
-        "ernie4_5-moe",
-        "Ernie4_5_MoeForCausalLM",
-        assumes={**SILU, "use_bias": (False,), "moe_layer_interval": (1,)},
-        experts=("moe_num_experts",),
-        dense="moe_layer_start_index",
-        tensors={"mlp.moe_statics.e_score_correction_bias": (Target("exp_probs_b.bias", _flat),)},
-        keys={
-            "leading_dense_block_count": lambda numbers: numbers.count("moe_layer_start_index"),
-            "interleave_moe_layer_step": lambda numbers: numbers.whole("moe_layer_interval"),
-            "expert_used_count": lambda numbers: numbers.whole("moe_k"),
-            "expert_shared_count": lambda numbers: numbers.count("moe_num_shared_experts"),
-            "expert_shared_feed_forward_length": _shared_width,
-        },
-        refuses=other_last_layer,
+        notes="experts transposed, gates and others taken apart; sinks of attention",
     ),
     Architecture(
         "hunyuan-moe",
-        "HunYuanMoEV1ForCausalLM",
+        DecoderClass(
+            "HunYuanMoEV1ForCausalLM",
+            {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "num_experts": 1, "moe_topk": 1},
+        ),
         assumes=SILU_WITHOUT_BIAS,
         rope=("dynamic",),
         experts=("num_experts",),
@@ -374,5 +278,6 @@ MIXTURES: tuple[Architecture, ...] = (
             "expert_shared_feed_forward_length": lambda numbers: numbers.decoder.inner,
         },
         refuses=other_by_layer,
+        notes="as many experts in each layer; with a fixed `alpha`",
     ),
 )

@@ -1,10 +1,11 @@
-"""Values that graphs assume for settings, which several entries of the table share. Light."""
+"""Values that graphs assume for settings, and defaults of classes, which several entries of the table share. Light."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from slipway.model.decoders.classes import LLAMA
 from slipway_gguf.architectures.entry import CONFIG_VALUES, Numbers
 
 Assumed = Mapping[str, tuple[Any, ...]]
@@ -21,6 +22,14 @@ EXPERTS = ("num_local_experts", "num_experts")
 ROUTED_EXPERTS = ("n_routed_experts",)
 EVERY_LAYER: Assumed = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 """All layers have experts."""
+GRANITE_DEFAULTS: Mapping[str, Any] = {
+    **LLAMA,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
+GRANITE_EXPERT_DEFAULTS: Mapping[str, Any] = {**GRANITE_DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2}
 SOFTMAX, SIGMOID = 1, 2
 """llama.cpp's numbers of the function of a router's scores (``llama_expert_gating_func_type``)."""
 

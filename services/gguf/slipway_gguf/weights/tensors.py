@@ -267,7 +267,7 @@ def plan_file(model: Path) -> PlannedFile:
             remedy="use another format for this model",
             about={"model_type": str(whole.get("model_type", ""))[:100]},
         )
-    layers = decoder_of(config, CONFIG_VALUES, architecture.facts).layers
+    layers = decoder_of(config, CONFIG_VALUES, architecture.kind).layers
     named = name_tensors(read_weights(model), architecture, layers, has_parts=part is not None)
     parameters = parameters_of(architecture, config, heads=named.heads)
     scalars, weights = take_scalars(named.tensors, parameters)
@@ -280,7 +280,7 @@ def plan_file(model: Path) -> PlannedFile:
         tied = False
     head = weights.get(_MODEL_HEAD) or _embedding_of(weights)
     read = read_sentences(model, parameters) if architecture.reading else read_score(model, parameters, head)
-    tensors = plan_tensors(weights, parameters, tied=tied, kinds=layer_kinds(config))
+    tensors = plan_tensors(weights, parameters, tied=tied, kinds=layer_kinds(config, architecture.kind))
     if read:
         parameters, tensors = replace(parameters, fields=(*parameters.fields, *read.fields)), [*tensors, *read.tensors]
     return PlannedFile(parameters, tied, tensors, named.left_out, named.others, read)

@@ -61,12 +61,12 @@ def model_of(config: ModelConfig) -> Model:
         raise unsupported_error(
             f"the model is {config.description}, and TensorRT-LLM checkpoints are written of {KNOWN}"
         )
-    settings = settings_of(config)
+    settings = settings_of(config, architecture.kind)
     for key, values in architecture.assumes.items():
         if settings.get(key) is not None and settings[key] not in values:
             expected = " or ".join(map(quoted, values)) or "no such setting"
             raise _assumption_error(architecture, key, settings[key], expected)
-    decoder = decoder_of(config, VALUES)
+    decoder = decoder_of(config, VALUES, architecture.kind)
     if architecture.graph in ("phi3", "gpt") and decoder.width * decoder.heads != decoder.hidden:
         raise _assumption_error(
             architecture, "head_dim", decoder.width, f"heads that share the hidden size of {decoder.hidden}"

@@ -1,5 +1,4 @@
 """How a decoder computes, as its settings and the defaults of its class say: sizes, windows of attention, rotary embedding.
 
-Its layers say in which table a class is: ``recurrent`` if some are recurrent or convolutional, otherwise ``mixtures`` if it has experts and
-``dense`` if not. ``gemma`` has the whole family. Formats say in their own tables which of these classes they write, and how.
+A format says in a table of its own which classes it writes, and how. ``classes`` has what is said of those that several formats write.
 """

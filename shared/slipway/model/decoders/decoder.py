@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES
 from slipway.model.decoders.decoder_class import DecoderClass, Local, Windowed
 from slipway.model.decoders.rotary import Rotary, rotary_of
 from slipway.model.decoders.values import ConfigValues
@@ -51,25 +50,21 @@ class Decoder:
     windows: tuple[int, ...]
 
 
-def settings_of(config: ModelConfig, kind: DecoderClass | None = None) -> dict[str, Any]:
+def settings_of(config: ModelConfig, kind: DecoderClass) -> dict[str, Any]:
     """Return the settings of a decoder by their usual names, with the defaults of its class."""
-    kind = kind or CLASSES.get(config.class_name)
-    if kind is None:
-        return dict(config)
     own = {name: config[other] for other, name in kind.names.items() if config.get(other) is not None}
     settings = {**kind.defaults, **config, **own}
     return {**settings, "num_key_value_heads": kind.kv_heads(settings)} if kind.kv_heads else settings
 
 
-def decoder_of(config: ModelConfig, values: ConfigValues, kind: DecoderClass | None = None) -> Decoder:
-    """Return the decoder with this configuration, whose class is one of :data:`CLASSES`.
+def decoder_of(config: ModelConfig, values: ConfigValues, kind: DecoderClass) -> Decoder:
+    """Return the decoder with this configuration, or a model that is built like one, such as an encoder.
 
     Args:
         config: Its configuration.
         values: Reads settings, with the errors that a format raises: ``BASE_MODEL_INVALID`` for a number that no model can have.
-        kind: What is said of its class, for a model that is built like a decoder and is none, such as an encoder.
+        kind: Its class.
     """
-    kind = kind or CLASSES[config.class_name]
     settings = settings_of(config, kind)
     none = None if kind.attends else 1
     heads = values.whole(settings, "num_attention_heads", "n_head", default=none, most=MOST_PARTS)

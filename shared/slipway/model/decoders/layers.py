@@ -7,9 +7,8 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES
 from slipway.model.decoders.decoder import kinds_of_layers
-from slipway.model.decoders.decoder_class import Local, Windowed
+from slipway.model.decoders.decoder_class import DecoderClass, Local, Windowed
 from slipway.model.decoders.values import ConfigValues
 from slipway.model.limits import MOST_LAYERS
 
@@ -96,20 +95,20 @@ _RULES: Mapping[str, Rule] = {
 """Rules of types of models that hold if their ``config.json`` lists no kinds of layers."""
 
 
-def layer_kinds(config: ModelConfig) -> tuple[str, ...]:
+def layer_kinds(config: ModelConfig, kind: DecoderClass) -> tuple[str, ...]:
     """Return the kind of each layer as transformers 5 names it, by the list in ``config.json`` or else the rule of the type or class.
 
     Empty if the configuration gives no number of layers, or more than any model has.
     """
-    return tuple(_OLDER.get(kind, kind) for kind in _named_kinds(config))
+    return tuple(_OLDER.get(each, each) for each in _named_kinds(config, kind))
 
 
-def _named_kinds(config: ModelConfig) -> Sequence[str]:
+def _named_kinds(config: ModelConfig, kind: DecoderClass) -> Sequence[str]:
     settings = config.text
     for key in ("layers_block_type", "layer_types"):
         listed = settings.get(key)
-        if isinstance(listed, list) and listed and not _ignores_kinds(config):
-            return [str(kind) for kind in listed]
+        if isinstance(listed, list) and listed and not _ignores_kinds(kind):
+            return [str(each) for each in listed]
     pattern = settings.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern:
         return [_PATTERN.get(letter, letter) for letter in pattern]
@@ -119,23 +118,19 @@ def _named_kinds(config: ModelConfig) -> Sequence[str]:
     if not 0 < layers <= MOST_LAYERS:
         return ()
     rule = _RULES.get(str(settings.get("model_type", "")).removesuffix("_text"))
-    return rule(settings, layers) if rule else _by_class(config, layers)
+    return rule(settings, layers) if rule else _by_class(config, kind, layers)
 
 
-def _ignores_kinds(config: ModelConfig) -> bool:
+def _ignores_kinds(kind: DecoderClass) -> bool:
     """Return whether the code of a class gives all layers a window, or none, whatever ``layer_types`` says."""
-    kind = CLASSES.get(config.class_name)
-    return kind is not None and kind.windowed is not Windowed.NEVER and kind.local is Local.ALL
+    return kind.windowed is not Windowed.NEVER and kind.local is Local.ALL
 
 
-def _by_class(config: ModelConfig, layers: int) -> tuple[str, ...]:
+def _by_class(config: ModelConfig, kind: DecoderClass, layers: int) -> tuple[str, ...]:
     """Return the kinds of layers with attention, by the rule for the windows of a class."""
-    kind = CLASSES.get(config.class_name)
-    settings = {**(kind.defaults if kind else {}), **config.text}
-    asked = kind is not None and (
-        kind.windowed is Windowed.ALWAYS or (kind.windowed is Windowed.ASKED and settings.get("use_sliding_window"))
-    )
-    if kind is None or not asked or settings.get("sliding_window") is None:
+    settings = {**kind.defaults, **config.text}
+    asked = kind.windowed is Windowed.ALWAYS or (kind.windowed is Windowed.ASKED and settings.get("use_sliding_window"))
+    if not asked or settings.get("sliding_window") is None:
         return ("full_attention",) * layers
     return tuple(kinds_of_layers(kind, settings, ConfigValues(CheckpointValidationError), layers))
 

@@ -1,0 +1,1 @@
+"""Architectures with recurrent or convolutional layers, with experts or without, by the kind of these layers. Data, and light."""
