@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from operator import attrgetter
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_only_classes_whose_attention_reads_kinds_of_layers_read_them_here() -> 
         if name.endswith("ForConditionalGeneration"):
             continue  # other parts of such a model read kinds of layers too
         module = importlib.import_module(configuration(name).__module__.replace("configuration_", "modeling_"))
-        reads = any(key in inspect.getsource(module) for key in ("layer_types", "layers_block_type"))
+        reads = re.search(r"\b(layer_types|layers_block_type)\b", inspect.getsource(module)) is not None
         assert reads == (kind.by_layer or (kind.windowed is not Windowed.NEVER and kind.local is not Local.ALL)), name
 
 
