@@ -17,9 +17,10 @@ from slipway_gguf.architectures.entry import (
     Numbers,
     Piece,
     Target,
+    local_layers,
 )
 from slipway_gguf.architectures.mixtures import MIXTRAL_TENSORS
-from slipway_gguf.architectures.refusals import describe_assumption, grouped_heads
+from slipway_gguf.architectures.refusals import describe_assumption, first_of, grouped_heads, unlisted_windows
 from slipway_gguf.architectures.settings import (
     EXPERTS,
     ROUTED_EXPERTS,
@@ -56,8 +57,19 @@ def other_last_layer(architecture: Architecture, settings: Mapping[str, Any]) ->
     return describe_assumption(architecture, "moe_layer_end_index", end, "experts up to the last layer")
 
 
-def _shared_width(numbers: Numbers) -> int | None:
-    return numbers.whole("moe_intermediate_size") * numbers.count("moe_num_shared_experts") or None
+def other_dense_layers(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse a list of layers without experts that are others than the first ones."""
+    kinds, first = settings.get("mlp_layer_types"), settings.get("first_k_dense_replace")
+    if kinds is None or not isinstance(first, int):
+        return ""
+    layers = range(len(kinds)) if isinstance(kinds, list) else ()
+    if kinds == ["dense" if layer < first else "sparse" for layer in layers]:
+        return ""
+    return describe_assumption(architecture, "mlp_layer_types", kinds, f"experts in all layers but the first {first}")
+
+
+def _shared_width(numbers: Numbers, shared: str) -> int | None:
+    return numbers.whole("moe_intermediate_size") * numbers.count(shared) or None
 
 
 ROUTED_MIXTURES: tuple[Architecture, ...] = (
@@ -167,8 +179,44 @@ ROUTED_MIXTURES: tuple[Architecture, ...] = (
             "interleave_moe_layer_step": lambda numbers: numbers.whole("moe_layer_interval"),
             "expert_used_count": lambda numbers: numbers.whole("moe_k"),
             "expert_shared_count": lambda numbers: numbers.count("moe_num_shared_experts"),
-            "expert_shared_feed_forward_length": _shared_width,
+            "expert_shared_feed_forward_length": lambda numbers: _shared_width(numbers, "moe_num_shared_experts"),
         },
         refuses=other_last_layer,
+    ),
+    Architecture(
+        "exaone-moe",
+        DecoderClass(
+            "ExaoneMoeForCausalLM",
+            {
+                "num_key_value_heads": 32,
+                "max_position_embeddings": 2048,
+                "rms_norm_eps": 1e-5,
+                "sliding_window": 4096,
+                "num_experts": 64,
+                "num_experts_per_tok": 8,
+                "num_shared_experts": 1,
+                "moe_intermediate_size": 1024,
+                "first_k_dense_replace": 1,
+                "routed_scaling_factor": 2.5,
+                "norm_topk_prob": True,
+            },
+            windowed=Windowed.ALWAYS,
+            local=Local.PERIOD,
+            period=4,
+        ),
+        assumes={**SILU, "n_group": (1,), "topk_group": (1,)},
+        has_windows=True,
+        experts=EXPERTS,
+        dense="first_k_dense_replace",
+        tensors={**ROUTED, "mlp.e_score_correction_bias": (Target("exp_probs_b.bias"),)},  # as published, and as loaded
+        keys={
+            **ROUTED_KEYS,
+            "expert_shared_count": lambda numbers: numbers.count("num_shared_experts"),
+            "expert_shared_feed_forward_length": lambda numbers: _shared_width(numbers, "num_shared_experts"),
+            "attention.sliding_window_pattern": local_layers,
+        },
+        refuses=first_of(unlisted_windows, other_dense_layers),
+        heads=Heads(("mtp.",)),
+        notes="layers with a window are rotated, and others are not",
     ),
 )
