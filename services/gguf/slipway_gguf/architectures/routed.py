@@ -20,7 +20,13 @@ from slipway_gguf.architectures.entry import (
     local_layers,
 )
 from slipway_gguf.architectures.mixtures import MIXTRAL_TENSORS
-from slipway_gguf.architectures.refusals import describe_assumption, first_of, grouped_heads, unlisted_windows
+from slipway_gguf.architectures.refusals import (
+    describe_assumption,
+    first_of,
+    grouped_heads,
+    other_period,
+    unlisted_windows,
+)
 from slipway_gguf.architectures.settings import (
     EXPERTS,
     ROUTED_EXPERTS,
@@ -55,6 +61,12 @@ def other_last_layer(architecture: Architecture, settings: Mapping[str, Any]) ->
     if end in (None, -1) or (isinstance(layers, int) and end == layers - 1):
         return ""
     return describe_assumption(architecture, "moe_layer_end_index", end, "experts up to the last layer")
+
+
+def _unscaled(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse embeddings that are not scaled, which null means too (AFMoE)."""
+    scaled = settings.get("mup_enabled")
+    return "" if scaled else describe_assumption(architecture, "mup_enabled", scaled, "true")
 
 
 def other_dense_layers(architecture: Architecture, settings: Mapping[str, Any]) -> str:
@@ -218,5 +230,41 @@ ROUTED_MIXTURES: tuple[Architecture, ...] = (
         refuses=first_of(unlisted_windows, other_dense_layers),
         heads=Heads(("mtp.",)),
         notes="layers with a window are rotated, and others are not",
+    ),
+    Architecture(
+        "afmoe",
+        DecoderClass(
+            "AfmoeForCausalLM",
+            {
+                "head_dim": 128,
+                "max_position_embeddings": 16384,
+                "rms_norm_eps": 1e-5,
+                "sliding_window": 1024,
+                "num_experts": 64,
+                "num_experts_per_tok": 6,
+                "num_shared_experts": 2,
+                "num_dense_layers": 1,
+                "moe_intermediate_size": 1408,
+                "route_scale": 1.0,
+                "mup_enabled": False,
+            },
+            windowed=Windowed.ALWAYS,
+            local=Local.PERIOD,
+            period=4,
+        ),
+        assumes={**SILU_WITHOUT_BIAS, "global_attn_every_n_layers": (4,)},
+        has_windows=True,
+        experts=EXPERTS,
+        dense="num_dense_layers",
+        tensors={"mlp.expert_bias": (Target("exp_probs_b.bias"),)},
+        keys={
+            "leading_dense_block_count": lambda numbers: numbers.count("num_dense_layers"),
+            "expert_shared_count": lambda numbers: numbers.count("num_shared_experts"),
+            "expert_gating_func": lambda _: SIGMOID,
+            "expert_weights_scale": lambda numbers: numbers.number("route_scale"),
+            "expert_weights_norm": lambda _: True,  # the class has no other, whatever settings say
+        },
+        refuses=first_of(_unscaled, other_period),
+        notes="gates of attention; layers with a window are rotated, and others are not",
     ),
 )
