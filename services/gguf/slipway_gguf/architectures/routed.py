@@ -267,4 +267,27 @@ ROUTED_MIXTURES: tuple[Architecture, ...] = (
         refuses=first_of(_unscaled, other_period),
         notes="gates of attention; layers with a window are rotated, and others are not",
     ),
+    Architecture(
+        "glm4moe",
+        DecoderClass(
+            "SolarOpenForCausalLM",
+            {
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1_000_000.0,
+                "n_routed_experts": 128,
+                "n_shared_experts": 1,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 1280,
+                "routed_scaling_factor": 1.0,
+                "norm_topk_prob": True,
+            },
+        ),
+        assumes={**SILU, "n_group": (1,), "topk_group": (1,), "first_k_dense_replace": (0,), "use_qk_norm": (False,)},
+        experts=ROUTED_EXPERTS,
+        tensors=ROUTED,
+        keys=ROUTED_KEYS,
+    ),
 )
