@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from slipway.model.decoders.decoder_class import DecoderClass
 from slipway_gguf.architectures.entry import (
@@ -20,6 +21,7 @@ from slipway_gguf.architectures.entry import (
     rope_number,
 )
 from slipway_gguf.architectures.refusals import (
+    describe_assumption,
     first_of,
     limited_groups,
     other_latent_queries,
@@ -60,6 +62,14 @@ def _log_multiplier(numbers: Numbers) -> float | None:
     """Return by how much attention grows with the logarithm of the context's factor; None without scaling."""
     scale = rope_number(numbers, "mscale_all_dim")
     return None if scale is None else 0.1 * scale
+
+
+def _other_dense_layers(architecture: Architecture, settings: Mapping[str, Any]) -> str:
+    """Refuse a list of layers without experts that are others than the first one (GLM-4.7-Flash)."""
+    kinds = settings.get("mlp_layer_types")
+    if kinds is None or (isinstance(kinds, list) and kinds == ["dense"] + ["sparse"] * (len(kinds) - 1)):
+        return ""
+    return describe_assumption(architecture, "mlp_layer_types", kinds, "experts in all layers but the first")
 
 
 _LATENT_KEYS: Mapping[str, Key] = {
@@ -222,5 +232,37 @@ LATENT: tuple[Architecture, ...] = (
         keys=_YOUTU_KEYS,
         heads=None,
         notes="latent keys and values",
+    ),
+    replace(
+        _DEEPSEEK_V3,
+        kind=DecoderClass(
+            "Glm4MoeLiteForCausalLM",
+            {
+                "num_key_value_heads": 20,
+                "max_position_embeddings": 202752,
+                "rms_norm_eps": 1e-5,
+                "n_routed_experts": 64,
+                "n_shared_experts": 1,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 1536,
+                "routed_scaling_factor": 1.8,
+                "norm_topk_prob": True,
+                "n_group": 1,
+                "topk_group": 1,
+                "q_lora_rank": 768,
+                "kv_lora_rank": 512,
+                "qk_rope_head_dim": 64,
+                "qk_nope_head_dim": 192,
+                "v_head_dim": 256,
+                "rope_interleave": True,
+            },
+            width="qk_rope_head_dim",
+        ),
+        assumes={**_DEEPSEEK_V3.assumes, "first_k_dense_replace": (1,)},  # the class reads no such setting
+        dense="",
+        sparse=lambda _, layer: layer > 0,
+        keys={**_LATENT_KEYS, "leading_dense_block_count": lambda _: 1},
+        refuses=first_of(other_scale_of_yarn, other_latent_queries, _other_dense_layers),
+        notes="latent keys and values: one projection becomes two; experts behind the first layer",
     ),
 )
