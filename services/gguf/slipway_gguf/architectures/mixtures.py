@@ -218,6 +218,16 @@ MIXTURES: tuple[Architecture, ...] = (
         notes="scales of embedding, attention, residual and logits",
     ),
     Architecture(
+        "granitemoe",
+        DecoderClass("GraniteMoeSharedForCausalLM", {**GRANITE_EXPERT_DEFAULTS, "shared_intermediate_size": 0}),
+        assumes=SILU,
+        paired=True,
+        experts=EXPERTS,
+        tensors=GRANITE_EXPERTS,
+        keys={"expert_shared_feed_forward_length": lambda numbers: numbers.count("shared_intermediate_size") or None},
+        notes="as Granite with experts, with a shared one or none",
+    ),
+    Architecture(
         "olmoe",
         DecoderClass(
             "OlmoeForCausalLM",
