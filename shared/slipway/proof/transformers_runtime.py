@@ -21,6 +21,7 @@ from slipway.model.configuration import token_of
 from slipway.model.families import DECODER, Comparison, Family, auto_model
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
+from slipway.model.pytorch.computed_buffers import recompute_buffers
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.sentences import Pooling, UnknownPoolingError, load_pooling, pool
 from slipway.model.trained import TrainedModel
@@ -107,12 +108,14 @@ class TransformersModel:
         return behind
 
     def prepare_comparison(self) -> None:
-        """Switch to float32. The weights keep their stored values: widening a float is exact."""
+        """Switch to float32. The weights keep their stored values, as widening a float is exact; what the class computes is computed again."""
         # transformers refuses its own .float() for quantized models because of other formats. With compressed-tensors the
         # codes are integers, which this does not change, and the scales' data type is the one of the computation.
         self._served_as = {name: tensor.dtype for name, tensor in self._tensors()}
         self._restore = widen_while_computing(self._module)
         torch.nn.Module.float(self._module)
+        short = (name for name, dtype in self._served_as.items() if dtype in (torch.bfloat16, torch.float16))
+        recompute_buffers(self._module, list(short))
 
     def leave_comparison(self) -> None:
         """Switch back to the native types; narrowing widened weights restores their values."""

@@ -358,19 +358,21 @@ def test_gemma_3n_is_compared_without_the_library_of_its_images(tmp_path: Path) 
     name = "model.embed_audio.embedding_projection.weight"
     assert not torch.equal(tensors[name], base[name])
     tensors[name] = base[name].clone()
-    del tensors[tower]
     save_file(tensors, lost / WEIGHTS, metadata={"format": "pt"})
-    verdicts = judge(kind, right, tmp_path / "work", {"pytorch": right, "pytorch-lost": lost})
+    outputs = {"pytorch": right, "adapter": kind.adapter, "pytorch-lost": lost}
+    verdicts = judge(kind, right, tmp_path / "work", outputs)
     verdict = verdicts["pytorch"]
     assert verdict.passed, verdict.explanation
+    assert verdicts["adapter"].passed, verdicts[
+        "adapter"
+    ].explanation  # the scales that its class computes are not rounded
     assert (behind(verdict).pictures, behind(verdict).not_run) == (4, "")
     assert verdict.pictures is not None
     if is_timm_available():
         assert (verdict.pictures.pictures, verdict.pictures.not_run) == (2, "")
     else:
         assert REMEDY in verdict.pictures.not_run
-    failed = {each.name for each in verdicts["pytorch-lost"].failed_checks}
-    assert {"missing_tensors", "sound.mean_kl"} <= failed
+    assert "sound.mean_kl" in {each.name for each in verdicts["pytorch-lost"].failed_checks}
     assert "embed_audio.embedding_projection" in verdicts["pytorch-lost"].explanation
 
 
