@@ -11,6 +11,7 @@ from slipway.model.weights.reading import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.check import run_checkpoint, run_graph
 from slipway_quantize.levels import CASTS
+from slipway_quantize.model_weights import limit_torch
 from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.report import Outcome
 
@@ -20,10 +21,7 @@ class _Checkpoints:
 
     def write(self, request: QuantizeRequest) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
-        import torch
-
         params, ctx = request.params, request.ctx
-        torch.set_num_threads(ctx.threads)
         with closing(open_weights(request.source, request.inputs)) as weights:
             if params.level in CASTS:
                 from slipway_quantize.checkpoints.weights_file import write_half
@@ -38,6 +36,7 @@ class _Checkpoints:
                     work=request.work,
                 )
                 if "data" in request.inputs and params.level == "fp16":
+                    limit_torch(ctx.threads)
                     from slipway_quantize.activations.halves import check_half_checkpoint
 
                     overflow = check_half_checkpoint(request.target, request.inputs["data"], seed=params.seed, ctx=ctx)
@@ -52,8 +51,9 @@ class _Checkpoints:
                 outcome.left_out_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
         return outcome
 
-    def run(self, target: Path, ctx: Context) -> Any:  # noqa: ARG002 - torch's threads are set for the whole stage
+    def run(self, target: Path, ctx: Context) -> Any:
         """As :meth:`slipway_quantize.quantizer.Quantizer.run`."""
+        limit_torch(ctx.threads)
         return run_checkpoint(target)
 
 

@@ -16,8 +16,8 @@ from slipway.errors import QuantizationError
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import Weights
 from slipway_quantize.experts import Mixture, keeps_experts
+from slipway_quantize.layers.structure import LinearWeight
 from slipway_quantize.levels import is_named
-from slipway_quantize.model_weights import LinearWeight
 
 _DIMENSIONS = 3
 

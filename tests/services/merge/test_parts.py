@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,21 @@ def step(case: Case, name: str, inputs: dict[str, Path], **params: Any) -> tuple
     folder = stage.run(inputs, call.check(stage), ctx)[stage.main_output]
     place_adopted(folder, inputs, ctx.adopted)
     return folder, ctx
+
+
+_ALONE = """
+import json, sys
+from pathlib import Path
+from slipway.stage import Context
+from slipway.stage_call import StageCall
+from slipway_merge.stage import STAGE
+base, adapter, workdir, params = *map(Path, sys.argv[1:4]), json.loads(sys.argv[4])
+call = StageCall("merge", params, {"base": str(base), "adapter": str(adapter)})
+stage = call.step(STAGE)
+stage.run({"base": base, "adapter": adapter}, call.check(stage), Context(workdir=workdir, threads=2))
+print(json.dumps(sorted({"torch", "transformers", "peft", "onnx_ir", "scipy"} & sys.modules.keys())))
+"""
+"""A task in a process of its own, which says what it has imported."""
 
 
 def parts_of(case: Case, **params: Any) -> dict[str, Path]:
@@ -211,3 +229,14 @@ def test_a_part_has_a_key_and_a_progress_of_its_own() -> None:
     join = step_of(STAGE, {"parts": 2})
     assert (join.inputs, join.outputs) == (("part-001", "part-002"), ("pytorch",))
     assert join.adopts == ("model.safetensors", "model-?????-of-?????.safetensors")
+
+
+def test_a_part_of_plain_lora_loads_no_torch(make_case: Callable[..., Case], tmp_path: Path) -> None:
+    """Also where a weight is square, and could be one that is stored transposed."""
+    case = make_case("llama", torch.bfloat16, target_modules="all-linear")
+    params = {**PARAMS, "parts": PARTS, "part": 2}
+    command = [sys.executable, "-c", _ALONE, *map(str, (case.base, case.adapter, tmp_path)), json.dumps(params)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+    made, _ = step(case, "here", {"base": case.base, "adapter": case.adapter}, **params)
+    assert content(tmp_path / "part") == content(made)

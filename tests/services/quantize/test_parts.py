@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,21 @@ def step(place: Path, name: str, inputs: dict[str, Path], **params: Any) -> tupl
     folder = stage.run(inputs, call.check(stage), ctx)[stage.main_output]
     place_adopted(folder, inputs, ctx.adopted)
     return folder, ctx
+
+
+_ALONE = """
+import json, sys
+from pathlib import Path
+from slipway.stage import Context
+from slipway.stage_call import StageCall
+from slipway_quantize.stage import STAGE
+source, workdir, params = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+call = StageCall("quantize", params, {"model": str(source)})
+stage = call.step(STAGE)
+stage.run({"model": source}, call.check(stage), Context(workdir=workdir))
+print(json.dumps(sorted({"torch", "transformers", "compressed_tensors", "onnx_ir", "onnxruntime", "scipy"} & sys.modules.keys())))
+"""
+"""A task in a process of its own, which says what it has imported."""
 
 
 def parts_of(place: Path, source: Path, **params: Any) -> dict[str, Path]:
@@ -144,3 +162,16 @@ def test_integers_of_a_calibration_are_written_in_parts(sources: dict[bool, Path
     joined, ctx = step(tmp_path, "joined", parts, parts=PARTS, **params)
     assert content(joined) == content(whole)
     assert ctx.facts["weights_by_method"] == once.facts["weights_by_method"]
+
+
+@pytest.mark.parametrize("level", ["int4", "bf16"])
+def test_a_part_of_integers_or_of_copies_loads_no_torch(sources: dict[bool, Path], tmp_path: Path, level: str) -> None:
+    """The first import of torch and transformers takes longer than a part of some hundred megabytes."""
+    params = {"format": "pytorch", "max_shard_bytes": 1 << 20, "level": level, "parts": PARTS, "part": 1}
+    command = [sys.executable, "-c", _ALONE, str(sources[False]), str(tmp_path), json.dumps(params)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+    made, _ = step(
+        tmp_path, "here", {"model": sources[False]}, **{name: params[name] for name in params if name != "format"}
+    )
+    assert content(tmp_path / "part") == content(made)

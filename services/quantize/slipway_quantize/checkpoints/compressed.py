@@ -13,9 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
+from slipway.model.dtypes import DTYPES, numpy_dtypes
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec
 from slipway.model.weights.reading import Weights, row_pieces
@@ -62,7 +64,7 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     form = form_of(request, layers)
     outcome = Outcome(
         method=f"compressed-tensors {form.format}" if params.packed else "dense weights on the grid",
-        details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
+        details={"scale_dtype": DTYPES[plan.scale_dtype].torch, "lm_head_untied": plan.untied},
     )
     planned = partial(_plan_groups, tensors, plan, packed=params.packed)
     if request.size_budget is not None and not plan.one_width:
@@ -141,7 +143,7 @@ def _plan_tensor(tensor: TensorInfo, plan: Plan, form: Form, packed: bool) -> li
 
 def _write_rows(
     name: str,
-    read: Callable[[], Tensor],
+    read: Callable[[], NDArray[Any]],
     row: int,
     *,
     plan: Plan,
@@ -165,8 +167,14 @@ def _write_rows(
             for part, stored in rounded.parts.items():
                 file.write_bytes(f"{weight.stored}.{part}", stored, row=row)
         else:
-            file.write(f"{weight.stored}.weight", rounded.values().to(plan.scale_dtype).to(values.dtype), row=row)
+            file.write(f"{weight.stored}.weight", _as_stored(rounded.values(), plan.scale_dtype, values.dtype), row=row)
     return squares
+
+
+def _as_stored(values: NDArray[Any], scale_dtype: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return rounded weights as a model computes them, in the type of its scales, and stores them, in the weight's own."""
+    with np.errstate(over="ignore"):
+        return values.astype(numpy_dtypes(scale_dtype)[scale_dtype]).astype(dtype)
 
 
 def _record(name: str, plan: Plan, why_kept: Mapping[str, str], outcome: Outcome) -> None:
@@ -194,7 +202,7 @@ def _write_config(path: Path, plan: Plan, form: Form | None) -> None:
     """Describe the weights in config.json; no form stands for dense ones."""
     config = read_json(path)
     config.pop("torch_dtype", None)  # the older name of the same key
-    config["dtype"] = str(plan.scale_dtype).removeprefix("torch.")
+    config["dtype"] = DTYPES[plan.scale_dtype].torch
     if plan.untied:
         for part in (config, config.get("text_config")):
             if isinstance(part, dict):

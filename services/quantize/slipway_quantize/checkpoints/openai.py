@@ -7,8 +7,7 @@ weights a byte, the first in the low half, and ``scales`` (E, N, K/32), exponent
 from __future__ import annotations
 
 from functools import partial
-
-import torch
+from typing import TYPE_CHECKING
 
 from slipway.errors import QuantizationError
 from slipway.model.safetensors_file import TensorInfo
@@ -16,17 +15,21 @@ from slipway.model.safetensors_layout import TensorSpec
 from slipway.model.weights.reading import Weights, row_pieces
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.experts import OPENAI_LEVEL, OPENAI_TYPE, keeps_experts, model_type
-from slipway_quantize.forms.fp4 import Mxfp4
-from slipway_quantize.model_weights import read_rows, read_tensors, require_finite
+from slipway_quantize.forms.form import FLOAT_GROUPS
+from slipway_quantize.model_weights import limit_torch, read_rows, read_tensors, require_finite
 from slipway_quantize.pieces import PIECE_WEIGHTS, Pieces, Squares
 from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.report import Outcome, read_json, write_json
+
+if TYPE_CHECKING:
+    from slipway_quantize.forms.fp4 import Mxfp4
 
 _STACKS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 _LEFT = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 """Modules that keep their type, as OpenAI's ``config.json`` names them."""
 _DIMENSIONS = 3
-_BYTES = Mxfp4.group_size // 2
+_GROUP = FLOAT_GROUPS["mxfp4"]
+_BYTES = _GROUP // 2
 
 
 def is_openai_mxfp4(request: QuantizeRequest) -> bool:
@@ -43,11 +46,14 @@ def write_openai_mxfp4(request: QuantizeRequest, weights: Weights) -> Outcome:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``, ``NON_FINITE_WEIGHTS``, and the reasons of :func:`read_tensors`.
     """
     tensors, ctx = read_tensors(weights), request.ctx
+    limit_torch(ctx.threads)
+    from slipway_quantize.forms.fp4 import Mxfp4
+
     stacks = {name for name, info in tensors.items() if name.endswith(_STACKS)}
     odd = next((name for name in sorted(stacks) if not _fits(tensors[name])), "")
     if odd or not stacks:
         what = (
-            f"{odd!r} has the shape {tensors[odd].shape}, and MXFP4 has groups of {Mxfp4.group_size} along the second of three axes"
+            f"{odd!r} has the shape {tensors[odd].shape}, and MXFP4 has groups of {_GROUP} along the second of three axes"
             if odd
             else "it has no experts"
         )
@@ -57,7 +63,7 @@ def write_openai_mxfp4(request: QuantizeRequest, weights: Weights) -> Outcome:
             remedy="use level bf16, or GGUF",
             about={"tensor": odd},
         )
-    form = Mxfp4(torch.bfloat16)
+    form = Mxfp4("BF16")
     outcome = Outcome(method="MXFP4 experts as OpenAI stores them", details={"expert_stacks": len(stacks)})
     groups = [_planned(info) if info.name in stacks else [_same(info)] for info in tensors.values()]
     total, done = sum(info.nbytes for info in tensors.values()), 0
@@ -90,13 +96,13 @@ def _same(info: TensorInfo) -> TensorSpec:
 
 def _fits(info: TensorInfo) -> bool:
     """Return whether a tensor is a stack whose input features are whole groups."""
-    return len(info.shape) == _DIMENSIONS and info.shape[1] % Mxfp4.group_size == 0
+    return len(info.shape) == _DIMENSIONS and info.shape[1] % _GROUP == 0
 
 
 def _planned(info: TensorInfo) -> list[TensorSpec]:
     """Return the tensors of a stack (E, K, N)."""
     experts, columns, rows = info.shape
-    groups = (experts, rows, columns // Mxfp4.group_size)
+    groups = (experts, rows, columns // _GROUP)
     return [TensorSpec(f"{info.name}_blocks", "U8", (*groups, _BYTES)), TensorSpec(f"{info.name}_scales", "U8", groups)]
 
 

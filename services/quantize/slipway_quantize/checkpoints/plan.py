@@ -6,9 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from slipway.errors import QuantizationError
 from slipway.levels import LEVELS
@@ -17,15 +14,9 @@ from slipway.model.weights.reading import Weights
 from slipway_quantize.calibrated import CalibratedWeight, Calibration, mismatch_error
 from slipway_quantize.experts import EXPERT, STACKS, keeps_experts, mixture_of
 from slipway_quantize.forms.choice import least_width
+from slipway_quantize.layers.finding import find_structure
+from slipway_quantize.layers.structure import LinearWeight, Structure
 from slipway_quantize.levels import WIDE
-from slipway_quantize.model_weights import (
-    DTYPES,
-    LinearWeight,
-    Structure,
-    find_linear_layers,
-    model_config,
-    require_family,
-)
 from slipway_quantize.params import WITHOUT_BUDGET, size_budget_refusal
 from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.report import KEPT
@@ -39,7 +30,7 @@ _INITIALIZED = ("falcon_mamba", "mamba", "mamba2")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _STACK = 3
 """Axes of a stack of matrices."""
-_SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +53,7 @@ class Plan:
     apart: tuple[LinearWeight, ...]
     one_width: bool
     unpacked: bool
-    scale_dtype: torch.dtype
+    scale_dtype: str
     untied: bool
     calibrated: Mapping[str, CalibratedWeight]
     asymmetric: bool
@@ -92,10 +83,9 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
         stacks: The stacks that these are parts of, by name.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED``, ``CALIBRATION_MISMATCH``, and the reasons of :func:`find_linear_layers`.
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED``, ``CALIBRATION_MISMATCH``, and the reasons of :func:`find_structure`.
     """
-    config, keep = model_config(request.model), kept_names(request.params.keep)
-    structure = find_linear_layers(config, require_family(request.model.config), tensors, stacks=stacks)
+    structure, keep = find_structure(request.model, tensors, stacks), kept_names(request.params.keep)
     width, calibration = least_width(request), request.calibration
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
@@ -116,7 +106,7 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
         raise _no_layer_error(
             f"has an input width that is a multiple of the group size {width}",
             remedy="choose a smaller group size, or level bf16",
-            about={"group_size": width, "model_type": config.model_type},
+            about={"group_size": width, "model_type": structure.model_type},
         )
     unused = {*(weight.module for weight in asked), *wide}
     if calibration and structure.stacked:  # it may have the matrices of experts that stay in their stacks
@@ -124,11 +114,11 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
     calibrated = _find_calibrated(fits, tensors, calibration, but=unused) if calibration else {}
     asymmetric = calibration is not None and not calibration.symmetric
     least = {structure.head: request.params.head_bits} if structure.head not in calibrated else {}
-    initialized = config.model_type in _INITIALIZED and not LEVELS[request.params.level].activations
+    initialized = structure.model_type in _INITIALIZED and not LEVELS[request.params.level].activations
     unpacked = structure.unpacked or initialized
     one_width = request.params.packed and (unpacked or asymmetric)
     if one_width:
-        _require_no_budget(request, config.model_type)
+        _require_no_budget(request, structure.model_type)
     more_bits = (
         _wide_modules(request, least | {module: given.bits for module, given in calibrated.items()})
         if one_width
@@ -140,14 +130,13 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
         raise _no_layer_error(
             "has the level's bits, and transformers unpacks all of them with the same",
             remedy="use level int8, or give fewer layers 8 bits",
-            about={"model_type": config.model_type},
+            about={"model_type": structure.model_type},
         )
     linear = defaultdict(list)
     for weight in fits:
         linear[weight.source].append(weight)
     replaced = {weight.source for weight in fits if not weight.tied}
-    first = DTYPES[tensors[fits[0].source].dtype]
-    dtype = structure.dtype if structure.dtype in _SCALE_DTYPES else first
+    dtype = structure.dtype if structure.dtype in _SCALE_DTYPES else tensors[fits[0].source].dtype
     return Plan(
         linear=dict(linear),
         dense=frozenset(tensors) - replaced,
@@ -157,22 +146,22 @@ def make_plan(request: QuantizeRequest, tensors: dict[str, TensorInfo], stacks: 
         apart=tuple(apart),
         one_width=one_width,
         unpacked=unpacked,
-        scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
+        scale_dtype=dtype if dtype in _SCALE_DTYPES else "F32",
         untied=any(weight.tied for weight in fits),
         calibrated={each.module: calibrated[each.module] for each in fits if each.module in calibrated},
         asymmetric=asymmetric,
         least={each.module: least[each.module] for each in fits if each.module in least},
         wide=wide | {module: sensitive_reason(module) for module in structure.routers},
         experts=frozenset(each.module for each in structure.experts),
-        ignored=_more_ignored(config, tensors, structure),
+        ignored=_more_ignored(tensors, structure),
         stacked=("experts",) if structure.stacked else (),
         renamed=structure.renamed,
     )
 
 
-def _more_ignored(config: Any, tensors: Mapping[str, TensorInfo], structure: Structure) -> tuple[str, ...]:
+def _more_ignored(tensors: Mapping[str, TensorInfo], structure: Structure) -> tuple[str, ...]:
     """Return names that only vLLM needs in ``ignore``: experts in stacks, and what predicts further tokens, which transformers does not load."""
-    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    layers = structure.layers
     known = {weight.source for weight in (*structure.linear, *structure.experts)}
     further = [
         name.removesuffix(".weight")
@@ -187,10 +176,10 @@ def _more_ignored(config: Any, tensors: Mapping[str, TensorInfo], structure: Str
     return (*further, *sorted(stacks), *((STACKS,) if structure.stacked else ()))
 
 
-def _predicts_more(name: str, layers: object) -> bool:
+def _predicts_more(name: str, layers: int | None) -> bool:
     """Return whether a tensor belongs to multi-token prediction: a part of its own, or a layer behind the last one."""
     number = _LAYER.search(name)
-    beyond = isinstance(layers, int) and number is not None and int(number[1]) >= layers
+    beyond = layers is not None and number is not None and int(number[1]) >= layers
     return name.startswith("mtp.") or beyond
 
 

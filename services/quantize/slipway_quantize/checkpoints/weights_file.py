@@ -13,21 +13,29 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from slipway.model.dtypes import FLOATS
+from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway.model.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.divided import PartWork
-from slipway_quantize.model_weights import DTYPE_NAMES, cast_to_half, read_rows, read_tensors
+from slipway_quantize.model_weights import (
+    DTYPE_NAMES,
+    as_array,
+    as_tensor,
+    cast_to_half,
+    limit_torch,
+    read_rows,
+    read_tensors,
+    require_finite,
+)
 from slipway_quantize.pieces import PIECE_WEIGHTS, write_all
 from slipway_quantize.report import Outcome, read_json, write_json
 
-HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+HALVES = {"fp16": "F16", "bf16": "BF16"}
+"""Types of the levels at which all weights are cast, by their names in a safetensors header."""
 
 
 class WeightsFile:
@@ -82,7 +90,7 @@ class WeightsFile:
         """Return whether a planned tensor is written here, and not by another part."""
         return name not in self._elsewhere
 
-    def write(self, name: str, values: Tensor, *, row: int = 0) -> None:
+    def write(self, name: str, values: NDArray[Any], *, row: int = 0) -> None:
         """Write ``values`` as rows of tensor ``name``, starting at ``row``.
 
         Raises:
@@ -91,9 +99,9 @@ class WeightsFile:
         if not self.holds(name):
             return
         place = self._places[name][1]
-        if DTYPE_NAMES[values.dtype] != place.dtype or tuple(values.shape[1:]) != place.shape[1:]:
-            raise AssertionError(f"{name}: {values.dtype} {tuple(values.shape)} does not fit {place}")
-        self.write_bytes(name, values.contiguous().reshape(-1).view(torch.uint8).numpy(), row=row)
+        if DTYPE_NAMES[values.dtype] != place.dtype or values.shape[1:] != place.shape[1:]:
+            raise AssertionError(f"{name}: {values.dtype} {values.shape} does not fit {place}")
+        self.write_bytes(name, np.ascontiguousarray(values), row=row)
 
     def write_bytes(self, name: str, values: NDArray[Any], *, row: int) -> None:
         """Write the bytes of an array as rows of tensor ``name``, starting at ``row``; several threads can write at once.
@@ -118,16 +126,18 @@ class WeightsFile:
 def write_half(
     weights: Weights, target: Path, *, level: str, max_shard_bytes: int, ctx: Context, work: PartWork | None = None
 ) -> Outcome:
-    """Write a folder's weights in ``level``'s type, and ``target``'s config.json to match.
+    """Write a folder's weights in ``level``'s type, and ``target``'s config.json to match. Imports torch if a weight has another type.
 
     Raises:
         QuantizationError: ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, and the reasons of :func:`read_tensors`.
     """
-    dtype = HALF_DTYPES[level]
-    name = str(dtype).removeprefix("torch.")
+    dtype = HALVES[level]
+    name = DTYPES[dtype].torch
     outcome = Outcome(method=f"cast to {name}")
     tensors = read_tensors(weights).values()
-    plan = [TensorSpec(t.name, DTYPE_NAMES[dtype] if t.dtype in FLOATS else t.dtype, t.shape) for t in tensors]
+    plan = [TensorSpec(t.name, dtype if t.dtype in FLOATS else t.dtype, t.shape) for t in tensors]
+    if any(spec.dtype != tensor.dtype for spec, tensor in zip(plan, tensors, strict=True)):
+        limit_torch(ctx.threads)
     done = 0
     with WeightsFile(target, [[spec] for spec in plan], max_shard_bytes=max_shard_bytes, work=work) as file:
         total = sum(tensor.nbytes for tensor in tensors if file.holds(tensor.name))
@@ -135,12 +145,11 @@ def write_half(
             for row, count in row_pieces(tensor, PIECE_WEIGHTS) if file.holds(tensor.name) else ():
                 values = read_rows(weights, tensor, row, count)
                 ctx.progress("cast", done=done, total=total)
-                cast = cast_to_half(values, dtype, tensor.name) if values.is_floating_point() else values
-                file.write(tensor.name, cast, row=row)
+                file.write(tensor.name, _cast(values, dtype, tensor), row=row)
                 done += values.nbytes
             if tensor.dtype not in FLOATS:
                 outcome.kept[tensor.name] = "not floating point"
-            elif tensor.dtype == DTYPE_NAMES[dtype]:
+            elif tensor.dtype == dtype:
                 outcome.kept[tensor.name] = "already in this type"
             else:
                 outcome.quantized.append(tensor.name)
@@ -151,3 +160,13 @@ def write_half(
     config.pop("torch_dtype", None)  # the older name of the same key
     write_json(target / "config.json", {**config, "dtype": name})
     return outcome
+
+
+def _cast(values: NDArray[Any], dtype: str, tensor: TensorInfo) -> NDArray[Any]:
+    """Return values of a tensor in a 16-bit type; those that are no floats as they are."""
+    if tensor.dtype not in FLOATS:
+        return values
+    if tensor.dtype == dtype:
+        require_finite(values, tensor.name)
+        return values
+    return as_array(cast_to_half(as_tensor(values), torch_dtypes(dtype)[dtype], tensor.name))

@@ -1,43 +1,30 @@
 """Choose the form of a level, what it needs from the whole model, and the bits of each weight within a size.
 
-Some forms need the largest inputs of layers on text.
+Only forms that are no integers import torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipway.errors import QuantizationError
 from slipway.levels import widths_of
-from slipway.model.folder import ModelFolder
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec, plan_files
 from slipway.model.weights.reading import Weights, row_pieces
-from slipway.stage import Context
 from slipway_quantize.calibrated import CalibratedWeight
-from slipway_quantize.calibration.streaming.layers import Layer
-from slipway_quantize.calibration.streaming.model import StreamedModel
-from slipway_quantize.calibration.windows import Batch, read_windows
-from slipway_quantize.forms.form import BEFORE_LOADING, Form
-from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, parent_of
-from slipway_quantize.forms.integers import Channels, PackedIntegers
+from slipway_quantize.forms.form import BEFORE_LOADING, FLOAT_GROUPS, Form
+from slipway_quantize.forms.integers import PackedIntegers
 from slipway_quantize.grid.mixed import Candidate, Choice, choose_bits
-from slipway_quantize.grid.search import Array
 from slipway_quantize.levels import SizeBudget
-from slipway_quantize.model_weights import as_array, read_rows, require_finite
+from slipway_quantize.model_weights import limit_torch, read_rows, require_finite
 from slipway_quantize.pieces import PIECE_WEIGHTS
 from slipway_quantize.quantizer import QuantizeRequest
-
-WINDOWS, WINDOW_TOKENS = 64, 128
-_AT_ONCE = 8
-"""Windows that are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +34,7 @@ class Layers:
     Attributes:
         sources: The stored tensor of each layer's weight, by module.
         weights: Reads them.
-        scale_dtype: Type of scales: the model's own.
+        scale_dtype: Type of scales, by its name in a safetensors header: the model's own.
         unpacked: Whether transformers must unpack the weights while it loads them.
         calibrated: Integers that a calibration has chosen, by module.
         asymmetric: Whether integers have zero points.
@@ -57,7 +44,7 @@ class Layers:
 
     sources: Mapping[str, TensorInfo]
     weights: Weights
-    scale_dtype: torch.dtype
+    scale_dtype: str
     unpacked: bool
     calibrated: Mapping[str, CalibratedWeight]
     asymmetric: bool
@@ -70,7 +57,7 @@ def least_width(request: QuantizeRequest) -> int:
     level = request.params.integers
     if level is not None:
         return math.lcm(level.group_size, 32 // math.gcd(32, level.bits))  # whole groups, and whole words in a row
-    return {"mxfp4": Mxfp4.group_size, "nvfp4": Nvfp4.group_size}.get(request.params.level, 1)
+    return FLOAT_GROUPS.get(request.params.level, 1)
 
 
 def form_of(request: QuantizeRequest, layers: Layers) -> Form:
@@ -78,7 +65,7 @@ def form_of(request: QuantizeRequest, layers: Layers) -> Form:
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: the model is unpacked while it loads, and the level rounds activations; the
-            reasons of :func:`input_ranges`, and ``NON_FINITE_WEIGHTS``.
+            reasons of :func:`~slipway_quantize.forms.ranges.input_ranges`, and ``NON_FINITE_WEIGHTS``.
     """
     level, scale_dtype = request.params.integers, layers.scale_dtype
     if level is not None:
@@ -89,14 +76,18 @@ def form_of(request: QuantizeRequest, layers: Layers) -> Form:
             asymmetric=layers.asymmetric,
             bits={module: max(bits, level.bits) for module, bits in layers.least.items()},
         )
+    limit_torch(request.ctx.threads)
+    from slipway_quantize.forms.channels import Channels
+    from slipway_quantize.forms.fp4 import Mxfp4
+
     forms: Mapping[str, Callable[[], Form]] = {
         "mxfp4": partial(Mxfp4, scale_dtype),
         "nvfp4": partial(_nvfp4_form, layers, request),
-        "fp8": partial(Channels, torch.float8_e4m3fn, scale_dtype=scale_dtype),
+        "fp8": partial(Channels, "F8_E4M3", scale_dtype=scale_dtype),
         "fp8_static": partial(_static_form, layers, request),
-        "w8a8": partial(Channels, torch.int8, scale_dtype=scale_dtype),
+        "w8a8": partial(Channels, "I8", scale_dtype=scale_dtype),
     }
-    if request.params.level not in ("mxfp4", "nvfp4"):
+    if request.params.level not in FLOAT_GROUPS:
         _require_activations(request, layers)
     return forms[request.params.level]()
 
@@ -115,12 +106,17 @@ def _require_activations(request: QuantizeRequest, layers: Layers) -> None:
 
 
 def _static_form(layers: Layers, request: QuantizeRequest) -> Form:
+    from slipway_quantize.forms.channels import Channels
+    from slipway_quantize.forms.ranges import input_ranges
+
     ranges = input_ranges(request.model, request.inputs, list(layers.sources), request.ctx)
-    return Channels(torch.float8_e4m3fn, scale_dtype=layers.scale_dtype, ranges=ranges)
+    return Channels("F8_E4M3", scale_dtype=layers.scale_dtype, ranges=ranges)
 
 
 def _nvfp4_form(layers: Layers, request: QuantizeRequest) -> Form:
     """Read all weights once for their largest values, which set the scale of whole tensors."""
+    from slipway_quantize.forms.fp4 import Nvfp4, parent_of
+
     largest: dict[str, float] = {}
     for module, tensor in layers.sources.items():
         for row, count in row_pieces(tensor, PIECE_WEIGHTS):
@@ -128,88 +124,8 @@ def _nvfp4_form(layers: Layers, request: QuantizeRequest) -> Form:
             values = read_rows(layers.weights, tensor, row, count)
             require_finite(values, tensor.name)
             parent = parent_of(module)
-            largest[parent] = max(largest.get(parent, 0.0), float(values.abs().max()))
+            largest[parent] = max(largest.get(parent, 0.0), float(np.abs(values).max()))
     return Nvfp4(layers.scale_dtype, largest)
-
-
-def input_ranges(
-    folder: ModelFolder, inputs: Mapping[str, Path], modules: Sequence[str], ctx: Context
-) -> dict[str, float]:
-    """Return the largest input of each layer on text. Weights stay in their files, results are not kept.
-
-    Args:
-        folder: The model, with its weights and tokenizer.
-        inputs: Inputs of the stage; ``data`` has the text.
-        modules: The linear layers.
-        ctx: Context of the stage.
-
-    Raises:
-        QuantizationError: ``CALIBRATION_DATA_INVALID``, ``CALIBRATION_UNSUPPORTED``, ``NON_FINITE_OUTPUT``.
-    """
-    if "data" not in inputs:
-        raise QuantizationError(
-            "fp8_static needs text to find the ranges of activations, and there is none",
-            reason="CALIBRATION_DATA_INVALID",
-            remedy="give text as the input data, or use fp8, which needs none",
-        )
-    model = StreamedModel(folder, group_size=1, head=True)
-    windows = read_windows(
-        inputs["data"],
-        folder,
-        count=WINDOWS,
-        length=min(WINDOW_TOKENS, _most_tokens(model)),
-        vocabulary=model.vocabulary,
-        seed=0,
-    )
-    seen = [*windows.held_out, *windows.fit]
-    watch = _Largest()
-    for layer in model.layers.values():
-        layer.observe = watch
-    with torch.no_grad():
-        for start in range(0, len(seen), _AT_ONCE):
-            ctx.progress("ranges", done=start, total=len(seen), unit="windows")
-            watch.batch = windows.batch(list(seen[start : start + _AT_ONCE]))
-            model.outputs(watch.batch)
-    ctx.record(windows=len(seen), data_sha256=windows.digest)
-    return {module: _require_range(watch.found, module) for module in modules}
-
-
-def _most_tokens(model: StreamedModel) -> int:
-    most = getattr(model.model.config, "max_position_embeddings", None)
-    return max(1, most - 2) if isinstance(most, int) else WINDOW_TOKENS  # some tables of positions begin at 2
-
-
-class _Largest:
-    """Remembers the largest input of each layer at positions with text."""
-
-    batch: Batch
-
-    def __init__(self) -> None:
-        self.found: dict[str, float] = {}
-
-    def __call__(self, layer: Layer, inputs: Tensor) -> None:
-        mask = self.batch.mask
-        values = inputs[mask == 1] if inputs.shape[:-1] == mask.shape else inputs
-        largest = float(values.abs().max())
-        if not math.isfinite(largest):
-            raise QuantizationError(
-                f"an input of {layer.name} is NaN or infinite on the calibration text",
-                reason="NON_FINITE_OUTPUT",
-                remedy="the training diverged or the file is damaged: use an earlier checkpoint",
-                about={"tensor": layer.name},
-            )
-        self.found[layer.name] = max(self.found.get(layer.name, 0.0), largest)
-
-
-def _require_range(ranges: Mapping[str, float], module: str) -> float:
-    if f"{module}.weight" not in ranges:
-        raise QuantizationError(
-            f"text does not reach the layer {module}, so the range of its input is unknown",
-            reason="CALIBRATION_UNSUPPORTED",
-            remedy="name it in keep, or use level fp8, which needs no text",
-            about={"module": module},
-        )
-    return ranges[f"{module}.weight"]
 
 
 def choose_mixed(
@@ -257,10 +173,6 @@ def _candidate(module: str, tensor: TensorInfo, layers: Layers, by_bits: Mapping
         for bits, form in by_bits.items()
         if bits >= layers.least.get(module, 0)
     }
-    pieces = [partial(_read_exact, layers.weights, tensor, *piece) for piece in row_pieces(tensor, PIECE_WEIGHTS)]
+    pieces = [partial(read_rows, layers.weights, tensor, *piece) for piece in row_pieces(tensor, PIECE_WEIGHTS)]
     given = layers.calibrated.get(module)
     return Candidate(f"{module}.weight", sizes, pieces, given.sensitivity if given else None)
-
-
-def _read_exact(weights: Weights, tensor: TensorInfo, first: int, count: int) -> Array:
-    return as_array(read_rows(weights, tensor, first, count))

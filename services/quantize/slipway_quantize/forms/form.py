@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from slipway_quantize.pieces import Squares
 
 Part = tuple[str, tuple[int, ...]]
 """Type and shape of a stored tensor."""
+FLOAT_GROUPS = {"mxfp4": 32, "nvfp4": 16}
+"""Weights that share a scale at the levels of 4-bit floats."""
 BEFORE_LOADING = "compressed-tensors unpacks such a model while it loads, and then no activation is rounded"
 
 
@@ -30,7 +29,7 @@ class StoredRows:
     """
 
     parts: Mapping[str, NDArray[Any]]
-    values: Callable[[], Tensor]
+    values: Callable[[], NDArray[Any]]
     squares: Squares
 
 
@@ -67,11 +66,11 @@ class Form(ABC):
         return [(["Linear"], self.weights)]
 
     @abstractmethod
-    def round_rows(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:
+    def round_rows(self, weight: NDArray[Any], row: int, *, module: str, name: str) -> StoredRows:
         """Return rows of a layer's weight as they are stored; several threads may call this at once.
 
         Args:
-            weight: The rows. (rows, K)
+            weight: The rows, of any float type. (rows, K)
             row: Number of the first row.
             module: The layer.
             name: The weight's name, for errors.
@@ -79,14 +78,3 @@ class Form(ABC):
         Raises:
             QuantizationError: ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, ``CALIBRATION_MISMATCH``.
         """
-
-
-def as_bytes(values: Tensor) -> NDArray[Any]:
-    """Return the bytes of a tensor, row by row."""
-    return values.contiguous().view(torch.uint8).numpy()
-
-
-def squares_of(exact: Tensor, values: Tensor) -> Squares:
-    """Return the sums of squares of the rounding error of float32 weights, and of the weights."""
-    error, energy = (values - exact).numpy(), exact.numpy()
-    return float(np.square(error).sum(dtype=np.float64)), float(np.square(energy).sum(dtype=np.float64))

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipway_quantize.forms.form import Form, Part, StoredRows, as_bytes, squares_of
-from slipway_quantize.model_weights import require_finite
+from slipway_quantize.forms.form import FLOAT_GROUPS, Form, Part, StoredRows
+from slipway_quantize.forms.tensors import as_bytes, squares_of
+from slipway_quantize.model_weights import as_tensor, require_finite
 
 LARGEST = 6.0
 _E4M3 = torch.float8_e4m3fn
@@ -26,14 +27,14 @@ class Fp4(Form):
     """Weights in 4-bit floats. Each group has the scale with the smallest squared error of several that fit.
 
     Args:
-        scale_dtype: The model's own type.
+        scale_dtype: The model's own type, by its name in a safetensors header.
     """
 
     group_size: int
 
-    def __init__(self, scale_dtype: torch.dtype) -> None:
+    def __init__(self, scale_dtype: str) -> None:
         # compressed-tensors unpacks to bfloat16, whatever the model's type.
-        self.dequantize = scale_dtype is not torch.bfloat16
+        self.dequantize = scale_dtype != "BF16"
 
     def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:  # noqa: ARG002 - the same for all
         """As :meth:`Form.parts`."""
@@ -44,10 +45,10 @@ class Fp4(Form):
     def scales(self, largest: Tensor, module: str) -> list[tuple[Tensor, Tensor]]:
         """Return two scales to try for groups with these largest weights (R, G): as stored, and as float32 factors."""
 
-    def round_rows(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
+    def round_rows(self, weight: NDArray[Any], row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
         """As :meth:`Form.round_rows`."""
         require_finite(weight, name)
-        exact = weight.float()
+        exact = as_tensor(weight).float()
         groups = exact.reshape(len(exact), -1, self.group_size)  # (R, G, S)
         tried: list[tuple[Tensor, Tensor, Tensor]] = []  # scales as stored, as factors, and squared errors
         for stored, factor in self.scales(groups.abs().amax(dim=-1), module):
@@ -60,14 +61,14 @@ class Fp4(Form):
         values = _unpack(groups, factor).reshape(exact.shape)
         packed = codes[:, 0::2] | codes[:, 1::2] << 4  # the first in the low half
         parts = {"weight_packed": as_bytes(packed), "weight_scale": as_bytes(scales)}
-        return StoredRows(parts, lambda: values, squares_of(exact, values))
+        return StoredRows(parts, values.numpy, squares_of(exact, values))
 
 
 class Mxfp4(Fp4):
     """Groups of 32 whose scale is a power of two, stored as its exponent plus 127."""
 
     format = "mxfp4-pack-quantized"
-    group_size = 32
+    group_size = FLOAT_GROUPS["mxfp4"]
     weights: Mapping[str, Any] = {
         "num_bits": 4,
         "type": "float",
@@ -95,12 +96,12 @@ class Nvfp4(Fp4):
     Layers of the same parent share the scale in float32, because vLLM joins some of them (q, k, v; gate, up) and takes only one.
 
     Args:
-        scale_dtype: The model's own type.
+        scale_dtype: As above.
         largest: Largest weight of the layers of each parent, by the parent's name.
     """
 
     format = "nvfp4-pack-quantized"
-    group_size = 16
+    group_size = FLOAT_GROUPS["nvfp4"]
     weights: Mapping[str, Any] = {
         "num_bits": 4,
         "type": "float",
@@ -111,7 +112,7 @@ class Nvfp4(Fp4):
         "scale_dtype": "torch.float8_e4m3fn",
     }
 
-    def __init__(self, scale_dtype: torch.dtype, largest: Mapping[str, float]) -> None:
+    def __init__(self, scale_dtype: str, largest: Mapping[str, float]) -> None:
         super().__init__(scale_dtype)
         tiny = float(torch.finfo(torch.float32).tiny)
         self._global = {

@@ -14,19 +14,20 @@ from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
 from slipway.errors import QuantizationError
 from slipway.model.dtypes import torch_dtypes
+from slipway_quantize.forms.channels import Channels
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, nearest, nearest_codes
-from slipway_quantize.forms.integers import Channels, PackedIntegers
+from slipway_quantize.forms.integers import PackedIntegers
 from slipway_quantize.grid.search import pack_codes, pack_words, unpack_codes
 from slipway_quantize.levels import IntLevel
+from slipway_quantize.model_weights import as_array
 
-E4M3 = torch.float8_e4m3fn
 MODULE = "layers.0.mlp.up_proj"
-Make = Callable[[torch.dtype], Form]
+Make = Callable[[str], Form]
 FORMS: dict[str, tuple[str, Make]] = {
-    "fp8": ("FP8_DYNAMIC", lambda dtype: Channels(E4M3, scale_dtype=dtype)),
-    "fp8_static": ("", lambda dtype: Channels(E4M3, scale_dtype=dtype, ranges={MODULE: 3.7})),
-    "w8a8": ("W8A8", lambda dtype: Channels(torch.int8, scale_dtype=dtype)),
+    "fp8": ("FP8_DYNAMIC", lambda dtype: Channels("F8_E4M3", scale_dtype=dtype)),
+    "fp8_static": ("", lambda dtype: Channels("F8_E4M3", scale_dtype=dtype, ranges={MODULE: 3.7})),
+    "w8a8": ("W8A8", lambda dtype: Channels("I8", scale_dtype=dtype)),
     "nvfp4": ("NVFP4A16", lambda dtype: Nvfp4(dtype, {"layers.0.mlp": 0.31})),
     "mxfp4": ("MXFP4A16", Mxfp4),
     "int3": (
@@ -38,15 +39,15 @@ FORMS: dict[str, tuple[str, Make]] = {
         lambda dtype: PackedIntegers(IntLevel(5, 32, packed=True), scale_dtype=dtype, calibrated={}, asymmetric=False),
     ),
 }
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = ["F32", "BF16", "F16"]
 
 
-def weight_of(dtype: torch.dtype) -> torch.Tensor:
+def weight_of(dtype: str) -> torch.Tensor:
     """Rows of many sizes, an outlier, zeros, and a row of zeros alone."""
     weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(7)) * 0.05
     weight *= torch.logspace(-3, 0, 48)[:, None]
     weight[3, 5], weight[4, ::3], weight[5] = 0.3, 0.0, 0.0
-    return weight.to(dtype)
+    return weight.to(torch_dtypes(dtype)[dtype])
 
 
 def scheme_of(form: Form) -> QuantizationScheme:
@@ -60,23 +61,23 @@ def scheme_of(form: Form) -> QuantizationScheme:
 
 def stored(form: Form, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The tensors that a file would have, and the values that are meant."""
-    rounded = form.round_rows(weight, 0, module=MODULE, name="w")
+    rounded = form.round_rows(as_array(weight), 0, module=MODULE, name="w")
     found = {}
     for part, (dtype, shape) in form.parts(MODULE, tuple(weight.shape)).items():
         given = {**rounded.parts, **form.whole(MODULE, tuple(weight.shape))}[part]
         found[part] = torch.from_numpy(np.ascontiguousarray(given).reshape(-1).view(np.uint8))
         found[part] = found[part].view(torch_dtypes(dtype)[dtype]).reshape(shape)
-    return found, rounded.values()
+    return found, torch.from_numpy(rounded.values())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("level", FORMS)
-def test_decompressed_weights_are_the_values_that_were_meant(level: str, dtype: torch.dtype) -> None:
+def test_decompressed_weights_are_the_values_that_were_meant(level: str, dtype: str) -> None:
     form = FORMS[level][1](dtype)
     parts, values = stored(form, weight_of(dtype))
     compressor = BaseCompressor.get_value_from_registry(form.format)
     found = compressor.decompress(parts, scheme_of(form))["weight"]
-    meant = values.to(torch.bfloat16 if level in ("nvfp4", "mxfp4") else dtype)
+    meant = values.to(torch.bfloat16 if level in ("nvfp4", "mxfp4") else torch_dtypes(dtype)[dtype])
     assert found.dtype == meant.dtype
     assert torch.equal(found, meant)
     assert torch.isfinite(found).all()
@@ -84,7 +85,7 @@ def test_decompressed_weights_are_the_values_that_were_meant(level: str, dtype: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("level", [level for level in FORMS if level != "int5"])
-def test_the_library_makes_the_same_codes_with_the_same_scales(level: str, dtype: torch.dtype) -> None:
+def test_the_library_makes_the_same_codes_with_the_same_scales(level: str, dtype: str) -> None:
     """In float32: in 16 bits the library divides in 16 bits, which rounds twice.
 
     With 5 bits one of 12,288 weights lies so close to a tie that dividing by the scale and multiplying by its inverse differ.
@@ -105,7 +106,7 @@ def test_the_library_makes_the_same_codes_with_the_same_scales(level: str, dtype
 @pytest.mark.parametrize("level", [level for level, (preset, _) in FORMS.items() if preset])
 def test_schemes_are_the_library_s_own(level: str) -> None:
     preset, make = FORMS[level]
-    own, theirs = scheme_of(make(torch.bfloat16)), preset_name_to_scheme(preset, ["Linear"])
+    own, theirs = scheme_of(make("BF16")), preset_name_to_scheme(preset, ["Linear"])
     for mine, other in ((own.weights, theirs.weights), (own.input_activations, theirs.input_activations)):
         assert (mine is None) == (other is None)
         if mine is not None:
@@ -124,10 +125,10 @@ def test_every_4_bit_float_and_every_tie() -> None:
 
 def test_a_group_has_the_better_of_two_scales() -> None:
     weight = torch.tensor([[4.0, *[3.0] * 15], [6.0, *[0.5] * 15]]).repeat(1, 2)
-    form = Mxfp4(torch.bfloat16)
-    assert form.round_rows(weight, 0, module=MODULE, name="w").squares[0] == 0
+    form = Mxfp4("BF16")
+    assert form.round_rows(as_array(weight), 0, module=MODULE, name="w").squares[0] == 0
     seven = torch.full((1, 32), 7.9)
-    assert float(form.round_rows(seven, 0, module=MODULE, name="w").values()[0, 0]) == 8.0  # not 6
+    assert float(form.round_rows(as_array(seven), 0, module=MODULE, name="w").values()[0, 0]) == 8.0  # not 6
 
 
 @pytest.mark.parametrize("bits", [2, 3, 5, 6, 7])
@@ -143,14 +144,14 @@ def test_codes_of_odd_widths_lie_as_the_library_packs_them(columns: int, bits: i
 
 @pytest.mark.parametrize("level", FORMS)
 def test_what_is_not_finite_is_named(level: str) -> None:
-    weight = weight_of(torch.float32)
+    weight = weight_of("F32")
     weight[40, 9] = float("nan")
     with pytest.raises(QuantizationError, match="'w' has 1 NaN or infinite value"):
-        FORMS[level][1](torch.float32).round_rows(weight, 0, module=MODULE, name="w")
+        FORMS[level][1]("F32").round_rows(as_array(weight), 0, module=MODULE, name="w")
 
 
 def test_a_scale_beyond_its_type_is_named() -> None:
     weight = torch.full((2, 32), 1e9)
     with pytest.raises(QuantizationError) as caught:
-        Channels(torch.int8, scale_dtype=torch.float16).round_rows(weight, 0, module=MODULE, name="w")
+        Channels("I8", scale_dtype="F16").round_rows(as_array(weight), 0, module=MODULE, name="w")
     assert caught.value.reason == "WEIGHT_OVERFLOW"

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.forms.choice import WINDOW_TOKENS
+from slipway_quantize.forms.ranges import WINDOW_TOKENS
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE
 from support.models.calibrated_models import shortened, write_data

@@ -16,7 +16,8 @@ from slipway.stage import Context
 from slipway.texts import counted
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.experts import EXPERT
-from slipway_quantize.model_weights import LinearWeight, map_tensor
+from slipway_quantize.layers.structure import LinearWeight
+from slipway_quantize.model_weights import map_tensor
 
 _GATE, _UP, _DOWN = 0, 1, 2
 _PARTS = {"gate_proj": _GATE, "w1": _GATE, "up_proj": _UP, "w3": _UP, "down_proj": _DOWN, "w2": _DOWN}

@@ -24,16 +24,9 @@ from slipway_quantize.calibration.streaming.experts import put_experts
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.experts import mixture_of
-from slipway_quantize.model_weights import (
-    LinearWeight,
-    find_linear_layers,
-    map_tensor,
-    model_config,
-    read_rows,
-    read_tensors,
-    require_family,
-    require_finite,
-)
+from slipway_quantize.layers.model_code import find_linear_layers, model_config
+from slipway_quantize.layers.structure import LinearWeight, require_family
+from slipway_quantize.model_weights import map_tensor, read_rows, read_tensors, require_finite
 from slipway_quantize.sensitive import sensitive_reason
 from slipway_quantize.split_experts import SplitExperts
 
