@@ -166,11 +166,14 @@ def _check_replaced(tensor: OutputTensor, info: TensorInfo, reader: TensorReader
 
 def _tolerance(dtype: str, merged: Array, vector: Array) -> Array:
     """Return the tolerance of each row for independent rounding errors, uniform up to the largest one."""
-    largest = np.maximum(np.abs(merged) * UNIT_ROUNDOFF[dtype], SMALLEST_ERROR[dtype])
-    deviation = np.sqrt(np.square(largest * vector).sum(axis=1) / 3)
+    largest = np.abs(merged)
     # The merge was computed in a wider type, whose own error matters where base and update nearly cancel.
-    computing = COMPUTING_UNITS * wide_roundoff(dtype)
-    return np.asarray(DEVIATIONS * deviation + computing * np.abs(vector).sum() * np.abs(merged).max() + 1e-300)
+    computing = COMPUTING_UNITS * wide_roundoff(dtype) * np.abs(vector).sum() * largest.max()
+    largest *= UNIT_ROUNDOFF[dtype]  # in place, as all that follows: new memory takes longer than the numbers in it
+    np.maximum(largest, SMALLEST_ERROR[dtype], out=largest)
+    largest *= vector
+    deviation = np.sqrt(np.einsum("ij,ij->i", largest, largest) / 3)
+    return np.asarray(DEVIATIONS * deviation + computing + 1e-300)
 
 
 def _rows(reader: TensorReader, info: TensorInfo, first: int, rows: int) -> Array:

@@ -77,6 +77,8 @@ class PatternKeys:
 
     def matching(self, module: str) -> Iterator[str]:
         """Yield the keys that match a module, in their order."""
+        if not self._keys:
+            return
         if "\n" in module:  # a dot and the end of an expression treat it specially
             yield from (key for key in self._keys if _expression(key).match(module))
             return
