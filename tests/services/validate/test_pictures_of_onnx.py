@@ -17,6 +17,9 @@ from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as ONNX_EXPORT
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE as QUANTIZE
+from slipway_validate.judging.distances import FLOOR
 from slipway_validate.judging.yardsticks import _passes, read_measured, rounding_pass
 from slipway_validate.protocol.messages import Pass, Yardsticks
 from slipway_validate.reference.running import RUNTIME
@@ -61,13 +64,19 @@ def make(name: str, folder: Path) -> Made:
     return Made(kind, right, export(right, folder / "onnx", parts="all"))
 
 
-def judge(made: Made, onnx: Path, work: Path) -> OutputValidation:
+def halve(onnx: Path, folder: Path) -> Path:
+    folder.mkdir()
+    params = QuantizeParams(format="onnx", level="fp16", check=False)
+    return QUANTIZE.run({"model": onnx}, params, Context(workdir=folder))["model"]
+
+
+def judge(made: Made, onnx: Path, work: Path, *, name: str = "onnx") -> OutputValidation:
     """Return the verdict on graphs, beside the merged model."""
-    outputs = {"pytorch": made.right, "onnx": onnx}
+    outputs = {"pytorch": made.right, name: onnx}
     work.mkdir()
     run = Validated(made.kind.base, made.kind.adapter, work, merged=made.right)
     run.read_weights(outputs)
-    return {name: run.output(name, folder) for name, folder in outputs.items()}["onnx"]
+    return {each: run.output(each, folder) for each, folder in outputs.items()}[name]
 
 
 def assert_right(made: Made, work: Path) -> None:
@@ -103,6 +112,24 @@ def test_an_encoder_of_the_base_fails_by_name_though_text_is_right(quick: Made, 
     assert any(name.startswith("pictures.") for name in failed)
     assert "mean_kl" not in failed
     assert "behind pictures" in verdict.explanation
+
+
+@pytest.mark.slow
+def test_the_noise_of_16_bits_is_measured_behind_pictures(quick: Made, tmp_path: Path) -> None:
+    """A right graph is further away than float32 may be, and within what its own arithmetic explains there; one with the base's encoder is not."""
+    half = halve(quick.onnx, tmp_path / "half")
+    verdict = judge(quick, half, tmp_path / "work", name="onnx-fp16")
+    assert verdict.passed, verdict.explanation
+    (check,) = (each for each in verdict.checks if each.name == "pictures.mean_kl")
+    assert check.value > 1e-8
+    assert check.limit > FLOOR
+    before = halve(export(quick.kind.base, tmp_path / "before", parts="all"), tmp_path / "half_before")
+    for name in ENCODER:
+        shutil.copyfile(before / name, half / name)
+    verdict = judge(quick, half, tmp_path / "wrong", name="onnx-fp16")
+    failed = {each.name for each in verdict.failed_checks}
+    assert any(name.startswith("pictures.") for name in failed)
+    assert "mean_kl" not in failed
 
 
 def test_an_encoder_that_is_lost_fails_by_name(quick: Made, tmp_path: Path) -> None:
