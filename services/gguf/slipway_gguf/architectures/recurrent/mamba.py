@@ -99,6 +99,28 @@ MAMBA: tuple[Architecture, ...] = (
         notes="no attention; decay as −exp; inner states twice as wide as the others",
     ),
     Architecture(
+        "mamba",
+        DecoderClass(
+            "FalconMambaForCausalLM",
+            {
+                "layer_norm_epsilon": 1e-5,
+                "state_size": 16,
+                "conv_kernel": 4,
+                "expand": 2,
+                "tie_word_embeddings": True,
+            },
+            positions=UNLIMITED,
+            attends=False,
+            by_layer=True,
+        ),
+        assumes=PURE_ASSUMES,
+        rope=(),
+        tensors=_mamba("mixer"),
+        keys={**PURE_KEYS, "ssm.time_step_rank": _rank("time_step_rank"), "ssm.dt_b_c_rms": lambda _: True},
+        refuses=other_expansion,
+        notes="no attention; decay as −exp; time steps, B and C are normed, with the epsilon of all norms",
+    ),
+    Architecture(
         "jamba",
         _JAMBA,
         when=_has_several_experts,
