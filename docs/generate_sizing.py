@@ -17,7 +17,8 @@ import yaml
 
 from slipway.formats import PlannedTask
 from slipway.levels import LEVELS
-from slipway.planning.preflight import memory_bytes, task_bytes
+from slipway.planning.memory import memory_bytes
+from slipway.planning.preflight import task_bytes
 from slipway.sizes import FLOAT32_BYTES, ModelSize
 from slipway.worker.machine import MEMORY_SHARE
 from slipway_onnx_export.params import PARITY_OVERHEAD
@@ -109,6 +110,14 @@ def needs(size: ModelSize) -> dict[str, Need]:
     }
 
 
+def by_layers(model: Model) -> Need:
+    """Return the needs of a validation of PyTorch outputs alone that is computed layer by layer."""
+    size = model.size()
+    stored, integer = size.weight_bytes + size.companion_bytes, int(size.weights * LEVELS["int8"].bytes_per_weight)
+    memory = memory_bytes([_task("validate")], size, least=True, mixes_experts=model.experts > 0)
+    return Need(2 * stored + integer, LOGIT_BYTES, memory)
+
+
 def _of_models() -> list[str]:
     """Return the formats that are made of the merged model, each by a worker of its own, unquantized."""
     rows = tomllib.loads((BASE.parents[1] / "services" / "services.toml").read_text())
@@ -178,10 +187,12 @@ shapes in their `config.json`, by the estimate that `slipway export --plan` show
 
 - *reads* and *writes* are weights in 16 bits, ONNX, OpenVINO, programs and engines in 32, int8 as 1.25 bytes a weight. `quantize` is shown for its
   largest case (ONNX to fp16), `validate` for the base, `pytorch`, `onnx` and both as int8, with 2 GiB of logits; each further format adds its own size.
+  The last row is a validation of `pytorch` and its int8 alone, [layer by layer](verdicts.md#layer-by-layer): without generated text and speed. A mixture's
+  experts are joined in memory as they are stored even then.
 - *volume* has room for both and a tenth more, in steps of 16 GiB. What a worker keeps of the bucket (`SLIPWAY_CACHE_SIZE`, half of the volume) gives way to the
   task that runs.
 - *memory* is the container's limit, in steps of 4 GiB: a worker gives a task 80 % of it. Stages that stream hold libraries and four float32 copies of the largest
-  tensor; `tensorrt_build`, `torchscript`, `executorch`, `litert`, `coreml` and the reference of `validate` are whole in float32.
+  tensor; `tensorrt_build`, `torchscript`, `executorch`, `litert` and `coreml` are whole in float32, and so is the graph that `validate` maps.
 
 The components in `k8s/components/sizes` give each worker that much, or what `k8s/base` gives it where that is more.
 """
@@ -227,6 +238,9 @@ def page() -> str:
         for stage, need in needs(size).items():
             disk = f"{need.reads / 1e9:.0f} GB | {need.writes / 1e9:.0f} GB | {need.volume_gib} GiB"
             parts.append(f"| `{stage}` | {disk} | {need.memory_gib} GiB |\n")
+        least = by_layers(model)
+        disk = f"{least.reads / 1e9:.0f} GB | {least.writes / 1e9:.0f} GB | {least.volume_gib} GiB"
+        parts.append(f"| `validate`, layer by layer | {disk} | {least.memory_gib} GiB |\n")
     weights = [model.size().weights for model in MODELS.values()]
     small = 4 * FLOAT32_BYTES * 151936 * 1024 + (700 << 20)
     parts.append("\n## What is measured, and what follows\n")

@@ -271,12 +271,14 @@ class Hardware:
 
     Attributes:
         memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
+        less_memory: What the stage leaves out with the memory of a streaming one; empty if it then fails.
         gpu_memory: The same for the GPU's memory, if the task needs a GPU.
         device_bound: Whether the output depends on the GPU's architecture, which is then part of the action key.
         gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
     """
 
     memory: float = 0.0
+    less_memory: str = ""
     gpu_memory: float = 0.0
     device_bound: bool = False
     gpu_bound_output: bool = False

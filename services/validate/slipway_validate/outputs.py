@@ -23,6 +23,7 @@ from slipway.model.model_files import CONFIG
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.speed import Speed
+from slipway_validate.by_layers import LONGER, Memory, leave_out
 from slipway_validate.folders import find_refusal, runtime_for
 from slipway_validate.judging import texts
 from slipway_validate.judging.texts import Texts
@@ -57,7 +58,7 @@ class OutputRun:
         folder: Folder of its process.
         result: What the process said.
         speed: Its speed; None if it was not timed.
-        note: Why it has no speed; empty otherwise.
+        note: Why it has no speed, or what else was not computed; empty otherwise.
     """
 
     name: str
@@ -85,7 +86,7 @@ def has_room(model_bytes: int, params: ValidateParams, ctx: Context, *, work: Pa
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """An output to run; one with a ``refusal`` is not run."""
+    """An output to run; one with a ``refusal`` is not run. ``left_out`` names what is not computed of it."""
 
     name: str
     model: Path
@@ -93,6 +94,7 @@ class _Planned:
     folder: Path
     label: str
     refusal: RunResult | None
+    left_out: str = ""
 
 
 class OutputRuns:
@@ -109,6 +111,7 @@ class OutputRuns:
         drafts: The reference's continuations of the prompts; empty if outputs compute theirs token by token.
         texts: Texts for runtimes that read text themselves.
         settings: Folder with the configuration of the reference; None if there is none.
+        memory: What the processes may use.
         ahead: Whether the process of the next output starts while one is computed, as :meth:`take` says. Otherwise only one process works
             at a time.
     """
@@ -126,6 +129,7 @@ class OutputRuns:
         drafts: tuple[tuple[int, ...], ...],
         texts: Texts,
         settings: Path | None,
+        memory: Memory,
         ahead: bool,
     ) -> None:
         self._base = base
@@ -138,6 +142,7 @@ class OutputRuns:
         self._benchmark = benchmark
         self._long = long
         self._drafts = drafts
+        self._memory = memory
         self._ahead = ahead
         self._next: Runner | None = None
 
@@ -175,7 +180,15 @@ class OutputRuns:
         of_reference = {"long": self._long, "cases_known": known, "drafts": self._drafts}
         spec = spec.model_copy(update={**of_reference, "base": beside, "texts": texts})
         refusal = find_refusal(name, model, runtime, self._prepared.family)
-        return _Planned(name, model, spec, folder, label, refusal)
+        why = self._why_by_layers(model, runtime) if refusal is None else ""
+        spec, left_out = leave_out(spec, why) if why else (spec, "")
+        return _Planned(name, model, spec, folder, label, refusal, left_out)
+
+    def _why_by_layers(self, model: Path, runtime: Runtime | None) -> str:
+        """Return why an output that PyTorch runs is computed layer by layer; empty for others, and if it is computed as a whole."""
+        if runtime is None or not (runtime.load == REFERENCE_CODE or runtime.on_base):
+            return ""
+        return self._memory.why_by_layers(self._base if runtime.on_base else model)
 
     def _run(self, one: _Planned, after: _Planned | None, ahead: ExitStack) -> OutputRun:
         """Run one output; if memory runs out, run it again without the waiting reference and without the next output's process."""
@@ -205,7 +218,7 @@ class OutputRuns:
                 running.push(ahead.pop_all())
             if after is not None and after.refusal is None and self._ahead:
                 self._next = ahead.enter_context(self._start(after, held=True))
-            result, speed, note = runner.result, None, ""
+            result, speed, note = runner.result, None, one.left_out
             if result.status == "done" and one.spec.benchmark is not None:
                 if self._next is not None:
                     self._next.wait_for_imports()
@@ -213,7 +226,7 @@ class OutputRuns:
         return OutputRun(one.name, one.model, one.spec, one.folder, result, speed, note)
 
     def _start(self, one: _Planned, *, held: bool = False) -> AbstractContextManager[Runner]:
-        timeout = self._params.output_timeout_seconds
+        timeout = self._params.output_timeout_seconds * (LONGER if one.spec.by_layers else 1)
         spec = one.spec.model_copy(update={"held": held})
         return start_runner(Spec(run=spec), one.folder, self._ctx, label=one.label, timeout_seconds=timeout)
 

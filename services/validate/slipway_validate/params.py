@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from slipway.stage import StageParams
 from slipway.validation.inputs import Effort
 from slipway.validation.verdicts import LimitOverrides
+
+BY_LAYERS = "base, adapter and PyTorch outputs that do not fit are compared layer by layer, without generated text and speed; other outputs map their files"
+"""What happens where a model does not fit into memory."""
 
 
 class SampleParams(StageParams):
@@ -37,6 +40,10 @@ class SampleParams(StageParams):
         default=2 << 30, ge=1 << 20, description="disk space for logits; fewer samples are used if it does not suffice"
     )
     output_timeout_seconds: float = Field(default=3600.0, gt=0, description="longest time one output may take")
+    by_layers: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="compute decoders in PyTorch layer by layer; auto does so where one does not fit into memory",
+    )
 
     @property
     def evidence(self) -> Evidence:

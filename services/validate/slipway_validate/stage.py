@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipway.machine.onnx_runtime import runtime_provider
 from slipway.stage import Context, Effort, Forecast, Hardware, Installation, Provider, Role, Stage, library_provider
-from slipway_validate.params import ValidateParams
+from slipway_validate.params import BY_LAYERS, ValidateParams
 
 _SLOWER = {"quick": 1, "standard": 3, "thorough": 6}
 """How much longer a GB takes, by the effort of the validation."""
@@ -32,7 +32,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=16,
+    version=17,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,
@@ -51,6 +51,7 @@ STAGE = Stage(
     hardware=Hardware(
         device_bound=True,  # an engine runs only on the GPU it was built for, and speed is measured
         memory=2.0,  # a graph in 32 bits is loaded as a whole; the weights of PyTorch models are mapped
+        less_memory=BY_LAYERS,
     ),
     installation=Installation(probe=probe),
     role=Role.VALIDATION,

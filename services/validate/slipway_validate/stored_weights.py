@@ -12,6 +12,7 @@ from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.verdicts import Limits
+from slipway_validate.by_layers import LONGER
 from slipway_validate.folders import has_separate_adapter
 from slipway_validate.judging.distances import level_of
 from slipway_validate.judging.yardsticks import Measured, ReferenceRun, read_measured
@@ -98,7 +99,8 @@ class StoredWeights:
             if all((folder / name).is_file() for name in wanted):
                 return folder
         if wanted:
-            label, timeout = "stored weights", self._timeout_seconds
+            by_layers = self._yardsticks is not None and self._yardsticks.by_layers
+            label, timeout = "stored weights", self._timeout_seconds * (LONGER if by_layers else 1)
             spec = Spec(survival=self._spec, yardsticks=self._yardsticks)
             process.run(spec, self._folder, self._ctx, label=label, timeout_seconds=timeout)
         return self._folder

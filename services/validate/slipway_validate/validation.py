@@ -6,13 +6,11 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.errors import ValidationError
 from slipway.model.configuration import ModelConfig
-from slipway.model.families import DECODER, Family
-from slipway.model.folder import ModelFolder
+from slipway.model.families import DECODER
 from slipway.stage import Context
 from slipway.validation.findings import (
     OutputStatus,
@@ -28,13 +26,13 @@ from slipway.validation.texts import TextComparison
 from slipway.validation.verdicts import Answer
 from slipway_validate.answers.records import FORMS, choose_records
 from slipway_validate.answers.scores import Scorer
+from slipway_validate.basis import REFERENCE, TIMING, prepare_basis
 from slipway_validate.folders import float32_bytes, runtime_for
 from slipway_validate.judging import pictures
 from slipway_validate.judging.distances import LIMITS, limits_by_level
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.fit import name_alternatives
 from slipway_validate.judging.texts import Texts, read_texts
-from slipway_validate.judging.yardsticks import ReferenceRun, plan_yardsticks
 from slipway_validate.outputs import OutputRun, OutputRuns, add_diagnosis, has_room
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import (
@@ -44,29 +42,15 @@ from slipway_validate.preparation import (
     expected_senses,
     long_spec,
     open_models,
-    prepare,
     require_success,
-    tokenizer_folder,
     unknown_family,
 )
-from slipway_validate.protocol import process
 from slipway_validate.protocol.inputs import INPUTS_FILE, EncodedInputs
-from slipway_validate.protocol.messages import RunResult, Yardsticks
-from slipway_validate.reference.files import NoReferenceError, read_reference
-from slipway_validate.reference.running import (
-    describe,
-    merged_level,
-    reference_spec,
-    run_reference,
-    start_timing,
-    warn_of_reference,
-)
-from slipway_validate.speed import NO_REFERENCE, QUICK, Stopwatch, note_slower, this_machine
+from slipway_validate.protocol.messages import RunResult
+from slipway_validate.reference.files import NoReferenceError
+from slipway_validate.reference.running import describe
+from slipway_validate.speed import Stopwatch, note_slower, this_machine
 from slipway_validate.stored_weights import StoredWeights, survival_spec
-
-REFERENCE = "reference"
-TIMING = "timing"
-"""Folder of the process that times the reference."""
 
 
 def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> Path:
@@ -136,7 +120,7 @@ def _run_validation(
     with ExitStack() as running:
         folders = {name: inputs[input_of(name)] for name in outputs}
         try:
-            basis = _prepare_basis(
+            basis = prepare_basis(
                 trained, inputs, family, params, ctx, base=base, outputs=folders, work=work, running=running
             )
         except NoReferenceError as none:
@@ -184,6 +168,7 @@ def _run_validation(
             drafts=reference.result.continuations if reference and params.evidence.drafts else (),
             texts=texts,
             settings=trained.path if reference else None,
+            memory=basis.memory,
             ahead=has_room(model_bytes, params, ctx, work=work),
         )
         taken = outputs_run.take(folders, work / "outputs")
@@ -224,88 +209,6 @@ def _scorer(
         config=model,
         decode=decoder(prepared.tokenizer) if readable else None,
     )
-
-
-@dataclass(frozen=True)
-class _Basis:
-    """The samples, and the reference with which all outputs are compared and timed.
-
-    Attributes:
-        prepared: The samples.
-        params: The parameters; those of the samples are the reference's.
-        reference: The run of the reference; None if outputs are not compared.
-        waiting: The process of the reference that is timed; None if outputs are timed alone.
-        alone: Why outputs are timed alone, if they are.
-        warnings: Warnings of the stage that ran the reference.
-        yardsticks: The passes with which outputs are measured.
-    """
-
-    prepared: Prepared
-    params: ValidateParams
-    reference: ReferenceRun | None = None
-    waiting: process.Runner | None = None
-    alone: str = NO_REFERENCE
-    warnings: tuple[str, ...] = ()
-    yardsticks: Yardsticks | None = None
-
-
-def _prepare_basis(
-    trained: ModelFolder,
-    inputs: Mapping[str, Path],
-    family: Family,
-    params: ValidateParams,
-    ctx: Context,
-    *,
-    base: ModelFolder,
-    outputs: Mapping[str, Path],
-    work: Path,
-    running: ExitStack,
-) -> _Basis:
-    """Read the reference if it is an input, otherwise run it; ``trained`` is the model that the adapter was trained on."""
-    if not params.compare_outputs:
-        return _Basis(prepare(inputs, trained, family, params, ctx, work=work), params)
-    timed = benchmark_of(params, trained.config, family) if params.evidence.beside_reference else None
-    if REFERENCE not in inputs:
-        prepared = prepare(inputs, trained, family, params, ctx, work=work)
-        run = run_reference(inputs, prepared, params, ctx, base=base, folder=work / "reference", benchmark=timed)
-        reference, waiting = running.enter_context(run)
-        warn_of_reference(reference, ctx)
-        measured = _plan_yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
-        return _Basis(prepared, params, reference, waiting if timed else None, alone=QUICK, yardsticks=measured)
-    reference, prepared, file = read_reference(
-        inputs[REFERENCE],
-        inputs=inputs,
-        merged_level=merged_level(inputs),
-        tokenizer=tokenizer_folder(inputs, trained),
-        ctx=ctx,
-    )
-    if prepared.family is not family:
-        message = f"the reference is a {prepared.family.name}, and the base model a {family.name}"
-        raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy="give the reference of this base model")
-    of_samples = {name: value for name, value in file.params if name != "output_timeout_seconds"}  # not of samples
-    params = params.model_copy(update=of_samples)
-    measured = _plan_yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
-    basis = _Basis(prepared, params, reference, alone=QUICK, warnings=file.warnings, yardsticks=measured)
-    if timed is None:
-        return basis
-    survival, folder = survival_spec(inputs, limits_by_level(params.limits)), work / TIMING
-    started = start_timing(
-        inputs, prepared, params, ctx, folder=folder, benchmark=timed, survival=survival, yardsticks=measured
-    )
-    return replace(basis, waiting=running.enter_context(started))
-
-
-def _plan_yardsticks(
-    inputs: Mapping[str, Path],
-    reference: ReferenceRun,
-    prepared: Prepared,
-    params: ValidateParams,
-    ctx: Context,
-    *,
-    outputs: Mapping[str, Path],
-) -> Yardsticks | None:
-    run, most = reference_spec(inputs, prepared, params, ctx), params.logit_bytes
-    return plan_yardsticks(inputs, outputs, reference, run, threads=ctx.threads, logit_bytes=most)
 
 
 def _list_little_kept(outputs: list[OutputValidation]) -> list[str]:

@@ -24,17 +24,16 @@ from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.base_format import prepared_sizes
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG
+from slipway.planning.memory import list_left_out, memory_bytes
 from slipway.planning.plan import tasks_in_reserve
 from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
-from slipway.sizes import FLOAT32_BYTES, ModelSize, format_size
+from slipway.sizes import ModelSize, format_size
 from slipway.stage import Role, Stage, StageParams
 from slipway.texts import one_line
 from slipway.validation.inputs import ADAPTER
 
 _WEIGHTS = {".safetensors", ".bin"}
-_LIBRARIES_BYTES = 700 << 20
-"""Memory of torch and transformers before any weight is loaded."""
 
 
 class Verdict(StrEnum):
@@ -135,9 +134,10 @@ def preflight(
     # Only a merge of plain LoRA can leave its weights out; another task decides by its parameters alone.
     written = adapter is not None and not is_plain_lora(adapter)
     made = {task.id: task_bytes(_with_stored_weights(task) if written else task, size, sections) for task in tasks}
-    memory = memory_bytes(tasks, size)
     calls, refused = _read_parameters(tasks)
     model = _read_configuration(base, config)
+    memory = memory_bytes(tasks, size)
+    least = memory_bytes(tasks, size, least=True, mixes_experts=model.mixes_experts)
     stored, delivered = _stored_bytes(made, base=base, home=home), sum(made[task.id] for task in tasks if task.format)
     findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
     seconds = _expected_seconds(calls, made, size=size, config=model)
@@ -150,7 +150,7 @@ def preflight(
         *check_disk(stored, delivered, home=home, output=output),
     ]
     if here:
-        findings += [_check_memory(memory), _describe_time(sum(seconds.values())), *_stages(tasks)]
+        findings += [_check_memory(memory, least, tasks), _describe_time(sum(seconds.values())), *_stages(tasks)]
     return Preflight(
         findings=tuple(findings),
         disk_needed_bytes=sum(made.values()),
@@ -191,15 +191,6 @@ def _with_stored_weights(task: PlannedTask) -> PlannedTask:
     if not plays(task.stage, Role.MERGE) or "weights" not in task.params:
         return task
     return replace(task, params={**task.params, "weights": "stored"})
-
-
-def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:
-    """Estimate the memory of the task that needs most. Streaming stages hold a few copies of the largest tensor."""
-    streaming = 4 * size.largest * FLOAT32_BYTES
-    whole = size.weights * FLOAT32_BYTES  # stages with memory of the model's size load all of it
-    stages = [stage for task in tasks if (stage := known_stage(task.stage)) is not None]
-    heavy = any(stage.hardware.memory or stage.hardware.gpu_memory for stage in stages)
-    return _LIBRARIES_BYTES + (whole + streaming if heavy else streaming)
 
 
 class _Call(NamedTuple):
@@ -346,13 +337,16 @@ def _check_space(check: str, needed: int, folder: Path) -> Finding:
     return Finding(check, Verdict.WARNING, message, "free space, run slipway cache gc, or choose another folder")
 
 
-def _check_memory(needed: int) -> Finding:
+def _check_memory(needed: int, least: int, tasks: Sequence[PlannedTask]) -> Finding:
     available = available_memory(ControlGroup().memory())
     message = f"about {format_size(needed)} needed, {format_size(available)} available"
     if needed <= available:
         return Finding("memory", Verdict.OK, message)
     remedy = "use a machine with more memory, or set validation.enabled: false"
-    return Finding("memory", Verdict.WARNING, message, remedy)
+    if least > available:
+        return Finding("memory", Verdict.WARNING, message, remedy)
+    said = f"{message}: {list_left_out(tasks)}"
+    return Finding("memory", Verdict.WARNING, said, "use a machine with more memory for these")
 
 
 def _describe_time(seconds: float) -> Finding:

@@ -9,10 +9,10 @@ one, S = tokens that the encoder of an encoder–decoder reads, P = compared res
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
 
 Past = Any
 """A runtime's own KV cache; None is an empty one."""
+T = TypeVar("T")
+NOT_BY_LAYERS = "the model is computed layer by layer, and its part for images and sound is not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Step:
     """One call. input_ids, position_ids: (B, S); attention_mask: (B, P + S), 1 for a token and 0 for padding.
 
     For an encoder–decoder these are the decoder's inputs, and ``source`` is the encoder's. With ``last_only``, only results of the
-    last column are read, and a model need not return others.
+    last column are read, and a model need not return others. With ``final``, no later call reads the cache of this one.
     """
 
     input_ids: Ints
@@ -136,6 +138,7 @@ class Step:
     past: Past = None
     source: Source | None = None
     last_only: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,18 @@ class LanguageModel(Protocol):
         start and end of a span (P = 2, V = S).
         """
         ...
+
+    def together(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Run jobs that call the model, and return their results in order; a model that is larger than the memory computes them side by side."""
+        return [job() for job in jobs]
+
+    def compute_by_layers(self) -> None:
+        """Compute layer by layer from now on, so that the model need not fit into memory.
+
+        Raises:
+            Unusable: Its layers are not known.
+        """
+        raise Unusable(f"{self.engine.runtime} computes no model layer by layer")
 
     def embed(self, step: Step) -> Logits:
         """Return the sentence embedding of each row, (B, 1, V); only for a model that embeds."""
@@ -279,7 +294,8 @@ def run_segments(
     start = 0
     for size in segments:
         columns = slice(start, start + size)
-        step = Step(ids[:, columns], mask[:, : columns.stop], positions[:, columns], past, source)
+        final = columns.stop >= sum(segments)
+        step = Step(ids[:, columns], mask[:, : columns.stop], positions[:, columns], past, source, final=final)
         logits, past = model.forward(step)
         yield columns, logits
         start += size

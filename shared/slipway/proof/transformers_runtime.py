@@ -6,10 +6,12 @@ Axes as in :mod:`slipway.proof.runtime`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,13 +23,14 @@ from slipway.model.configuration import token_of
 from slipway.model.families import DECODER, Comparison, Family, auto_model
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
+from slipway.model.pytorch.block_passes import BlockPasses, Setting
 from slipway.model.pytorch.computed_buffers import recompute_buffers
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.sentences import Pooling, UnknownPoolingError, load_pooling, pool
 from slipway.model.trained import TrainedModel
 from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
-from slipway.proof.runtime import Bounds, Past, Step, Unusable, known_family
+from slipway.proof.runtime import NOT_BY_LAYERS, Bounds, NotRunnable, Past, Step, Unusable, known_family
 from slipway.proof.sights import Sight
 from slipway.validation.speed import Engine
 
@@ -39,6 +42,7 @@ _COMPUTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _CACHES = ("past_key_values", "cache_params")
 """Names of a decoder's cache; the second is that of models with states alone (Mamba)."""
 
+T = TypeVar("T")
 Call = Callable[[Any, Step], tuple[torch.Tensor, Past]]
 """Function from the module and one step to the results and the cache for the next step."""
 
@@ -58,6 +62,7 @@ class TransformersModel:
         self._call = choose_call(family.comparison, plain)
         self._served_as: dict[str, torch.dtype] = {}
         self._restore: Callable[[], None] = lambda: None
+        self._passes: BlockPasses | None = None
         self.has_cache = family.generates
         self._pooling = pooling
         self.embeds: bool | None = pooling is not None
@@ -80,8 +85,27 @@ class TransformersModel:
     @torch.no_grad()  # not inference_mode: compressed-tensors decompresses in the first call and converts later
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
+        if self._passes is None:
+            step = replace(step, final=False)
+        elif not self._passes.inside:
+            return self.together([partial(self.forward, step)])[0]
         results, past = self._call(self._called, step)
         return results.float().numpy(), past
+
+    def compute_by_layers(self) -> None:
+        """As :meth:`slipway.proof.runtime.LanguageModel.compute_by_layers`."""
+        try:
+            self._passes = BlockPasses(self._module)
+        except ValueError as error:
+            raise Unusable(f"it cannot be computed layer by layer: {error}") from error
+
+    def together(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """As :meth:`slipway.proof.runtime.LanguageModel.together`."""
+        return [job() for job in jobs] if self._passes is None else self._passes.together(jobs)
+
+    def within(self, setting: Setting) -> AbstractContextManager[Any]:
+        """Return a context in which a job's calls are computed; other jobs compute without it."""
+        return setting() if self._passes is None else self._passes.within(setting)
 
     @torch.no_grad()
     def embed(self, step: Step) -> Logits:
@@ -94,6 +118,8 @@ class TransformersModel:
     @torch.no_grad()
     def look(self, sight: Sight) -> Logits:
         """As :meth:`slipway.proof.runtime.LanguageModel.look`."""
+        if self._passes is not None:
+            raise NotRunnable(NOT_BY_LAYERS)
         ids = _tensor(sight.tokens)[None]
         given = {name: _tensor(values) for name, values in sight.arguments.items()}
         if sight.types:
@@ -112,14 +138,19 @@ class TransformersModel:
         # transformers refuses its own .float() for quantized models because of other formats. With compressed-tensors the
         # codes are integers, which this does not change, and the scales' data type is the one of the computation.
         self._served_as = {name: tensor.dtype for name, tensor in self._tensors()}
-        self._restore = widen_while_computing(self._module)
-        torch.nn.Module.float(self._module)
+        if self._passes is None:
+            self._restore = widen_while_computing(self._module)
+            torch.nn.Module.float(self._module)
+        else:
+            self._restore = self._passes.weights.widen()
         short = (name for name, dtype in self._served_as.items() if dtype in (torch.bfloat16, torch.float16))
         recompute_buffers(self._module, list(short))
 
     def leave_comparison(self) -> None:
         """Switch back to the native types; narrowing widened weights restores their values."""
         self._restore()
+        if self._passes is not None:
+            return
         native = getattr(torch, self.native_dtype)
         for name, tensor in self._tensors():
             dtype = self._served_as.get(name, tensor.dtype)
@@ -199,7 +230,7 @@ def _next_tokens(module: Any, step: Step, *, cache: str, positions: bool) -> tup
     inputs = _text(step)
     if positions:
         inputs["position_ids"] = _tensor(step.position_ids)
-    output = module(**inputs, **{cache: step.past}, use_cache=True)
+    output = module(**inputs, **{cache: step.past}, use_cache=step.past is not None or not step.final)
     return output.logits, getattr(output, cache)
 
 

@@ -173,6 +173,7 @@ class RunSpec(_Message):
         only_timed: Whether the model is loaded only to be timed.
         texts: File of :class:`slipway_validate.runner.texts.ReadTexts`, for a runtime that reads text itself; None for others.
         held: Whether the process waits for ``BEGIN`` before it loads the model.
+        by_layers: Whether a PyTorch model is computed layer by layer, because it does not fit into memory.
         drafting: Whether drafts of the model's multi-token head are compared with what it computes itself.
         pictures: Prompts with a picture that the reference makes for itself and for all outputs; 0 for none, and for outputs.
         asks: Names under which the model only answers the prompt in the folder of the samples; ``base`` is a reference without its adapter. Empty
@@ -198,6 +199,7 @@ class RunSpec(_Message):
     only_timed: bool = False
     texts: Path | None = None
     held: bool = False
+    by_layers: bool = False
     drafting: bool = False
     pictures: int = 0
     asks: tuple[str, ...] = ()
@@ -300,6 +302,7 @@ class Yardsticks(_Message):
         windows: Number of windows that are computed, from the first.
         threads: Threads to compute with.
         passes: The passes.
+        by_layers: Whether the model is computed layer by layer.
     """
 
     base: Path
@@ -308,6 +311,7 @@ class Yardsticks(_Message):
     windows: int
     threads: int = 1
     passes: tuple[Pass, ...]
+    by_layers: bool = False
 
 
 class Spec(_Message):
@@ -343,6 +347,7 @@ class RunResult(_Message):
         architecture: Class of the model, if known.
         adapter: For the reference: description of its adapter.
         device: The device that computed it: ``cpu`` or the GPU's name.
+        by_layers: For the reference: why it was computed layer by layer, and what was not run; empty if it was computed as a whole.
     """
 
     status: Literal["done", "not_run", "failed"] = "done"
@@ -364,3 +369,4 @@ class RunResult(_Message):
     architecture: str = ""
     adapter: str = ""
     device: str = ""
+    by_layers: str = ""

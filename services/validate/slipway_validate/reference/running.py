@@ -21,6 +21,8 @@ from slipway.validation.findings import AdapterEvidence, Reference
 from slipway.validation.parts import MultiTokenHead
 from slipway.validation.pictures import PictureEffect, Sense
 from slipway.validation.speed import Engine, Speed
+from slipway_validate.by_layers import LONGER, Memory, leave_out
+from slipway_validate.folders import float32_bytes
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.distances import distance_of, level_of
 from slipway_validate.judging.evaluate import MERGED
@@ -58,8 +60,11 @@ def run_reference(
     base: ModelFolder,
     folder: Path,
     benchmark: Benchmark | None = None,
+    by_layers: str = "",
 ) -> Iterator[tuple[ReferenceRun, process.Runner]]:
     """Run the reference; with a benchmark, its process then waits within the context to be timed beside the outputs.
+
+    ``by_layers`` is why it is computed layer by layer; empty for as a whole.
 
     Raises:
         NoReferenceError: The adapter has tensors whose places in the model are unknown.
@@ -75,9 +80,14 @@ def run_reference(
     drafting = prepared.family is DECODER and has_multi_token_head(base)
     pictures = count_pictures(base.config, prepared.family, params)
     spec = spec.model_copy(update={"long": long, "drafting": drafting, "pictures": pictures})
-    timeout = params.output_timeout_seconds
+    timeout, said = params.output_timeout_seconds, ""
+    if by_layers:
+        spec, said = leave_out(spec, by_layers)
+        timeout *= LONGER
+        ctx.warn(f"the reference was {said}")
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
-        yield _check_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
+        result = runner.result.model_copy(update={"by_layers": said})
+        yield _check_run(result, spec, inputs, prepared=prepared, folder=folder), runner
 
 
 def start_timing(
@@ -173,7 +183,7 @@ def describe(
         return Reference(description=NOT_COMPARED, engine=Engine(runtime=""))
     effect = run.adapter_effect
     return Reference(
-        description=DESCRIPTION if run.with_adapter else PLAIN,
+        description="; ".join(filter(None, (DESCRIPTION if run.with_adapter else PLAIN, run.result.by_layers))),
         architecture=run.result.architecture,
         adapter=run.result.adapter,
         engine=run.result.engine or Engine(runtime="transformers"),
@@ -224,7 +234,11 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
         if family is None:
             return _write_without_results(folder, params, ctx, why=unknown_family(trained.config))
         prepared = prepare(inputs, trained, family, params, ctx, work=work)
-        with run_reference(inputs, prepared, params, ctx, base=base, folder=work / "reference") as (run, _):
+        why = Memory(params, ctx, weights=float32_bytes(base) // 4).why_by_layers(
+            inputs["base"], adapter=inputs.get("adapter")
+        )
+        ran = run_reference(inputs, prepared, params, ctx, base=base, folder=work / "reference", by_layers=why)
+        with ran as (run, _):
             pass
         warn_of_reference(run, ctx)
         write_reference(folder, run, prepared, params, ctx)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipway.sizes import ModelSize
 from slipway.stage import Context, Effort, Forecast, Hardware, Role, Stage
-from slipway_validate.params import SampleParams
+from slipway_validate.params import BY_LAYERS, SampleParams
 
 _SMALLEST_WIDTH = 64
 """Hidden size that small models exceed: the largest tensor divided by it bounds the vocabulary."""
@@ -34,7 +34,7 @@ def output_bytes(params: SampleParams, size: ModelSize) -> int:
 
 STAGE = Stage(
     name="reference",
-    version=2,
+    version=3,
     inputs=("base",),
     optional_inputs=("adapter", "heldout", "own_text", "test_inputs"),
     outputs=("reference",),
@@ -44,6 +44,6 @@ STAGE = Stage(
     role=Role.REFERENCE,
     effort=Effort(seconds=15.0, seconds_per_gb=200.0, phases={"tokenize": (0.0, 0.1), "reference": (0.1, 0.9)}),
     forecast=Forecast(output_bytes=output_bytes, work_bytes=lambda _params, _made, size: size.weight_bytes),
-    hardware=Hardware(memory=1.0),
+    hardware=Hardware(memory=1.0, less_memory=BY_LAYERS),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ class Batch:
 
     def step(self) -> Step:
         """Return the call that computes all of it."""
-        return Step(self.ids, self.mask, positions_of(self.mask), source=self.source)
+        return Step(self.ids, self.mask, positions_of(self.mask), source=self.source, final=True)
 
     def part(self, start: int, count: int) -> Batch:
         """Return some of the rows with the padding of the whole batch."""
@@ -58,6 +59,31 @@ class Batch:
         if source is not None:
             source = Source(source.values[rows], None if source.mask is None else source.mask[rows])
         return Batch(self.ids[rows], self.mask[rows], source)
+
+
+class _WindowFile:
+    """The results of all windows, (N, P, V), which are written as they come.
+
+    Args:
+        path: The file; it is made when the first results show their shape.
+        count: Number of windows.
+    """
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path, self._count = path, count
+        self._values: np.memmap[tuple[int, int, int], np.dtype[np.float32]] | None = None
+
+    def write(self, rows: list[int], values: Logits, columns: slice, *, places: int) -> None:
+        """Write results of consecutive windows; ``places`` is the P of all columns, 0 for that of these values."""
+        if self._values is None:
+            shape = (self._count, places or values.shape[1], values.shape[2])
+            self._values = open_memmap(self._path, mode="w+", dtype=np.float32, shape=shape)
+        self._values[rows[0] : rows[-1] + 1, columns] = values
+
+    def close(self) -> None:
+        """Write what is not on the disk yet."""
+        if self._values is not None:
+            self._values.flush()
 
 
 class Collector:
@@ -90,30 +116,29 @@ class Collector:
 
     def windows(self, file: str) -> None:
         """Write the results of every window, each from one plain pass."""
-        tokens, positions = self._samples.tokens, self._samples.positions
-        count, length = tokens.shape
-        output: np.memmap[tuple[int, int, int], np.dtype[np.float32]] | None = None
+        count, length = self._samples.tokens.shape
+        output = _WindowFile(self.folder / file, count) if self._write else None
         start = 0
-        while start < count:
-            # The first window shows the width of results, which determines the largest batch.
-            fitting = BATCH_VALUES // (length * self.vocabulary) if self.vocabulary else 1
-            rows = list(range(start, min(count, start + max(1, min(fitting, self._model.bounds.batch)))))
-            batch = self._batch_windows(rows)
-            segments = segments_within(length, self._model.bounds)
-            for columns, results in run_segments(self._model, batch.ids, batch.mask, segments, source=batch.source):
-                self._count_non_finite(results, f"windows {start} to {rows[-1]}")
-                self.vocabulary = results.shape[-1]
-                values = results if positions is None else results[np.arange(len(rows))[:, None], positions[rows]]
-                if self._write:
-                    every = per_token(self._family) and positions is None
-                    if output is None:
-                        shape = (count, length if every else values.shape[1], values.shape[2])
-                        output = open_memmap(self.folder / file, mode="w+", dtype=np.float32, shape=shape)
-                    output[start : rows[-1] + 1, columns if every else slice(None)] = values
-            start = rows[-1] + 1
-            self._report("windows", start, count)
+        if not self.vocabulary:  # the first window shows the width of results, which determines the largest batch
+            self._compute_windows([0], output)
+            start = 1
+        size = max(1, min(BATCH_VALUES // (length * self.vocabulary), self._model.bounds.batch))
+        parts = [list(range(at, min(count, at + size))) for at in range(start, count, size)]
+        self._model.together([partial(self._compute_windows, rows, output) for rows in parts])
         if output is not None:
-            output.flush()
+            output.close()
+
+    def _compute_windows(self, rows: list[int], output: _WindowFile | None) -> None:
+        positions, (count, length) = self._samples.positions, self._samples.tokens.shape
+        batch, segments = self._batch_windows(rows), segments_within(length, self._model.bounds)
+        every = per_token(self._family) and positions is None
+        for columns, results in run_segments(self._model, batch.ids, batch.mask, segments, source=batch.source):
+            self._count_non_finite(results, f"windows {rows[0]} to {rows[-1]}")
+            self.vocabulary = results.shape[-1]
+            values = results if positions is None else results[np.arange(len(rows))[:, None], positions[rows]]
+            if output is not None:
+                output.write(rows, values, columns if every else slice(None), places=length if every else 0)
+        self._report("windows", rows[-1] + 1, count)
 
     def native_case(self) -> None:
         """Write the results of a padded batch in the model's own data type, before others are compared in float32.

@@ -18,16 +18,13 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, NoReturn, TextIO
-
-import numpy as np
+from typing import Any, NoReturn, TextIO
 
 from slipway.errors import ModelExportError
 from slipway.machine.shortages import is_disk_full
 from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import (
     OWN_FILE,
-    OWN_FOLDER,
     LanguageModel,
     NotRunnable,
     Samples,
@@ -38,14 +35,10 @@ from slipway.proof.runtime import (
 from slipway.validation.pictures import Sense
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
-from slipway.validation.texts import TextComparison
-from slipway_validate.cases import find_family
-from slipway_validate.protocol.inputs import INPUTS_FILE, SOUNDS_FILE, Answers, EncodedInputs, PromptSpec
+from slipway_validate.protocol.inputs import INPUTS_FILE, PromptSpec
 from slipway_validate.protocol.messages import (
-    BASE_LOGITS_FILE,
     BEGIN,
     IMPORTED,
-    LOGITS_FILE,
     RESULT_FILE,
     ROUND,
     SPEC_FILE,
@@ -53,7 +46,6 @@ from slipway_validate.protocol.messages import (
     TIME,
     WAITING,
     ExplainSpec,
-    LongResult,
     RunResult,
     RunSpec,
     Spec,
@@ -62,16 +54,13 @@ from slipway_validate.protocol.messages import (
     TokenizeSpec,
     Yardsticks,
 )
-from slipway_validate.protocol.routes import BASE_ROUTES_FILE, ROUTES_FILE
 from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
-from slipway_validate.runner.generation.generating import answer_inputs
 from slipway_validate.runner.generation.prompts import answer_prompt
-from slipway_validate.runner.own_text import make_own_samples, measure_own_text
+from slipway_validate.runner.own_text import make_own_samples
 from slipway_validate.runner.pictures.looking import look_as_reference, look_at_given
-from slipway_validate.runner.routing import record_routes
-from slipway_validate.runner.texts import compare_texts
+from slipway_validate.runner.results import Computed, compute_results
 
 
 def import_loader(spec: RunSpec) -> Callable[[], LanguageModel]:
@@ -118,6 +107,8 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
     begin = time.perf_counter()
     model = load()
     load_seconds = time.perf_counter() - begin - model.preparation_seconds
+    if spec.by_layers:
+        model.compute_by_layers()
     if spec.asks:
         answer_prompt(model, spec, folder, report=_report)
         device, engine = model.device, model.engine
@@ -126,7 +117,7 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
     collector = Collector(model, spec, samples, folder, report=_report)
 
     if not spec.only_timed:
-        collector.native_case()
+        model.together([collector.native_case])
     if spec.benchmark:
         # The first round is slower; its memory counts, its time does not.
         time_round(model, samples, spec.benchmark.model_copy(update={"prefills": 0, "decode_steps": 1}))
@@ -136,7 +127,7 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
         peak_device_bytes=model.peak_device_bytes(),
     )
 
-    computed = _Computed() if spec.only_timed else _compute(model, spec, collector)
+    computed = Computed() if spec.only_timed else compute_results(model, spec, collector, report=_report)
     result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,
@@ -170,49 +161,6 @@ def _look(model: LanguageModel, spec: RunSpec, result: RunResult, folder: Path) 
     look(model, spec, folder, report=_report)
 
 
-class _Computed(NamedTuple):
-    """Results to compare, beside those in files."""
-
-    continuations: tuple[tuple[int, ...], ...] = ()
-    answers: Answers | None = None
-    long: LongResult | None = None
-    adapter: str = ""
-    texts: TextComparison | None = None
-
-
-def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Computed:
-    """Compute the results to compare."""
-    model.prepare_comparison()
-    with record_routes(model, collector.folder / ROUTES_FILE):
-        collector.windows(LOGITS_FILE)
-    for case in spec.cases:
-        collector.case(case)
-    collector.plain_rows(spec.cases)
-    continuations = collector.continuations(spec)
-    answers = _answer_inputs(model, spec) if spec.write_logits else None
-    long = collector.long_continuations(spec.long) if spec.long else None
-    adapter = _compute_base_logits(model, collector) if spec.adapter else ""
-    if spec.adapter and spec.samples.with_name(OWN_FOLDER).is_dir():
-        measure_own_text(model, spec, collector.folder, report=_report)
-    if spec.drafting:
-        from slipway_validate.runner.multi_token import measure_head
-
-        measure_head(model, spec, collector.folder, report=_report)
-    texts = compare_texts(model, spec.texts) if spec.texts else None
-    return _Computed(continuations, answers, long, adapter, texts)
-
-
-def _answer_inputs(model: LanguageModel, spec: RunSpec) -> Answers | None:
-    """Answer the user's test inputs; None if there are none."""
-    file = spec.samples / INPUTS_FILE
-    if not file.is_file():
-        return None
-    inputs = EncodedInputs.model_validate_json(file.read_bytes())
-    features = spec.samples / SOUNDS_FILE
-    sounds = np.load(features, mmap_mode="r") if features.is_file() else None
-    return answer_inputs(model, find_family(spec.family), inputs, report=_report, sounds=sounds)
-
-
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
     """Execute commands for as long as the stage runs; the thread that reads them then ends the process."""
     assert spec.benchmark is not None
@@ -221,16 +169,6 @@ def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str])
     while True:
         if commands.get() == TIME:
             _write({ROUND: time_round(model, samples, spec.benchmark).model_dump()})
-
-
-def _compute_base_logits(model: LanguageModel, collector: Collector) -> str:
-    """Compute the windows again without the adapter; return a description of the adapter."""
-    from slipway_validate.runner.runtime_reference import ReferenceModel
-
-    assert isinstance(model, ReferenceModel)
-    with model.without_adapter(), record_routes(model, collector.folder / BASE_ROUTES_FILE):
-        collector.windows(BASE_LOGITS_FILE)
-    return model.adapter
 
 
 def tokenize(spec: TokenizeSpec) -> RunResult:

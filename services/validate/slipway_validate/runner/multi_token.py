@@ -40,6 +40,8 @@ def measure_head(model: Any, spec: RunSpec, folder: Path, *, report: Report) -> 
 
 
 def _measure(model: Any, spec: RunSpec, report: Report) -> MultiTokenHead:
+    if spec.by_layers:
+        raise HeadNotUnderstoodError("the model is computed layer by layer, and its drafts are not")
     module = model.module
     plain = module.get_base_model() if hasattr(module, "get_base_model") else module
     tokens = torch.from_numpy(Samples.read(spec.samples).tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,6 @@ from slipway_validate.cases import find_family, longest_text
 from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.sampling.making import cut_windows, decoder_inputs, mask_tokens
-
-_RESULTS = "own.npy"
 
 
 def make_own_samples(tokenizer: Any, spec: TokenizeSpec, model: ModelFolder) -> None:
@@ -95,9 +94,13 @@ def measure_own_text(model: Any, spec: RunSpec, folder: Path, *, report: Callabl
     evidence = []
     for texts in sorted(spec.samples.with_name(OWN_FOLDER).glob("*")):
         samples = [Samples.read(each) for each in sorted(texts.iterdir()) if each.is_dir()]
-        tuned = [_results(model, spec, each, folder, report) for each in samples]
-        with model.without_adapter():
-            plain = [_results(model, spec, each, folder, report) for each in samples]
+        compute = partial(_results, model, spec, report=report)
+        jobs = [partial(compute, each, folder / f"own_{number}.npy") for number, each in enumerate(samples)]
+        bare = [
+            partial(compute, each, folder / f"own_{number}_base.npy", bare=True) for number, each in enumerate(samples)
+        ]
+        results = model.together([*jobs, *bare])
+        tuned, plain = results[: len(samples)], results[len(samples) :]
         name = (texts / "name").read_text(encoding="utf-8")
         evidence.append(_evidence(name, spec, samples, tuned=tuned, plain=plain).model_dump(mode="json"))
     if evidence:
@@ -105,12 +108,19 @@ def measure_own_text(model: Any, spec: RunSpec, folder: Path, *, report: Callabl
 
 
 def _results(
-    model: Any, spec: RunSpec, samples: Samples, folder: Path, report: Callable[[str, int, int], None]
+    model: Any,
+    spec: RunSpec,
+    samples: Samples,
+    file: Path,
+    *,
+    report: Callable[[str, int, int], None],
+    bare: bool = False,
 ) -> tuple[float, list[int]]:
-    """Return the loss of one text, and the number of the best label at each place."""
-    Collector(model, spec.model_copy(update={"cases": ()}), samples, folder, report=report).windows(_RESULTS)
-    values: Logits = np.load(folder / _RESULTS)
-    (folder / _RESULTS).unlink()
+    """Return the loss of one text, and the number of the best label at each place; ``bare`` is without the adapter."""
+    with model.without_adapter() if bare else nullcontext():
+        Collector(model, spec.model_copy(update={"cases": ()}), samples, file.parent, report=report).windows(file.name)
+    values: Logits = np.load(file)
+    file.unlink()
     assert samples.labels is not None
     return float(window_losses(values, samples.labels)[0]), [int(best) for best in values[0].argmax(axis=-1)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from slipway_validate.protocol.routes import MOST_EXPERTS, Routes
 
 _ARGUMENTS = ("top_k_index", "router_indices")
 """Names of the argument of an experts' module. Source: transformers 5.23; the second is gpt-oss's."""
+
+_RECORDED: ContextVar[object] = ContextVar("recorded", default=None)
+"""What the present calls are recorded for: calls of several jobs may go through a model together."""
 
 
 @contextmanager
@@ -32,15 +36,17 @@ def record_routes(model: Any, path: Path) -> Iterator[None]:
     module: Any = getattr(model, "module", None)
     chosen: dict[str, list[Ints]] = {}
     hooks = []
+    before = _RECORDED.set(chosen)
     for name, part in module.named_modules() if hasattr(module, "named_modules") else ():
         accepted = list(inspect.signature(type(part).forward).parameters)
         argument = next((each for each in _ARGUMENTS if each in accepted), None)
         if argument is not None:
-            record = _recorder(chosen.setdefault(name, []), argument, accepted.index(argument) - 1)
+            record = _recorder(chosen, name, argument, accepted.index(argument) - 1)
             hooks.append(part.register_forward_pre_hook(record, with_kwargs=True))
     try:
         yield
     finally:
+        _RECORDED.reset(before)
         for hook in hooks:
             hook.remove()
     routes = _join([parts for parts in chosen.values() if parts])
@@ -48,12 +54,14 @@ def record_routes(model: Any, path: Path) -> Iterator[None]:
         np.save(path, routes)
 
 
-def _recorder(parts: list[Ints], argument: str, position: int) -> Any:
+def _recorder(chosen: dict[str, list[Ints]], name: str, argument: str, position: int) -> Any:
     from torch import Tensor  # the process of another runtime does not have it in memory
+
+    parts = chosen.setdefault(name, [])
 
     def record(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         index = named.get(argument, given[position] if position < len(given) else None)
-        if isinstance(index, Tensor) and not index.is_floating_point():
+        if _RECORDED.get() is chosen and isinstance(index, Tensor) and not index.is_floating_point():
             parts.append(index.detach().reshape(-1, index.shape[-1]).numpy().astype(np.int64))
 
     return record

@@ -57,7 +57,7 @@ class ReferenceModel(TransformersModel):
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
         """Switch the adapter off within the context."""
-        with self._module.disable_adapter():
+        with self.within(self._module.disable_adapter):
             yield
 
 

@@ -7,7 +7,7 @@ in float32 at a time, so memory does not grow with the model.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,7 +46,7 @@ class _Scratch(threading.local):
 _SCRATCH = _Scratch()
 
 
-class _Crew:
+class Crew:
     """Threads that compute pieces side by side, one core each.
 
     The threads of torch's own operators meet after every piece, and wait for each other longer than they compute; these meet once a layer.
@@ -93,7 +93,7 @@ class WideLinear(nn.Linear):
     """A linear layer whose weight is widened piece by piece; ``weight`` is all of it in float32, for code that asks for it."""
 
     stored: torch.Tensor
-    crew: _Crew
+    crew: Crew
 
     @property
     def weight(self) -> Any:  # type: ignore[override] # a parameter of nn.Linear
@@ -139,13 +139,23 @@ def widen_while_computing(model: nn.Module) -> Callable[[], None]:
 
     Layers of other classes, and those whose computation something replaced, keep their parameters for the caller to convert.
     """
-    crew = _Crew(torch.get_num_threads())
-    undo = [_widen(layer, crew) for layer in model.modules() if _is_plain(layer)]
+    crew = Crew(torch.get_num_threads())
+    undo = widen_layers(model.modules(), crew)
+
+    def restore() -> None:
+        undo()
+        crew.leave()
+
+    return restore
+
+
+def widen_layers(layers: Iterable[nn.Module], crew: Crew) -> Callable[[], None]:
+    """As :func:`widen_while_computing`, for the plain ones of these layers, with threads that are there already."""
+    undo = [_widen(layer, crew) for layer in layers if _is_plain(layer)]
 
     def restore() -> None:
         for each in undo:
             each()
-        crew.leave()
 
     return restore
 
@@ -184,7 +194,7 @@ def _rounds_activations(layer: nn.Module) -> bool:
     return bool(getattr(scheme, "input_activations", None) or getattr(scheme, "output_activations", None))
 
 
-def _widen(layer: nn.Module, crew: _Crew) -> Callable[[], None]:
+def _widen(layer: nn.Module, crew: Crew) -> Callable[[], None]:
     kind, computes = type(layer), layer.__dict__.get("forward")
     weight = layer._parameters["weight"]
     del layer._parameters["weight"]

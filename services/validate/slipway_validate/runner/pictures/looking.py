@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipway.proof.numerics import Ints, Logits
-from slipway.proof.runtime import LanguageModel, NotRunnable, Samples, Unusable
+from slipway.proof.runtime import NOT_BY_LAYERS, LanguageModel, NotRunnable, Samples, Unusable
 from slipway.proof.sights import Sight, read_sights, write_sights
 from slipway.validation.pictures import Sense
 from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunSpec
@@ -85,6 +85,8 @@ def _look_as_reference(model: Any, spec: RunSpec, folder: Path, sense: Sense, re
     from slipway_validate.runner.pictures.making import NoPicturesError, make_sights
     from slipway_validate.runner.runtime_reference import ReferenceModel
 
+    if spec.by_layers:
+        raise NoPicturesError(NOT_BY_LAYERS)
     module = model.module
     plain = module.get_base_model() if hasattr(module, "get_base_model") else module
     windows: Ints = Samples.read(spec.samples).tokens

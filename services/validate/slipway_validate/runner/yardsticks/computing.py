@@ -67,6 +67,8 @@ def compute_yardsticks(spec: Yardsticks, folder: Path, *, report: Report) -> Non
         if spec.adapter is not None and not is_plain_lora(spec.adapter):
             raise NotUnderstoodError("the adapter changes more than products by factors")
         model = load(spec.base, spec.adapter, threads=spec.threads)
+        if spec.by_layers:
+            model.compute_by_layers()
         model.prepare_comparison()
         bench = _Bench(spec, folder, model)
     except _FAULTS as error:
@@ -114,13 +116,15 @@ class _Bench:
                 encoder = encoder_weights(asked.weights)
                 changed.enter_context(self._products.use_rounded(self._plain, rounding, others, encoder=encoder))
             if asked.rounding.startswith(RESULTS):
+                if self._spec.by_layers:
+                    raise NotUnderstoodError("results are not rounded where a model is computed layer by layer")
                 changed.enter_context(RoundedResults(asked.rounding))
             elif asked.rounding:
                 rounding = input_rounding(asked.rounding)
                 encoder = encoder_inputs(asked.rounding if asked.halves_encoder else "float32")
                 changed.enter_context(self._products.round_inputs(rounding, encoder=encoder))
             collector = Collector(self._model, self._spec.run, self._samples, self._folder, report=lambda *_: None)
-            collector.windows(pass_file(asked.name))
+            self._model.together([partial(collector.windows, pass_file(asked.name))])
             for each in self._sights:
                 with suppress(*_FAULTS):  # then results behind pictures have no such yardstick, and those on text have
                     self._look(asked, each)

@@ -15,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from slipway.model.pytorch.block_weights import MADE
 from slipway.model.pytorch.wide_layers import WideEmbedding
 from slipway.proof.stored_weights import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway_validate.runner.yardsticks.encoders import is_for_images
@@ -159,6 +160,8 @@ class Products:
                 layer.weight = nn.Parameter(weights[name](slice(None)), requires_grad=False)
             yield
         finally:
+            for layer in self.layers.values():
+                layer.__dict__.pop(MADE, None)
             for name, layer in tables.items():
                 layer.weight = own[name]
             for name, layer in others.items():
@@ -217,16 +220,28 @@ def _own_weight(layer: Any) -> Tensor:
 
 
 def _merge(layer: Any, adapted: Any, rounding: Rounding) -> Rows:
-    """Compute W + Δ, rounded, once for all calls of a pass."""
+    """Compute W + Δ, rounded, once for all calls of a pass; the layer keeps it as long as its block is in memory."""
+
+    def rows(wanted: slice) -> Tensor:
+        if MADE not in layer.__dict__:
+            layer.__dict__[MADE] = rounding(_merged(layer, adapted))
+        values: Tensor = layer.__dict__[MADE]
+        return values[wanted]
+
+    return rows
+
+
+def _merged(layer: Any, adapted: Any) -> Tensor:
+    """Return W + Δ, (N, K)."""
     weight = _own_weight(layer).detach().float()
     weight = weight.T if isinstance(layer, Conv1D) else weight
-    if adapted is not None:
-        for name in adapted.active_adapters:
-            if name in adapted.lora_A or name in getattr(adapted, "lora_embedding_A", {}):
-                update = adapted.get_delta_weight(name).detach().float()
-                weight = weight + (update.T if isinstance(layer, Conv1D) else update)
-    values = rounding(weight)
-    return lambda rows: values[rows]
+    if adapted is None:
+        return weight
+    for name in adapted.active_adapters:
+        if name in adapted.lora_A or name in getattr(adapted, "lora_embedding_A", {}):
+            update = adapted.get_delta_weight(name).detach().float()
+            weight = weight + (update.T if isinstance(layer, Conv1D) else update)
+    return weight
 
 
 def _make_forward(layer: Any, rows: Rows) -> Callable[[Tensor], Tensor]:
