@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/.docs-installed
 RELEASE_INSTALLED := $(VENV)/.release-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed test-upgrade lint format lock docs release protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed test-upgrade lint format lock docs release protos bench bench-scale bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,12 @@ bench: bench-merge ## Measure against peers; prints ratios
 
 bench-merge: $(INSTALLED) ## Measure the merge against peft and cp
 	$(BIN)/python tests/benchmarks/bench_merge.py
+
+EXPORTS ?= 10000
+
+bench-scale: $(INSTALLED) ## Measure a coordinator with EXPORTS=10000 queued exports, in SQLite and in PostgreSQL with a standby: memory, lists, watching, restart and failover
+	$(BIN)/python tests/benchmarks/bench_scale.py --exports $(EXPORTS)
+	$(BIN)/python tests/benchmarks/bench_scale.py --exports $(EXPORTS) --postgres
 
 bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_quantize.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))

@@ -168,9 +168,13 @@ class ProcessorTime:
             for name, process in self._processes.items()
         }
 
-    def print(self, what: str) -> None:
+    def milliseconds(self) -> dict[str, float]:
+        """Return what each process has used since the last look."""
         before, self._before = self._before, self._seconds()
-        used = [f"{name} {1e3 * (now - before[name]) / self._exports:.2f} ms" for name, now in self._before.items()]
+        return {name: 1e3 * (now - before[name]) / self._exports for name, now in self._before.items()}
+
+    def print(self, what: str) -> None:
+        used = [f"{name} {spent:.2f} ms" for name, spent in self.milliseconds().items()]
         print(f"{what}, processor time an export: {', '.join(used)}")
 
 

@@ -42,6 +42,7 @@ from slipway_coordinator.workflow.feed import Feed
 from slipway_coordinator.workflow.metering import Meter, ReadManifest
 from slipway_coordinator.workflow.observation import log_failures, observe
 from slipway_coordinator.workflow.periodic import Unserved
+from slipway_coordinator.workflow.runs import Runs
 from slipway_coordinator.workflow.workflow import Transition
 
 log = logging.getLogger("slipway.coordinator")
@@ -49,8 +50,6 @@ log = logging.getLogger("slipway.coordinator")
 T = TypeVar("T")
 
 _READERS = 4
-_STARTS_AT_ONCE = 2
-_RESUME_PAUSE_SECONDS = 0.02  # between two exports that are resumed, so that calls are answered meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +116,14 @@ class Coordinator:
             load=self.load,
             on_progress=self.feed.note_progress,
         )
-        self.inbox, ttl = Inbox(self._read_events), options.lease_seconds
+        self._engine_executor = f"coordinator-{uuid.uuid4().hex}"
+        self.runs = Runs(self, executor=self._engine_executor, spawn=self._spawn)
+        self.inbox, ttl = Inbox(self._read_events, on_first=self.runs.wake), options.lease_seconds
         ledger, deliver = Ledger(database.leases, database.events), self.inbox.deliver
         self.broker = Broker(ledger, journal, deliver=deliver, ttl=ttl, projects=projects, manifests=manifests)
-        self._engine_executor = f"coordinator-{uuid.uuid4().hex}"
         self.unended = Unended()
         self.admission = Admission(database, self.unended, projects, most=options.max_unended, call=self.call)
-        self._unresumed: dict[str, int] = {}  # the run of each export that an earlier process left, oldest first
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._background, self._workflows = set[asyncio.Task[Any]](), set[asyncio.Task[Any]]()
 
     async def start(self) -> None:
@@ -144,12 +142,12 @@ class Coordinator:
 
     async def _start(self) -> None:
         self.database.prepare()
-        self._unresumed = await self.call(self.database.unended_runs)
+        self.runs.unresumed = await self.call(self.database.unended_runs)
         gone, leases = self.options.workers_gone, self.database.leases
         leases.end_outage(lease_seconds=self.options.lease_seconds, workers_gone=gone)
         engine.launch(self.options.state, self._engine_executor)
-        self.unended.add(*self._unresumed)
-        self._spawn(self._resume())
+        self.unended.add(*self.runs.unresumed)
+        self._spawn(self.runs.resume_all())
         self._spawn(self._watch_leases())
         self._spawn(self.feed.run())
         self._spawn(self.meter.run())
@@ -183,8 +181,7 @@ class Coordinator:
             if not await self.journal.commit(lambda: self.database.insert(record)):
                 return None
             self.unended.add(record.name)
-        self.inbox.open(record.name, record.run)
-        self._spawn(self._start_workflow(record))
+        self.runs.begin(record)
         return record
 
     async def load(self, name: str) -> ExportRecord | None:
@@ -193,7 +190,7 @@ class Coordinator:
 
     async def cancel(self, record: ExportRecord) -> None:
         """Request that an export ends. One that waits to be resumed is resumed now."""
-        await self._resume_one(record.name)
+        await self.runs.resume(record.name)
         event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
         await self._notify(record.name, event, f"{record.workflow_id}#cancel")
 
@@ -210,8 +207,8 @@ class Coordinator:
             if not await self.journal.commit(lambda: self.database.save(again)):
                 raise _changed_error(record)
             self.unended.add(again.name)
+        self.runs.begin(again)
         await self.hub.publish(again.name, again)
-        self._spawn(self._start_workflow(again))
         return again
 
     @shield
@@ -253,6 +250,8 @@ class Coordinator:
 
     async def publish_revision(self, record: ExportRecord, changes: Sequence[Transition]) -> None:
         """Store a new revision, publish it to watchers, and offer its attempts. A replayed revision only writes its spans again."""
+        if not changes and self.runs.take_published(record):
+            return
         before = changes[0].before if changes else record  # None at the beginning of a run, which was queued
         news = await self.journal.commit(
             lambda: self.database.save(record, before=before, state_before=ExportState.QUEUED), later=True
@@ -265,8 +264,11 @@ class Coordinator:
                 await self._learn(change)
         if record.state.ended:
             self.inbox.close(record.name, record.run)
-        if not news:
-            return
+        if news:
+            await self.offer(record)
+
+    async def offer(self, record: ExportRecord) -> None:
+        """Offer the attempts of a stored revision, and publish it to watchers."""
         offers = [offer_of(record, task, alone=self.alone) for task in record.tasks if _is_wanted(task)]
         stopping = record.state is ExportState.CANCELLING
         await self._publish(record, offers, revoked=[offer.key for offer in offers] if stopping else ())
@@ -304,57 +306,6 @@ class Coordinator:
             if learned is not None and task.precedent:
                 key = task.precedent
                 await self.call(lambda key=key, learned=learned: self._precedents.keep(key, learned))  # type: ignore[misc]
-
-    async def _resume(self) -> None:
-        """Resume, one after another, the exports that an earlier process left."""
-        while self._unresumed:
-            name = next(iter(self._unresumed))
-            try:
-                await self._resume_one(name)
-            except Exception as error:  # the others must go on
-                log.exception(f"{name} cannot be resumed")
-                await self.stop_on_fault(name, workflow.fault(error))
-            await asyncio.sleep(_RESUME_PAUSE_SECONDS)
-
-    async def _resume_one(self, name: str) -> None:
-        """Resume an export that an earlier process left: continue or start its workflow, or end it if its workflow ended without a record."""
-        run = self._unresumed.pop(name, 0)
-        record = await retry_until_available(lambda: self.load(name)) if run else None
-        if record is None or record.state.ended or record.run != run:
-            return
-        begun = await retry_until_available(lambda: self.call(lambda: engine.stored_workflow(record)))
-        if begun is None:
-            self._spawn(self._start_workflow(record))
-        elif begun.ended:
-            problem = ServiceError(f"its workflow ended as {begun.state}", reason="INTERNAL", remedy="retry the export")
-            await self.stop_on_fault(name, problem.failure())
-        elif not begun.can_replay:
-            self._spawn(self._take_over(record, begun))
-        elif begun.is_orphaned(self._engine_executor):
-            await retry_until_available(lambda: self.call(lambda: engine.resume(record)))
-
-    async def _take_over(self, record: ExportRecord, begun: engine.StoredWorkflow) -> None:
-        """Restart, at its present revision, an export whose workflow another version began; harmless to repeat.
-
-        Finished tasks stay finished, and running ones continue under their leases: both are in the record, not in the steps. The
-        record changes only after the workflow is gone, which a process of its version would replay if this one ended meanwhile.
-        """
-        log.info(f"{record.name} was begun by {begun.version} and goes on as {engine.WORKFLOW_VERSION}")
-        taken = record
-        if "events_read" not in record.model_fields_set:  # of a version that does not run on these tables
-            taken = record.with_(events_read=begun.events_read(record), revision=record.revision + 1)
-            await self.journal.commit(lambda: self.database.save(taken, before=record), later=True)
-        await retry_until_available(lambda: self.call(lambda: engine.forget_run(taken)))
-        await self._start_workflow(taken)
-
-    async def _start_workflow(self, record: ExportRecord) -> None:
-        """Start the workflow of a stored export; if this process ends first, the next one does it."""
-        async with self._starting:
-            try:
-                await engine.start(record)
-            except Exception as error:
-                log.exception(f"{record.name} cannot be started")
-                await self.stop_on_fault(record.name, workflow.fault(error))
 
     async def _read_events(self, export: str, run: int, after: int) -> list[InboxEvent]:
         events = self.database.events

@@ -11,16 +11,13 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 from slipway.artifacts.blobs import Blobs
 from slipway.artifacts.digests import is_digest
-from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
-from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import new_trace
 from slipway.planning.calibration import check_texts_apart
-from slipway.planning.plan import plan
-from slipway.rpc.messages import configuration_of
 from slipway.rpc.serving import Context, call_traceparent, stream, unary
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
@@ -30,6 +27,7 @@ from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
 from slipway_coordinator.api.base_size import base_weight_bytes
 from slipway_coordinator.api.messages import ExportsEvents, event_message, export_message
+from slipway_coordinator.api.plans import Plans
 from slipway_coordinator.api.requests import (
     ID,
     check_understood,
@@ -56,7 +54,6 @@ _MAX_FULL_PAGE_SIZE = 100
 _MAX_PRIORITY = 100
 _LABEL_LENGTH, _LABEL_BYTES = 100, 2048  # as wide as the table, and as much as PostgreSQL takes into an index
 _CANCEL_WAIT_SECONDS = 2.0
-_PUBLISHING = frozenset({"destinations", "license"})
 
 
 class ExportService(export_pb2_grpc.ExportServiceServicer):
@@ -69,7 +66,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     def __init__(self, coordinator: Coordinator, open_blobs: Callable[[], Blobs]) -> None:
         self._coordinator, self._open_blobs = coordinator, open_blobs
-        self._exports_events = ExportsEvents()
+        self._exports_events, self._plans = ExportsEvents(), Plans()
 
     @unary
     async def CreateExport(self, request: export_pb2.CreateExportRequest, context: Context) -> export_pb2.Export:
@@ -80,6 +77,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             traceparent=call_traceparent(context) or new_trace(),
             creator=_creator(),
             import_from=self._coordinator.options.import_from,
+            plans=self._plans,
         )
         record = make()
         limits = self._coordinator.projects().limits(record.project)
@@ -259,6 +257,7 @@ def new_record(
     creator: str = "",
     import_from: Allowed = NOWHERE,
     weight_bytes: int = 0,
+    plans: Plans | None = None,
 ) -> ExportRecord:
     """Return the export a request asks for, planned but not stored.
 
@@ -268,6 +267,7 @@ def new_record(
         creator: Name of the caller.
         import_from: Addresses of sources that may be imported.
         weight_bytes: Size of the base's weights, by which large work is divided; 0 while unknown.
+        plans: Has the plans of requests before; None plans anew.
 
     Raises:
         ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED``, ``CONFIGURATION_INVALID``, ``CALIBRATION_OVERLAP`` or
@@ -291,44 +291,40 @@ def new_record(
         raise field_error("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
     for name, value in sorted(request.labels.items()):
         _check_label(name, value)
-    configuration = configuration_of(request.configuration)
     sources = dict(sorted(request.sources.items()))
     formats = {name: stored for name, stored in sorted(request.source_formats.items()) if stored}
-    imports = sources_to_import(configuration, sources)
-    for url in filter(None, imports.values()):
+    plans = plans or Plans()
+    planned = plans.of(request.configuration, sources, formats=formats, weight_bytes=weight_bytes)
+    for url in filter(None, planned.imports.values()):
         import_from.check(url, project=project)
-    check_texts_apart(configuration, {**imports, **sources})
-    tasks = plan(configuration, {*sources, *imports}, source_formats=formats, weight_bytes=weight_bytes)
-    needs_gpu = any(task.requirements.uses_gpu for task in tasks)
-    if imports:  # the other tasks are planned once these are artifacts
-        tasks = (import_task(configuration, sources, imports),)
+    check_texts_apart(planned.configuration, {**planned.imports, **sources})
+    tasks = planned.tasks
+    if planned.imports:  # the other tasks are planned once these are artifacts
+        tasks = (TaskRecord.from_plan(import_task(planned.configuration, sources, planned.imports)),)
     return ExportRecord(
         name=f"projects/{project}/exports/{export_id}",
-        configuration=configuration.model_dump(mode="json"),
-        request_hash=request_hash(configuration, sources, formats),
+        configuration=planned.recorded,
+        request_hash=request_hash(planned.chosen, sources, formats),
         request_id=request.request_id,
         creator=creator,
-        needs_gpu=needs_gpu,
+        needs_gpu=planned.needs_gpu,
         priority=request.priority,
         sources=sources,
         labels=dict(sorted(request.labels.items())),
-        tasks=tuple(TaskRecord.from_plan(task) for task in tasks),
+        tasks=tasks,
         traceparent=traceparent,
         create_time=time.time(),
     )
 
 
-def request_hash(
-    configuration: ExportConfiguration, sources: Mapping[str, str], source_formats: Mapping[str, str]
-) -> str:
-    """Return the SHA-256 of the fields that a client set, so that a default may change between two calls.
+def request_hash(chosen: Mapping[str, Any], sources: Mapping[str, str], source_formats: Mapping[str, str]) -> str:
+    """Return the SHA-256 of the fields that a client set. Labels and priority do not affect the result and are left out.
 
-    Labels and priority do not affect the result and are left out, and so are the places where a client publishes it.
+    Args:
+        chosen: Settings of the configuration (:func:`~slipway_coordinator.api.plans.chosen_settings`).
+        sources: Digests of sources, by name.
+        source_formats: Storage formats of sources, by name.
     """
-    chosen = configuration.model_dump(mode="json", exclude_unset=True)
-    if set(chosen.get("output", ())) & _PUBLISHING:
-        output = {name: value for name, value in chosen.pop("output").items() if name not in _PUBLISHING}
-        chosen |= {"output": output} if output else {}
     asked = {"configuration": chosen, "sources": dict(sources)}
     if source_formats:
         asked["source_formats"] = dict(source_formats)

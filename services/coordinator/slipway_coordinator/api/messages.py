@@ -18,6 +18,7 @@ from slipway_coordinator.lifecycle.changes import IN_MEMORY, IN_MEMORY_SIZE, Cha
 from slipway_coordinator.lifecycle.offers import Granted
 from slipway_coordinator.lifecycle.quotas import ProjectUsage
 from slipway_coordinator.lifecycle.records import AttemptRecord, ExportRecord, ExportState, TaskRecord, TaskState
+from slipway_coordinator.lifecycle.summaries import ExportSummary
 from slipway_coordinator.workflow.observation import attempt_span
 from slipway_protos.v1 import configuration_pb2, coordinator_pb2, export_pb2, worker_pb2
 
@@ -62,7 +63,7 @@ def _convert(recorded: dict[str, Any]) -> configuration_pb2.ExportConfiguration:
         return recorded_configuration_message(recorded)
 
 
-def export_summary(record: ExportRecord) -> export_pb2.Export:
+def export_summary(record: ExportRecord | ExportSummary) -> export_pb2.Export:
     """Return an export without configuration, sources and tasks."""
     message = export_pb2.Export(
         name=record.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -13,6 +13,7 @@ from slipway.security.access.principals import ALL_PROJECTS, Principal
 from slipway.texts import quoted, shortened
 from slipway_coordinator.api.messages import export_message, export_summary
 from slipway_coordinator.lifecycle.records import ExportRecord
+from slipway_coordinator.lifecycle.summaries import ExportSummary
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.filters import Condition
 from slipway_protos.v1 import export_pb2 as pb
@@ -28,7 +29,10 @@ PAGE_BYTES = 3 << 20
 
 ITEM_BYTES = 8
 """Size of the tag and length of an item in a response."""
-_READ_AT_ONCE = 20  # reading records holds the interpreter lock; other threads run between batches
+_READ_AT_ONCE, _SUMMARIES_AT_ONCE = (
+    20,
+    200,
+)  # reading them holds the interpreter lock; other threads run between batches
 
 Place = tuple[float, str]
 """Position of an export in a list: its creation time and name."""
@@ -150,11 +154,14 @@ def page_of(
         oldest_first: Whether the list begins with the oldest export.
     """
     page, room = list[pb.Export](), PAGE_BYTES
+    summary = view == pb.EXPORT_VIEW_SUMMARY
+    read: Callable[..., Sequence[ExportRecord | ExportSummary]] = database.summaries if summary else database.page
     while True:
-        limit = min(_READ_AT_ONCE, size - len(page) + 1)  # one more than wanted shows whether any follow
-        records = database.page(conditions, limit=limit, after=after, oldest_first=oldest_first)
+        most = _SUMMARIES_AT_ONCE if summary else _READ_AT_ONCE
+        limit = min(most, size - len(page) + 1)  # one more than wanted shows whether any follow
+        records = read(conditions, limit=limit, after=after, oldest_first=oldest_first)
         for record in records:
-            message = _view_message(record, view)
+            message = _message(record)
             room -= message.ByteSize() + ITEM_BYTES
             if len(page) == size or (page and room < 0):
                 return page, after
@@ -164,8 +171,8 @@ def page_of(
             return page, None
 
 
-def _view_message(record: ExportRecord, view: pb.ExportView) -> pb.Export:
-    if view == pb.EXPORT_VIEW_SUMMARY:
+def _message(record: ExportRecord | ExportSummary) -> pb.Export:
+    if isinstance(record, ExportSummary):
         return export_summary(record)
     message = export_message(record)
     return message if message.ByteSize() <= PAGE_BYTES else export_summary(record)

@@ -30,7 +30,7 @@ from slipway.texts import hidden_character, quoted, shortened
 from slipway_coordinator.api.messages import lease_message
 from slipway_coordinator.api.requests import field_error
 from slipway_coordinator.coordinator import Coordinator
-from slipway_coordinator.lifecycle.offers import Held, WorkerReport
+from slipway_coordinator.lifecycle.offers import Held, Offer, WorkerReport
 from slipway_coordinator.lifecycle.records import TaskRecord
 from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
@@ -74,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """Take a task's result. An invalid result ends the attempt too: the worker has no other."""
         worker, key = _worker(request.worker_id), AttemptKey.parse(request.task)
         held = Held(key, request.lease_epoch)
-        event = completion(request, await self._planned_task(key))
+        event = completion(request, await self._expected(key))
         # Watchers leave when their export ends, so its last lines are published first, unless the lease becomes known only later.
         known = self._coordinator.broker.holds(worker, held)
         if known:
@@ -86,7 +86,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             raise event.failure.error()
         return worker_pb2.CompleteTaskResponse()
 
-    async def _planned_task(self, key: AttemptKey) -> TaskRecord | None:
+    async def _expected(self, key: AttemptKey) -> Offer | TaskRecord | None:
+        """Return what an attempt is to make: its offer, or the stored task where it is not offered (any more); None if it is not known."""
+        offer = self._coordinator.broker.board.wanted_offer(key)
+        if offer is not None:
+            return offer
         record = await self._coordinator.load(key.export)
         return next((each for each in record.tasks if each.id == key.task), None) if record is not None else None
 
@@ -191,12 +195,12 @@ def lines_of(task: str, said: Iterable[export_pb2.LogLine]) -> list[export_pb2.L
     ]
 
 
-def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None) -> Event:
+def completion(request: worker_pb2.CompleteTaskRequest, task: Offer | TaskRecord | None) -> Event:
     """Return how an attempt ended; a result that cannot be the task's counts as a failure.
 
     Args:
         request: The worker's report.
-        task: The task as planned; None when it is not known any more.
+        task: The attempt as offered, or the task as planned; None when it is not known any more.
 
     Raises:
         ServiceError: reason ``REQUEST_INVALID`` when the request has no outcome.
@@ -229,7 +233,7 @@ def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None)
     return event.model_copy(update=changes)
 
 
-def _fault(said: worker_pb2.TaskOutput, task: TaskRecord | None) -> Failure | None:
+def _fault(said: worker_pb2.TaskOutput, task: Offer | TaskRecord | None) -> Failure | None:
     """Return why this cannot be the task's result; None if it can."""
     names = sorted(said.outputs)
     if task is not None and task.output and names != [task.output]:

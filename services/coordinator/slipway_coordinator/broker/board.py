@@ -29,7 +29,7 @@ _LONGEST_WAIT_SECONDS = 3600.0
 """How long an import keeps others of its addresses waiting."""
 
 
-@dataclass
+@dataclass(slots=True)
 class ExportOffers:
     """Offers, revoked attempts, attempts awaiting their result, which attempt made an artifact, by its digest, and who held one last."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Set, ValuesView
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,6 +29,14 @@ class _Lane(NamedTuple):
         return anybody or worker in self.placement.candidates(known)
 
 
+@dataclass(slots=True)
+class _Line:
+    """The offers of one lane, each with its age."""
+
+    lane: _Lane
+    offers: dict[AttemptKey, int] = field(default_factory=dict)
+
+
 class _Rank(NamedTuple):
     """The place of an offer among those that a worker can take, the least first; ``place`` says how near it is."""
 
@@ -49,8 +58,8 @@ class Waiting(Mapping[AttemptKey, Offer]):
 
     def __init__(self) -> None:
         self._offers: dict[AttemptKey, Offer] = {}
-        self._lanes: dict[str, dict[_Lane, dict[AttemptKey, int]]] = {}  # of each project
-        self._lane_of: dict[AttemptKey, _Lane] = {}
+        self._lanes: dict[str, dict[_Lane, _Line]] = {}  # of each project
+        self._line_of: dict[AttemptKey, _Line] = {}
         self._addresses: dict[AttemptKey, frozenset[str]] = {}  # of imports
         self._counts: dict[str, int] = {}  # of each project
         self._added = 0
@@ -58,32 +67,35 @@ class Waiting(Mapping[AttemptKey, Offer]):
     def add(self, offer: Offer, *, now: float = 0.0) -> None:
         """Append an offer to its lane; ``now`` is in seconds since the epoch."""
         lane = _Lane(offer.placement, offer.priority, postponed=offer.not_before > now)
-        self._offers[offer.key] = offer
-        self._lane_of[offer.key] = lane
+        of_project = self._lanes.setdefault(offer.project, {})
+        line = of_project.get(lane)
+        if line is None:
+            line = of_project[lane] = _Line(lane)
+        self._offers[offer.key], self._line_of[offer.key] = offer, line
         if addresses := offer.addresses:
             self._addresses[offer.key] = addresses
         self._added += 1
         self._counts[offer.project] = self._counts.get(offer.project, 0) + 1
-        self._lanes.setdefault(offer.project, {}).setdefault(lane, {})[offer.key] = self._added
+        line.offers[offer.key] = self._added
 
     def remove(self, key: AttemptKey) -> Offer | None:
         """Remove and return an offer; None if it does not wait."""
         offer = self._offers.pop(key, None)
         if offer is not None:
-            lane, lanes = self._lane_of.pop(key), self._lanes[offer.project]
+            line, lanes = self._line_of.pop(key), self._lanes[offer.project]
             self._addresses.pop(key, None)
             self._counts[offer.project] -= 1
-            del lanes[lane][key]
-            if not lanes[lane]:
-                del lanes[lane]
+            del line.offers[key]
+            if not line.offers:
+                del lanes[line.lane]
             if not lanes:
                 del self._lanes[offer.project], self._counts[offer.project]
         return offer
 
     def release(self, *, now: float) -> None:
         """Release the offers that were postponed until now or earlier."""
-        lanes = (each for of_project in self._lanes.values() for each in of_project.items())
-        postponed = [key for lane, keys in lanes if lane.postponed for key in keys]
+        lines = (line for of_project in self._lanes.values() for line in of_project.values())
+        postponed = [key for line in lines if line.lane.postponed for key in line.offers]
         for offer in [self._offers[key] for key in postponed if self._offers[key].not_before <= now]:
             self.remove(offer.key)
             self.add(offer, now=now)
@@ -121,16 +133,16 @@ class Waiting(Mapping[AttemptKey, Offer]):
         for project in projects:
             best: _Rank | None = None
             passed: list[_Rank] = []
-            for lane, keys in self._lanes[project].items():
+            for lane, line in self._lanes[project].items():
                 kind = (lane.placement, lane.postponed)
                 if kind not in accepted:
                     accepted[kind] = lane.accepts(worker, known)
                 if not accepted[kind]:
                     continue
-                free = (key for key in keys if not self.is_held_back(key, importing))
+                free = (key for key in line.offers if not self.is_held_back(key, importing))
                 for key in islice(free, 1 if near is None else LOOK_AHEAD):
                     place = (1, 0) if near is None else near.rank(key, lambda name: lane.accepts(name, known))  # noqa: B023 - called here
-                    rank = _Rank(-lane.priority, place or (0, 0), keys[key], key)
+                    rank = _Rank(-lane.priority, place or (0, 0), line.offers[key], key)
                     if place is not None and (best is None or rank < best):
                         best = rank
                     passed.append(rank)

@@ -25,7 +25,8 @@ class Offer:
 
     If ``checked``, only workers that know its parameters take it. It begins at ``not_before`` (seconds since the epoch) at the earliest.
     If there are workers to ``avoid``, other workers may begin at once; the avoided ones take it after that time, and only if no other
-    worker can.
+    worker can. ``key`` is the name of the attempt across exports; many tables have it, so it is one text.
+    ``output`` names its only output; empty allows any.
     """
 
     export: str
@@ -40,6 +41,11 @@ class Offer:
     avoid: tuple[str, ...] = ()
     requirements: Requirements = ANY
     checked: bool = True
+    output: str = ""
+    key: AttemptKey = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", AttemptKey.of(self.export, self.task, self.attempt))
 
     @property
     def stage(self) -> str:
@@ -62,11 +68,6 @@ class Offer:
     def project(self) -> str:
         """Project of the export."""
         return self.key.project
-
-    @property
-    def key(self) -> AttemptKey:
-        """Name of the attempt across exports."""
-        return AttemptKey.of(self.export, self.task, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,7 @@ def offer_of(record: ExportRecord, task: TaskRecord, *, alone: bool = False) -> 
         avoid=attempt.avoid,
         requirements=Requirements() if alone else requirements_of(record, task),
         checked=not alone,
+        output=task.output,
     )
 
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from slipway.errors import ServiceError
 from slipway_coordinator.lifecycle.quotas import ProjectUsage
 from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
+from slipway_coordinator.lifecycle.summaries import ExportSummary, record_shape, summary_text
 from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.changes import Changes
 from slipway_coordinator.storage.deliveries import Announcer, Deliveries
@@ -38,15 +39,20 @@ IDLE_SECONDS = 10
 # Statements run for every export are text, because building an expression takes longer than running it.
 _INSERT = sa.text("""
     INSERT INTO slipway_exports
-        (name, project, create_time, request_id, creator, sequence_limit, state, ended, end_time, revision, run, record)
-    VALUES (:name, :project, :create_time, :request_id, :creator, 0, :state, :ended, :end_time, :revision, :run, :record)
+        (name, project, create_time, request_id, creator, sequence_limit,
+         state, ended, end_time, revision, run, record, summary, shape)
+    VALUES (:name, :project, :create_time, :request_id, :creator, 0,
+            :state, :ended, :end_time, :revision, :run, :record, :summary, :shape)
     ON CONFLICT DO NOTHING
 """)
 _SAVE = sa.text("""
     UPDATE slipway_exports
-    SET state = :state, ended = :ended, end_time = :end_time, revision = :revision, run = :run, record = :record
+    SET state = :state, ended = :ended, end_time = :end_time, revision = :revision, run = :run,
+        record = :record, summary = :summary, shape = :shape
     WHERE name = :name AND revision < :revision
 """)
+_UNENDED = sa.text("SELECT name, run FROM slipway_exports WHERE NOT ended ORDER BY create_time")
+_OTHER_SHAPE = sa.text("SELECT record FROM slipway_exports WHERE NOT ended AND shape <> :shape")
 _PROJECTS = sa.text("""
     SELECT project FROM slipway_exports
     UNION SELECT project FROM slipway_usage WHERE stored_bytes <> 0
@@ -185,24 +191,49 @@ class Database:
             after: Creation time and name of the last one of the page before.
             oldest_first: Whether the order of times is the other way round.
         """
-        query = sa.select(_exports.c.record).where(*conditions)
+        return [_record(text) for text in self._page(_exports.c.record, conditions, limit, after, oldest_first)]
+
+    def summaries(
+        self,
+        conditions: Sequence[sa.ColumnElement[bool]],
+        *,
+        limit: int,
+        after: tuple[float, str] | None = None,
+        oldest_first: bool = False,
+    ) -> list[ExportSummary]:
+        """Return the summaries of the exports that :meth:`page` returns."""
+        texts = self._page(_exports.c.summary, conditions, limit, after, oldest_first)
+        return [_summary(text) for text in texts]
+
+    def _page(
+        self,
+        column: sa.Column[str],
+        conditions: Sequence[sa.ColumnElement[bool]],
+        limit: int,
+        after: tuple[float, str] | None,
+        oldest_first: bool,
+    ) -> Sequence[str]:
+        query = sa.select(column).where(*conditions)
         if after is not None:
             created, name = after
             later = _exports.c.create_time > created if oldest_first else _exports.c.create_time < created
             query = query.where(later | ((_exports.c.create_time == created) & (_exports.c.name > name)))
         first = _exports.c.create_time if oldest_first else _exports.c.create_time.desc()
-        return self._all(query.order_by(first, _exports.c.name).limit(limit))
+        return self._texts(query.order_by(first, _exports.c.name).limit(limit))
 
     def unended_runs(self) -> dict[str, int]:
         """Return the run of each export that has not ended, by name, oldest first.
 
-        Each record is parsed (a quarter of a millisecond), so that an older program ends before it changes an export of a newer one.
+        Records that a program with other records wrote are parsed (a quarter of a millisecond each), so that an older program ends before
+        it changes an export of a newer one.
 
         Raises:
             ServiceError: reason ``STATE_SCHEMA`` when this program does not understand one of them.
         """
-        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False))
-        return {record.name: record.run for record in self._all(query.order_by(_exports.c.create_time))}
+        with self._engine.connect() as connection:
+            for text in connection.execute(_OTHER_SHAPE, {"shape": record_shape()}).scalars():
+                _record(text)
+            return {row.name: row.run for row in connection.execute(_UNENDED)}
 
     def find_ended_before(self, end: float, *, limit: int) -> list[ExportRecord]:
         """Return exports that ended before a time, oldest first."""
@@ -265,9 +296,11 @@ class Database:
         return records[0] if records else None
 
     def _all(self, query: sa.Select[Any]) -> list[ExportRecord]:
+        return [_record(text) for text in self._texts(query)]
+
+    def _texts(self, query: sa.Select[Any]) -> Sequence[str]:
         with self._engine.connect() as connection:
-            texts = connection.execute(query).scalars().all()
-        return [_record(text) for text in texts]
+            return connection.execute(query).scalars().all()
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -299,12 +332,28 @@ def _record(text: str) -> ExportRecord:
     try:
         return ExportRecord.model_validate_json(text)
     except pydantic.ValidationError as error:
-        name = re.search(r'"name":\s*"([^"]{1,300})"', text)
-        raise ServiceError(
-            f"the stored export {name[1] if name else ''} is not one of this version: {error.errors()[0]['msg']}",
-            reason="STATE_SCHEMA",
-            remedy="run the newer program, which wrote it",
-        ) from error
+        raise _strange_record_error(text, error.errors()[0]["msg"]) from error
+
+
+def _summary(text: str) -> ExportSummary:
+    """Read the summary of a stored export.
+
+    Raises:
+        ServiceError: as for :func:`_record`.
+    """
+    try:
+        return ExportSummary.parse(text)
+    except (ValueError, TypeError) as error:
+        raise _strange_record_error(text, str(error)) from error
+
+
+def _strange_record_error(text: str, why: str) -> ServiceError:
+    name = re.search(r'"name":\s*"([^"]{1,300})"', text)
+    return ServiceError(
+        f"the stored export {name[1] if name else ''} is not one of this version: {why}",
+        reason="STATE_SCHEMA",
+        remedy="run the newer program, which wrote it",
+    )
 
 
 def _revision_columns(record: ExportRecord) -> dict[str, Any]:
@@ -316,6 +365,8 @@ def _revision_columns(record: ExportRecord) -> dict[str, Any]:
         "revision": record.revision,
         "run": record.run,
         "record": record.model_dump_json(),
+        "summary": summary_text(record),
+        "shape": record_shape(),
     }
 
 

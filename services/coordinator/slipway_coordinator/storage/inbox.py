@@ -82,15 +82,26 @@ class Inbox:
 
     Args:
         read: Reads events as :meth:`Events.read` does.
+        on_first: Called with export and run for the first event of a run that rests.
     """
 
-    def __init__(self, read: Callable[[str, int, int], Awaitable[list[InboxEvent]]]) -> None:
+    def __init__(
+        self,
+        read: Callable[[str, int, int], Awaitable[list[InboxEvent]]],
+        on_first: Callable[[str, int], None] = lambda _export, _run: None,
+    ) -> None:
         self._read = read
+        self._on_first = on_first
         self._boxes: dict[tuple[str, int], _Box] = {}
+        self._resting: dict[str, int] = {}
 
     def deliver(self, message: InboxEvent | None) -> None:
         """Hand a stored event to its workflow; do nothing for None. Harmless to repeat."""
         if message is None:
+            return
+        if self._resting.get(message.export) == message.run:
+            del self._resting[message.export]
+            self._on_first(message.export, message.run)
             return
         box = self._boxes.get((message.export, message.run))
         if box is not None:
@@ -100,6 +111,14 @@ class Inbox:
     def open(self, export: str, run: int) -> None:
         """Collect the events of a new run from now on; nothing happened before, so nothing is read."""
         self._boxes.setdefault((export, run), _Box())
+
+    def rest(self, export: str, run: int) -> bool:
+        """Keep nothing of a run until its next event; return False if there was one since :meth:`open`. Then its workflow reads them all."""
+        box = self._boxes.pop((export, run), None)
+        if box is not None and box.messages:
+            return False
+        self._resting[export] = run
+        return True
 
     async def after(self, export: str, run: int, number: int) -> list[InboxEvent]:
         """Wait for and return the events of a run after this number."""
@@ -121,3 +140,5 @@ class Inbox:
     def close(self, export: str, run: int) -> None:
         """Stop collecting the events of a run."""
         self._boxes.pop((export, run), None)
+        if self._resting.get(export) == run:
+            del self._resting[export]

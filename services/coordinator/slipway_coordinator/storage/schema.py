@@ -21,6 +21,8 @@ exports = sa.Table(
     sa.Column("sequence_limit", sa.BigInteger, nullable=False),
     sa.Column("run", sa.Integer, nullable=False, server_default="1"),
     sa.Column("record", sa.Text, nullable=False),
+    sa.Column("summary", sa.Text, nullable=False, server_default="{}"),
+    sa.Column("shape", sa.String(16), nullable=False, server_default=""),  # of the record, as its writer knew it
     sa.Index("ux_slipway_exports_request", "project", "request_id", unique=True),
     sa.Index("ix_slipway_exports_page", "project", "create_time", "name"),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import time
 from dataclasses import dataclass
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID, _dbos
@@ -15,7 +15,7 @@ from slipway_coordinator.storage.database import IDLE_SECONDS
 from slipway_coordinator.storage.database_access import State
 from slipway_coordinator.workflow import workflow
 
-WORKFLOW_VERSION = "slipway-5"
+WORKFLOW_VERSION = "slipway-6"
 """Raise this when a workflow's steps change: stored workflows of another version are started again from the record, not replayed (docs/adr/0017)."""
 
 _LAST_WITHOUT_POSITION = "slipway-2"
@@ -87,7 +87,7 @@ def end() -> None:
 async def start(record: ExportRecord) -> None:
     """Start the workflow of a run with this record; return when the start is stored."""
     with SetWorkflowID(record.workflow_id):
-        await DBOS.start_workflow_async(workflow.export_workflow, record.to_json(), time.time())
+        await DBOS.start_workflow_async(workflow.export_workflow, record.model_dump_json())
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,8 @@ def stored_workflow(record: ExportRecord) -> StoredWorkflow | None:
     if status is None:
         return None
     given = status.input["args"][0] if status.input is not None else {}
+    if isinstance(given, str):  # workflows of earlier versions were given an object
+        given = json.loads(given)
     first = int(given.get("revision", record.revision))
     return StoredWorkflow(status.app_version or "", status.status, first, executor=status.executor_id or "")
 

@@ -106,30 +106,31 @@ def _surroundings() -> Surroundings:
     return _current[0]
 
 
+async def begin(record: ExportRecord, *, now: float) -> ExportRecord:
+    """Return an export at the beginning of a run, with every task queued that can start. No workflow runs it yet."""
+    return await _recall(transitions.begin(record, now=now).with_(revision=record.revision + 1))
+
+
 @DBOS.workflow(name="slipway.export", max_recovery_attempts=None)
-async def export_workflow(record_json: dict[str, Any], now: float) -> str:
-    """Run an export from its beginning, or from where another version left it; return its final state.
+async def export_workflow(text: str) -> str:
+    """Run an export that has begun, from the revision that it has reached; return its final state.
 
     Args:
-        record_json: The export as stored when this workflow was started.
-        now: Time of that start in seconds since the epoch.
+        text: The export as stored when this workflow was started.
     """
     _surroundings().track_task(asyncio.current_task())
-    record = ExportRecord.from_json(record_json)
+    record = ExportRecord.model_validate_json(text)
     try:
         with within(record.traceparent):
-            return await _carry_out(record, now)
+            return await _carry_out(record)
     except Exception as error:
         log.exception(f"{record.name} stopped on a fault of the coordinator")
         await _surroundings().stop_on_fault(record.name, fault(error))
         return ExportState.FAILED.value
 
 
-async def _carry_out(record: ExportRecord, now: float) -> str:
-    changes = []
-    if record.state is ExportState.QUEUED:
-        record = await _recall(transitions.begin(record, now=now).with_(revision=record.revision + 1))
-        changes.append(Transition(None, record, now))
+async def _carry_out(record: ExportRecord) -> str:
+    changes = list[Transition]()
     while True:
         await _surroundings().publish_revision(record, changes)
         if record.state.ended:

@@ -230,6 +230,8 @@ def test_artifacts_of_an_earlier_version_are_measured_after_the_migration(databa
         connection.execute(sa.text("ALTER TABLE slipway_epochs DROP COLUMN alive_time"))
         for column in ("gpus", "since"):
             connection.execute(sa.text(f"ALTER TABLE slipway_leases DROP COLUMN {column}"))
+        for column in ("summary", "shape"):
+            connection.execute(sa.text(f"ALTER TABLE slipway_exports DROP COLUMN {column}"))
         connection.execute(sa.text("DELETE FROM slipway_schema WHERE version >= 9"))
     assert database.migrate() == len(migrations.MIGRATIONS) - 8
     database.prepare()

@@ -91,12 +91,10 @@ async def create_until_killed(
 
 
 def not_begun(place: str) -> set[str]:
-    """Names of the exports that are stored without a workflow."""
+    """Names of the exports that are stored and were not begun."""
     engine = sa.create_engine(f"sqlite:///{place}")
     with engine.connect() as connection:
-        stored = set(connection.execute(sa.text("SELECT name FROM slipway_exports")).scalars())
-        begun = connection.execute(sa.text("SELECT workflow_uuid FROM workflow_status")).scalars()
-        missing = stored - {workflow.partition("#")[0] for workflow in begun}
+        missing = set(connection.execute(sa.text("SELECT name FROM slipway_exports WHERE state = 'queued'")).scalars())
     engine.dispose()
     return missing
 

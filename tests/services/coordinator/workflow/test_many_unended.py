@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway_coordinator import coordinator as coordinator_module
 from slipway_coordinator.lifecycle.records import ExportRecord
+from slipway_coordinator.workflow import runs
 from support.coordinators.harness import Harness, state, tiny_export, tiny_task, wait_for
 
 _LIMIT_SECONDS = 2.0
@@ -29,13 +29,13 @@ def test_it_answers_before_it_resumes_and_resumes_first_what_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = unended(tmp_path, 3)
-    monkeypatch.setattr(coordinator_module, "_RESUME_PAUSE_SECONDS", 3600.0)  # the second waits for ever
+    monkeypatch.setattr(runs, "_RESUME_PAUSE_SECONDS", 3600.0)  # the second waits for ever
     with Harness(tmp_path, with_worker=False) as harness:
         board = harness.server.coordinator.broker.board
         wait_for(lambda: len(board.waiting) == 1)
         assert state(harness.client.get_export(records[1].name)) == "running"
         assert state(harness.client.cancel_export(records[2].name)) == "cancelled"
-        assert set(harness.server.coordinator._unresumed) == {records[1].name}
+        assert set(harness.server.coordinator.runs.unresumed) == {records[1].name}
         assert set(harness.server.coordinator.unended) == {records[0].name, records[1].name}
     monkeypatch.undo()
     with Harness(tmp_path) as harness:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
 from slipway_coordinator.lifecycle import transitions
 from slipway_coordinator.lifecycle.records import ExportRecord
+from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage import schema
 from slipway_coordinator.storage.database_access import SqliteState
 from slipway_coordinator.workflow import engine
@@ -27,6 +28,8 @@ def test_a_take_over_that_is_repeated_skips_no_event(
     database.prepare()
     record = transitions.begin(tiny_export("x", tiny_task("m")), now=1.0).with_(revision=5, events_read=3)
     database.insert(record)
+    for number in range(1, 6):
+        database.events.put(record.name, Event(kind=EventKind.CANCEL_REQUESTED, time=float(number)), f"event {number}")
     if version == "slipway-2":
         with database.transactions.begin() as connection:
             stored = json.loads(connection.execute(sa.select(schema.exports.c.record)).scalar_one())
@@ -48,12 +51,14 @@ def test_a_take_over_that_is_repeated_skips_no_event(
     async def take_over() -> None:
         found = await coordinator.load(record.name)
         assert found is not None
-        await coordinator._take_over(found, engine.StoredWorkflow(version, "PENDING", first_revision=1))
+        await coordinator.runs.take_over(found, engine.StoredWorkflow(version, "PENDING", first_revision=1))
 
     async def run() -> None:
         with pytest.raises(RuntimeError):
             await take_over()
         await take_over()
+        while not started:
+            await asyncio.sleep(0.01)
 
     try:
         asyncio.run(run())

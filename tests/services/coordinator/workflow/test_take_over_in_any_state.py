@@ -76,7 +76,8 @@ def test_a_lease_that_its_worker_still_holds(versions: Versions) -> None:
         harness.submit(tiny_export("x", *merges("m")))
         lease = liar.lease()
     with versions.of("b") as (harness, liar):
-        assert states(export_of(harness)) == {"m": "running"}
+        # The first process may have ended before it noted that.
+        wait_for(lambda: states(export_of(harness)) == {"m": "running"})
     with versions.of("a") as (harness, liar):
         assert liar.bring(lease, output=DONE) == ""
         assert liar.bring(lease, output=DONE) == "", "handed in again"

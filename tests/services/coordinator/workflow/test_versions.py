@@ -162,6 +162,11 @@ def test_an_export_of_a_version_that_noted_no_position_goes_on(installation: Ins
         record = json.loads(text)
         assert record.pop("events_read") == 3  # leased, succeeded, leased
         connection.execute("UPDATE slipway_exports SET record = ?", (json.dumps(record),))
+        (inputs,) = connection.execute("SELECT inputs FROM workflow_input").fetchone()
+        given = json.loads(inputs)
+        first = json.loads(given["positionalArgs"][0])
+        given["positionalArgs"] = [first | {"revision": first["revision"] - 1}, 0.0]  # it began its run itself
+        connection.execute("UPDATE workflow_input SET inputs = ?", (json.dumps(given),))
     connection.close()
     with installation.coordinator(THIS):
         quantize.unlink()
@@ -182,7 +187,7 @@ def test_a_program_before_the_one_that_wrote_an_export_refuses_to_start(installa
     with database.begin() as connection:
         record = json.loads(connection.execute(sa.select(schema.exports.c.record)).scalar_one())
         stored = json.dumps(record | {"state": "suspended"})
-        connection.execute(sa.update(schema.exports).values(record=stored))
+        connection.execute(sa.update(schema.exports).values(record=stored, shape="another"))
     arguments = ["--listen", installation.address, "--state", installation.place]
     command = [SLIPWAY, "coordinator", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=installation.home, timeout=240)
