@@ -71,7 +71,8 @@ class Place:
         for process in self.running:
             process.terminate()
             process.wait(60)
-        sys.stderr.write((self.folder / "log").read_text()[-3000:])
+        lines = (self.folder / "log").read_text().splitlines()
+        sys.stderr.write("\n".join([line for line in lines if "slipway.audit" not in line][-20:]))
 
 
 @dataclass
@@ -184,13 +185,13 @@ async def measure_watching(channel: grpc.aio.Channel, process: psutil.Process, l
     events = stub.WatchExports(export_pb2.WatchExportsRequest(parent="projects/-"))
     await events.read()
     for number in range(ASKED):
-        began, export = time.monotonic(), f"watched{number}"
+        began, export = time.monotonic(), f"e{load.exports + number}"
         request = export_pb2.CreateExportRequest(
             parent="projects/p0", export_id=export, configuration=CONFIGURATIONS[load.stages],
-            sources={"base": load.base, "adapter": load.adapters[number]},
+            sources={"base": load.base, "adapter": load.adapters[load.exports + number]},
         )  # fmt: skip
         await stub.CreateExport(request)
-        while not (await events.read()).change.export.name.endswith(export):
+        while not (await events.read()).change.export.name.endswith(f"/{export}"):
             pass
         spent.append(time.monotonic() - began)
     events.cancel()
@@ -271,7 +272,7 @@ def main() -> None:
     arguments = parser.parse_args()
     table = Table()
     with tempfile.TemporaryDirectory() as folder, place(postgres=arguments.postgres, folder=Path(folder)) as where:
-        base, adapters, results = fill(where.store, Path(folder), exports=arguments.exports, stages=1)
+        base, adapters, results = fill(where.store, Path(folder), exports=arguments.exports + ASKED, stages=1)
         load = Load(arguments.exports, 1, 0.0, base, adapters, results)
         options = {"carry_out": arguments.carry_out, "workers": arguments.workers, "standby": arguments.postgres}
         asyncio.run(measure(where, load, **options, table=table))
