@@ -26,7 +26,7 @@ def test_nothing_fails() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lfm2"])
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3-asr"])
 def test_a_kind_ends_as_the_table_says(kind: str, tmp_path: Path) -> None:
     found = run_kind(kind, tmp_path)
     wanted = read_results()[kind]

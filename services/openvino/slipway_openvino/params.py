@@ -51,8 +51,11 @@ class OpenVinoParams(StageParams):
     tokenizer: bool = Field(default=True, description="also convert the tokenizer, for openvino-genai")
 
 
-_MIXTURES = ("deepseek_v3", "glm4_moe", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-"""Types of mixtures that were compared with PyTorch: traced graphs of the first two, built ones of the others."""
+_MIXTURES = (
+    *("deepseek_v3", "gemma4_text", "glm4_moe", "gpt_oss", "granitemoe", "llama4_text"),
+    *("mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),
+)
+"""Types of mixtures whose graphs were compared with PyTorch."""
 
 
 def refusal_reason(config: ModelConfig) -> str:

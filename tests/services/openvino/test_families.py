@@ -14,6 +14,7 @@ from slipway.errors import ONNXExportError, OpenVinoExportError
 from slipway.model.families import DECODER, auto_model, family_of
 from slipway.proof.runtime import Source, Step, positions_of
 from slipway_openvino.runtime import load
+from support.models.current_kinds import make_kind
 from support.models.openvino_models import converted, exported
 from support.models.table_models import ROWS, Row, make_row
 
@@ -33,6 +34,8 @@ NAMES = (
     *("DeBERTa v2, classes", "ModernBERT, masked", "Qwen3, classes"),
 )
 """Those whose graphs differ: others are plain decoders, as every other test's, or BERT with another head."""
+MIXTURES = ("gpt-oss", "gemma4-moe", "llama4")
+"""Mixtures whose experts have forms of their own: biases and a bounded gate, a dense layer beside them, inputs that are scaled."""
 PAIRS = ("M2M-100", "Whisper")
 """Positions that follow from the text, and a source without a mask; verdicts judge T5 and Whisper, and other tests run Marian."""
 LENGTHS = (30, 17, 5)
@@ -95,6 +98,15 @@ def test_a_family_computes_what_pytorch_does(name: str, tmp_path: Path) -> None:
             slice(0, 1) if name == "Qwen3, classes" else slice(None)
         )  # one row at a time: it has no padding token of its own
         check_text(folder, source, ids[rows], mask[rows])
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_computes_what_pytorch_does(name: str, tmp_path: Path) -> None:
+    base = make_kind(name, tmp_path / "kind").base
+    folder, _ = converted(graph_of(base, tmp_path), tmp_path / "work")
+    model = load(folder, threads=1)
+    model.prepare_comparison()
+    check_decoder(model, base)
 
 
 def check_decoder(model: Any, source: Path) -> None:

@@ -73,7 +73,8 @@ def test_families_are_refused_before_anything_runs(architecture: str, model_type
 
 
 @pytest.mark.parametrize(
-    ("model_type", "refused"), [("qwen3_moe", False), ("mixtral", False), ("glm4_moe", False), ("llama4", True)]
+    ("model_type", "refused"),
+    [("qwen3_moe", False), ("glm4_moe", False), ("gpt_oss", False), ("llama4_text", False), ("phimoe", True)],
 )
 def test_mixtures_that_were_not_compared_are_refused(model_type: str, refused: bool) -> None:
     config = {"architectures": ["AForCausalLM"], "model_type": model_type, "num_experts": 8, "vocab_size": 9}
