@@ -29,10 +29,8 @@ PAGE_BYTES = 3 << 20
 
 ITEM_BYTES = 8
 """Size of the tag and length of an item in a response."""
-_READ_AT_ONCE, _SUMMARIES_AT_ONCE = (
-    20,
-    200,
-)  # reading them holds the interpreter lock; other threads run between batches
+_READ_AT_ONCE, _SUMMARIES_AT_ONCE = 20, 200
+"""Reading them holds the interpreter lock; other threads run between batches."""
 
 Place = tuple[float, str]
 """Position of an export in a list: its creation time and name."""
