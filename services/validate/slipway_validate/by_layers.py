@@ -78,7 +78,7 @@ class Memory:
         try:
             model = ModelFolder.open(folder)
             need = self._need(model, makes_weights=makes_weights)
-            largest = _largest_layer(model)
+            largest = _largest_layer(model, makes_weights=makes_weights)
         except (ModelExportError, OSError):  # the process that loads it will say so
             return ""
         if self._params.by_layers == "never" or model.family is not DECODER:
@@ -86,7 +86,9 @@ class Memory:
         if adapter is not None and not is_plain_lora(adapter):  # its base is float32 as a whole
             return ""
         why = ASKED if self._params.by_layers == "always" else self._excess(need)
-        if why and largest + LIBRARIES > self.own:
+        if model.config.mixes_experts:  # transformers holds the joined experts of all layers
+            largest += need.mapped
+        if why and largest > _beside_libraries(self.own):
             raise ValidationError(
                 f"{folder.name} does not fit into memory, nor does its largest layer: about "
                 f"{format_size(largest + LIBRARIES)} are needed, {format_size(self.own)} may be used",
@@ -103,24 +105,38 @@ class Memory:
         return Need(mapped, made + (self._weights * _FLOAT32 if makes_weights else 0))
 
     def _excess(self, need: Need) -> str:
-        anonymous, whole = need.anonymous + LIBRARIES, need.mapped + need.anonymous + LIBRARIES
-        if anonymous > self.own:
-            return f"{format_size(anonymous)} of memory would be needed as a whole, and {format_size(self.own)} may be used"
-        if whole > self.available:
+        whole = need.mapped + need.anonymous
+        if need.anonymous > _beside_libraries(self.own):
             return (
-                f"{format_size(whole)} of memory would be needed as a whole, and {format_size(self.available)} are free"
+                f"{format_size(need.anonymous + LIBRARIES)} of memory would be needed as a whole, "
+                f"and {format_size(self.own)} may be used"
+            )
+        if whole > _beside_libraries(self.available):
+            return (
+                f"{format_size(whole + LIBRARIES)} of memory would be needed as a whole, "
+                f"and {format_size(self.available)} are free"
             )
         return ""
 
 
-def _largest_layer(model: ModelFolder) -> int:
-    """Return the size in float32 of the layer with most weights; a table beside the layers is read row by row, or piece by piece."""
+def _beside_libraries(limit: int) -> int:
+    """Return what a limit leaves for weights; a small model under a small limit takes less for libraries and results than the most."""
+    return max(limit - LIBRARIES, limit // 2)
+
+
+def _largest_layer(model: ModelFolder, *, makes_weights: bool) -> int:
+    """Return the size in float32 of the layer with most weights.
+
+    A table beside the layers counts if it is packed, or made again; otherwise it is read row by row, or piece by piece.
+    """
     sizes: Counter[str] = Counter()
     for name, tensor in model.tensors.items():
-        layer = _LAYER.search(name)
+        layer, packed = _LAYER.search(name), tensor.dtype in ("I8", "U8", "I32")
+        values = tensor.nbytes * 2 if packed else tensor.numel
         if layer is not None:
-            values = tensor.nbytes * 2 if tensor.dtype in ("I8", "U8", "I32") else tensor.numel
             sizes[name[: layer.end()]] += _FLOAT32 * values
+        elif packed or makes_weights:
+            sizes[name] += (_FLOAT32 + (_UNPACKED if packed else 0)) * values
     return max(sizes.values(), default=0)
 
 

@@ -18,6 +18,7 @@ from slipway.model.weights.reading import DEFERRED, open_weights
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
+from slipway_merge.tensors.kernel import kernel
 from slipway_merge.tensors.tensor_io import SAMPLE_ROWS, generator
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
@@ -205,7 +206,8 @@ def test_the_report_says_of_a_merge_without_files_what_it_says_of_one_with_them(
         found.append(tied.facts)
     stored, deferred = found
     differing = {key for key in stored | deferred if stored.get(key) != deferred.get(key)}
-    assert differing == {"weights", "changes_measured_on", *MEASURED}
+    # Without the compiled kernel, blocks of rows are computed as a whole, which are all of a tiny weight.
+    assert differing == {"weights", "changes_measured_on", *(MEASURED if kernel() else ())}
     assert stored["tensors_merged"] == 14
     assert deferred["changes_measured_on"] == "samples"
     assert deferred["unchanged_share"] == pytest.approx(stored["unchanged_share"], abs=0.01)
@@ -262,6 +264,7 @@ def _row_outside(name: str, rows: int) -> int:
     return first - 1 if first else first + SAMPLE_ROWS
 
 
+@pytest.mark.skipif(kernel() is None, reason="without the compiled kernel, the merge itself reads more rows")
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.gate_proj.weight"])
 def test_numbers_that_are_none_are_refused_where_they_are_read(tied: Chain, name: str) -> None:
     """In a tensor that the adapter does not touch, and in a row that the merge's sample does not have."""

@@ -111,7 +111,8 @@ class _Job:
         self._turn.acquire()
         if self._fault is not None:
             raise self._fault
-        return self._answer
+        answer, self._answer = self._answer, None  # a job that has ended keeps no results of the head
+        return answer
 
     def _run(self) -> None:
         self._here.job = self

@@ -19,6 +19,10 @@ _LOADED = "_is_hf_initialized"
 """By this mark transformers knows tensors that are not to be made again."""
 
 
+_NOT_MADE = (AttributeError, TypeError, ValueError, RuntimeError, LookupError)
+"""What the code of a class raises for a layer that it cannot begin anew."""
+
+
 def recompute_buffers(model: nn.Module, names: Collection[str]) -> None:
     """Compute buffers again, in their present type, as the model's class computes them when it is loaded.
 
@@ -34,7 +38,7 @@ def recompute_buffers(model: nn.Module, names: Collection[str]) -> None:
     for owner, rounded in sorted(by_owner.items()):
         module = model.get_submodule(owner)
         # A layer whose weight is packed has none to be left as it is; then its class makes nothing, and its buffers stay rounded.
-        with torch.no_grad(), init.guard_torch_init_functions(), _keep(module, but=rounded), suppress(AttributeError):
+        with torch.no_grad(), init.guard_torch_init_functions(), _keep(module, but=rounded), suppress(*_NOT_MADE):
             _class_of(model, owner)._init_weights(module)
 
 
