@@ -190,7 +190,8 @@ class Coordinator:
 
     async def cancel(self, record: ExportRecord) -> None:
         """Request that an export ends. One that waits to be resumed is resumed now."""
-        await self.runs.resume(record.name)
+        # To its end even if the caller leaves, unless the coordinator stops: its name is no longer among those to resume.
+        await asyncio.shield(self._spawn(self.runs.resume(record.name)))
         event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
         await self._notify(record.name, event, f"{record.workflow_id}#cancel")
 
@@ -335,10 +336,11 @@ class Coordinator:
         """Return the lock that makes client calls on one ended export take turns."""
         return self._turns.setdefault(name, asyncio.Lock())
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine, context=contextvars.Context())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
 def _changed_error(record: ExportRecord) -> ServiceError:

@@ -62,7 +62,7 @@ class Runs:
         unresumed: The run of each export that an earlier process left and that was not resumed yet, oldest first.
     """
 
-    def __init__(self, around: Around, *, executor: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, around: Around, *, executor: str, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         self._around, self._executor, self._spawn = around, executor, spawn
         self.unresumed: dict[str, int] = {}
         self._published = set[str]()  # runs that rested, and whose workflow is about to start
@@ -86,18 +86,23 @@ class Runs:
     async def resume_all(self) -> None:
         """Resume, one after another, the exports that an earlier process left."""
         while self.unresumed:
-            name = next(iter(self.unresumed))
-            try:
-                await self.resume(name)
-            except Exception as error:  # the others must go on
-                log.exception(f"{name} cannot be resumed")
-                await self._around.stop_on_fault(name, workflow.fault(error))
+            await self.resume(next(iter(self.unresumed)))
             await asyncio.sleep(_RESUME_PAUSE_SECONDS)
 
     async def resume(self, name: str) -> None:
-        """Resume an export that an earlier process left: continue its run, or end it if its workflow ended without a record."""
+        """Resume an export that an earlier process left, or end it if that fails. Whoever calls this lets it run to its end."""
         run = self.unresumed.pop(name, 0)
-        record = await retry_until_available(lambda: self._around.load(name)) if run else None
+        if not run:
+            return
+        try:
+            await self._resume(name, run)
+        except Exception as error:
+            log.exception(f"{name} cannot be resumed")
+            await self._give_up(name, error)
+
+    async def _resume(self, name: str, run: int) -> None:
+        """Continue a run, or end it if its workflow ended without a record."""
+        record = await retry_until_available(lambda: self._around.load(name))
         if record is None or record.state.ended or record.run != run:
             return
         begun = await retry_until_available(lambda: self._around.call(lambda: engine.stored_workflow(record)))
@@ -107,7 +112,7 @@ class Runs:
             problem = ServiceError(f"its workflow ended as {begun.state}", reason="INTERNAL", remedy="retry the export")
             await self._around.stop_on_fault(name, problem.failure())
         elif not begun.can_replay:
-            self._spawn(self.take_over(record, begun))
+            self._spawn(self._take_over(record, begun))
         elif begun.is_orphaned(self._executor):
             await retry_until_available(lambda: self._around.call(lambda: engine.resume(record)))
 
@@ -125,6 +130,13 @@ class Runs:
         await retry_until_available(lambda: around.call(lambda: engine.forget_run(taken)))
         await self._continue(taken)
 
+    async def _take_over(self, record: ExportRecord, begun: engine.StoredWorkflow) -> None:
+        try:
+            await self.take_over(record, begun)
+        except Exception as error:
+            log.exception(f"{record.name} cannot be taken over")
+            await self._give_up(record.name, error)
+
     async def _begin(self, record: ExportRecord) -> None:
         async with self._beginning:
             try:
@@ -134,7 +146,7 @@ class Runs:
                     await self._around.publish_revision(begun, [workflow.Transition(None, begun, now)])
             except Exception as error:
                 log.exception(f"{record.name} cannot begin")
-                await self._around.stop_on_fault(record.name, workflow.fault(error))
+                await self._give_up(record.name, error)
                 return
         if not begun.state.ended:
             await self._rest(begun)
@@ -142,13 +154,15 @@ class Runs:
     async def _continue(self, record: ExportRecord) -> None:
         """Continue a run without a workflow from its stored record: it begins, rests again, or reads what happened while it rested."""
         name, run, around = record.name, record.run, self._around
-        if record.state is ExportState.QUEUED:
-            self.begin(record)
-            return
-        around.inbox.open(name, run)
+        around.inbox.open(name, run)  # before the read, so that each event is in one of them
         stored = await retry_until_available(
             lambda: around.call(lambda: around.database.events.read(name, run, after=record.events_read))
         )
+        if record.state is ExportState.QUEUED:
+            for message in stored:  # a cancellation before the beginning: then the run does not rest
+                around.inbox.deliver(message)
+            self.begin(record)
+            return
         if stored or record.state is not ExportState.RUNNING:
             around.inbox.close(name, run)  # the workflow reads them itself
             self._spawn(self._start(record))
@@ -169,7 +183,7 @@ class Runs:
             record = await retry_until_available(lambda: self._around.load(export))
         except Exception as error:
             log.exception(f"{export} cannot be read")
-            await self._around.stop_on_fault(export, workflow.fault(error))
+            await self._give_up(export, error)
             return
         if record is not None and not record.state.ended and record.run == run:
             self._published.add(record.workflow_id)
@@ -181,6 +195,13 @@ class Runs:
             try:
                 await engine.start(record)
             except Exception as error:
-                log.exception(f"{record.name} cannot be started")
                 self._published.discard(record.workflow_id)
-                await self._around.stop_on_fault(record.name, workflow.fault(error))
+                log.exception(f"{record.name} cannot be started")
+                await self._give_up(record.name, error)
+
+    async def _give_up(self, name: str, error: Exception) -> None:
+        """End an export that cannot go on. If its record cannot even be read or stored, the next start tries again."""
+        try:
+            await self._around.stop_on_fault(name, workflow.fault(error))
+        except Exception:  # the caller has other exports, too
+            log.exception(f"{name} cannot be ended either")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from slipway_coordinator.api import export_service
 from slipway_coordinator.lifecycle.records import ExportRecord
 from slipway_coordinator.lifecycle.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_access import SqliteState
 from slipway_coordinator.workflow import engine
-from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
+from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 from support.coordinators.harness import DIGEST, Harness, state, states, tiny_export, tiny_task, wait_for
 from support.coordinators.liar import Liar
 
@@ -117,6 +119,69 @@ def test_what_happened_while_a_run_rested_is_read_by_the_next_process(tmp_path: 
     database.close()
     with coordinator(tmp_path) as harness:
         assert state(ended(harness, record.name)) == "cancelled"
+
+
+def store_queued(home: Path, *records: ExportRecord, cancelled: bool = False) -> None:
+    """Leave exports as a process does that ends before it begins them, and before it reads their cancellation."""
+    database = Database(SqliteState(home / "state.db").url)
+    database.prepare()
+    for record in records:
+        assert database.insert(record)
+        event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
+        assert not cancelled or database.events.put(record.name, event, f"{record.workflow_id}#cancel")
+    database.close()
+
+
+def hold_resumption(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let no export be resumed before the event that is returned is set."""
+    go_on, look_up = threading.Event(), engine.stored_workflow
+
+    def held(record: ExportRecord) -> engine.StoredWorkflow | None:
+        assert go_on.wait(60)
+        return look_up(record)
+
+    monkeypatch.setattr(engine, "stored_workflow", held)
+    return go_on
+
+
+def test_a_cancellation_of_a_run_that_had_not_begun_is_read_by_the_next_process(tmp_path: Path) -> None:
+    record = merge_export("x")
+    store_queued(tmp_path, record, cancelled=True)
+    with coordinator(tmp_path) as harness:
+        assert state(ended(harness, record.name)) == "cancelled"
+
+
+def test_a_cancellation_while_a_run_that_had_not_begun_is_resumed_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_service, "_CANCEL_WAIT_SECONDS", 0.1)
+    record = merge_export("x")
+    store_queued(tmp_path, record)
+    go_on = hold_resumption(monkeypatch)
+    with coordinator(tmp_path) as harness:
+        wait_for(lambda: not harness.server.coordinator.runs.unresumed)
+        assert state(harness.client.cancel_export(record.name)) == "queued"
+        go_on.set()
+        assert state(ended(harness, record.name)) == "cancelled"
+
+
+def test_an_export_is_resumed_although_the_caller_that_asked_for_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, asked = merge_export("first"), merge_export("asked")
+    store_queued(tmp_path, first, asked.with_(create_time=first.create_time + 1))
+    go_on = hold_resumption(monkeypatch)
+    with coordinator(tmp_path) as harness:
+        wait_for(lambda: list(harness.server.coordinator.runs.unresumed) == [asked.name])
+        with grpc.insecure_channel(harness.address) as channel:
+            call = export_pb2_grpc.ExportServiceStub(channel).CancelExport.future(
+                export_pb2.CancelExportRequest(name=asked.name)
+            )
+            wait_for(lambda: not harness.server.coordinator.runs.unresumed)
+            call.cancel()
+        time.sleep(0.2)  # until the server knows
+        go_on.set()
+        wait_for(lambda: waiting(harness) == 2)
 
 
 def test_a_retry_rests_too(tmp_path: Path) -> None:
