@@ -93,7 +93,7 @@ class Memory:
                 f"{folder.name} does not fit into memory, nor does its largest layer: about "
                 f"{format_size(largest + LIBRARIES)} are needed, {format_size(self.own)} may be used",
                 reason="OUT_OF_MEMORY",
-                remedy="raise resources.max_memory_bytes, use a machine with more memory, or set validation.enabled: false",
+                remedy="let the stage use more memory, or use a machine with more",
             )
         return why
 
