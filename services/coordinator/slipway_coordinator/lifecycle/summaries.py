@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Self
+from typing import Any, Self
 
 from slipway.errors import Failure
 from slipway_coordinator.lifecycle.records import ExportRecord, ExportState
@@ -41,21 +41,31 @@ class ExportSummary:
         return f"{self.run}-{self.revision}"
 
     @classmethod
+    def of(cls, record: ExportRecord) -> Self:
+        """Return the summary of an export."""
+        return cls(**{name: getattr(record, name) for name in _FIELDS})
+
+    @classmethod
     def parse(cls, text: str) -> Self:
         """Return the summary that :func:`summary_text` wrote; what another version added is left out.
 
         Raises:
             ValueError, TypeError: It is not one of this version.
         """
-        values = {name: value for name, value in json.loads(text).items() if name in _FIELDS}
+        values = _known(json.loads(text), _FIELDS)
         values["state"] = ExportState(values.get("state", ExportState.QUEUED))
         if values.get("failure") is not None:
-            values["failure"] = Failure.from_json(values["failure"])
+            values["failure"] = Failure.from_json(_known(values["failure"], _FAILURE_FIELDS))
         return cls(**values)
 
 
 _FIELDS = {each.name for each in fields(ExportSummary)}
+_FAILURE_FIELDS = {each.name for each in fields(Failure)}
 _RECORDED = _FIELDS - {"outputs"}
+
+
+def _known(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
 
 
 def summary_text(record: ExportRecord) -> str:

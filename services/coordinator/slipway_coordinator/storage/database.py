@@ -53,6 +53,7 @@ _SAVE = sa.text("""
 """)
 _UNENDED = sa.text("SELECT name, run FROM slipway_exports WHERE NOT ended ORDER BY create_time")
 _OTHER_SHAPE = sa.text("SELECT record FROM slipway_exports WHERE NOT ended AND shape <> :shape")
+_WHOLE = " "  # before a record among summaries
 _PROJECTS = sa.text("""
     SELECT project FROM slipway_exports
     UNION SELECT project FROM slipway_usage WHERE stored_bytes <> 0
@@ -201,13 +202,18 @@ class Database:
         after: tuple[float, str] | None = None,
         oldest_first: bool = False,
     ) -> list[ExportSummary]:
-        """Return the summaries of the exports that :meth:`page` returns."""
-        texts = self._page(_exports.c.summary, conditions, limit, after, oldest_first)
+        """Return the summaries of the exports that :meth:`page` returns.
+
+        A row has no shape if the last program that wrote it knows no summaries. It may have run on after the migration, so what such a
+        row has as its summary says nothing: the record is read. Once a program has written a shape, no such program runs on these tables.
+        """
+        column = sa.case((_exports.c.shape == "", _WHOLE + _exports.c.record), else_=_exports.c.summary)
+        texts = self._page(column, conditions, limit, after, oldest_first)
         return [_summary(text) for text in texts]
 
     def _page(
         self,
-        column: sa.Column[str],
+        column: sa.ColumnElement[str],
         conditions: Sequence[sa.ColumnElement[bool]],
         limit: int,
         after: tuple[float, str] | None,
@@ -336,11 +342,13 @@ def _record(text: str) -> ExportRecord:
 
 
 def _summary(text: str) -> ExportSummary:
-    """Read the summary of a stored export.
+    """Read the summary of a stored export, or make it of the record, which is marked.
 
     Raises:
         ServiceError: as for :func:`_record`.
     """
+    if text.startswith(_WHOLE):
+        return ExportSummary.of(_record(text.removeprefix(_WHOLE)))
     try:
         return ExportSummary.parse(text)
     except (ValueError, TypeError) as error:

@@ -156,34 +156,12 @@ def _usage(connection: sa.Connection) -> None:
     )
 
 
-_SUMMARIZED = (
-    *("name", "create_time", "state", "failure", "warnings", "recovery_profile", "traceparent"),
-    *("labels", "priority", "creator", "revision", "run", "end_time"),
-)
-
-
 def _summaries(connection: sa.Connection) -> None:
     _run(
         connection,
         "ALTER TABLE slipway_exports ADD COLUMN summary TEXT NOT NULL DEFAULT '{}'",
         "ALTER TABLE slipway_exports ADD COLUMN shape VARCHAR(16) NOT NULL DEFAULT ''",
     )
-    last = ""
-    some = sa.text("SELECT name, record FROM slipway_exports WHERE name > :last ORDER BY name LIMIT 500")
-    update = sa.text("UPDATE slipway_exports SET summary = :summary WHERE name = :name")
-    while rows := connection.execute(some, {"last": last}).all():
-        connection.execute(update, [{"name": name, "summary": _summary(text)} for name, text in rows])
-        last = rows[-1].name
-
-
-def _summary(text: str) -> str:
-    record = json.loads(text)
-    outputs = {
-        task["format"]: next(iter(task["outputs"].values()))
-        for task in record["tasks"]
-        if task.get("format") and task["outputs"] and task["state"] == "succeeded"
-    }
-    return json.dumps({name: record[name] for name in _SUMMARIZED if name in record} | {"outputs": outputs})
 
 
 MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (

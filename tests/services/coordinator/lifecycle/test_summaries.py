@@ -43,6 +43,7 @@ def records() -> list[ExportRecord]:
 def test_a_summary_is_what_clients_see_of_the_record(record: ExportRecord) -> None:
     read = ExportSummary.parse(summary_text(record))
     assert export_summary(read) == export_summary(record)
+    assert export_summary(ExportSummary.of(record)) == export_summary(record)
     assert read.etag == record.etag
     for heavy in ("configuration", "sources", "tasks"):
         assert heavy not in json.loads(summary_text(record))
@@ -52,6 +53,13 @@ def test_what_another_version_added_is_left_out() -> None:
     (record, _) = records()
     newer = json.dumps(json.loads(summary_text(record)) | {"mood": "good"})
     assert ExportSummary.parse(newer) == ExportSummary.parse(summary_text(record))
+
+
+def test_what_another_version_added_to_a_failure_is_left_out() -> None:
+    (_, record) = records()
+    newer = json.loads(summary_text(record))
+    newer["failure"]["cause"] = "unknown here"
+    assert ExportSummary.parse(json.dumps(newer)) == ExportSummary.parse(summary_text(record))
 
 
 def test_a_state_that_this_version_does_not_know_is_refused() -> None:

@@ -109,10 +109,7 @@ def test_every_version_with_an_export_of_the_first_is_taken_over(engine: sa.Engi
     assert json.loads(row["record"]) == RECORD
     assert (row["state"], row["end_time"], row["run"], row["ended"]) == ("failed", 2.5, 3, True)
     assert (row["revision"], row["sequence_limit"], row["request_id"], row["creator"]) == (7, 10_000, None, "")
-    summary = json.loads(row["summary"])
-    assert (summary["name"], summary["labels"], summary["outputs"]) == (OLD, RECORD["labels"], {"gguf": MADE})
-    assert "tasks" not in summary
-    assert row["shape"] == ""  # it is checked at the next start
+    assert row["shape"] == ""  # so that the record is checked at the next start, and read for lists
     assert {tuple(label) for label in labels} == {("team", "speech"), ("n", "1")}
     database = Database(engine.url.render_as_string(hide_password=False))
     assert database.ownership.find_owned("default", [BASE, MADE]) == {BASE, MADE}
