@@ -75,18 +75,21 @@ _JAMBA = DecoderClass(
     by_layer=True,
 )
 
+_PURE: Mapping[str, Any] = {
+    "layer_norm_epsilon": 1e-5,
+    "state_size": 16,
+    "conv_kernel": 4,
+    "expand": 2,
+    "tie_word_embeddings": True,
+}
+"""Defaults of the classes without attention."""
+
 MAMBA: tuple[Architecture, ...] = (
     Architecture(
         "mamba",
         DecoderClass(
             "MambaForCausalLM",
-            {
-                "layer_norm_epsilon": 1e-5,
-                "state_size": 16,
-                "conv_kernel": 4,
-                "expand": 2,
-                "tie_word_embeddings": True,
-            },
+            _PURE,
             positions=UNLIMITED,
             attends=False,
             by_layer=True,
@@ -102,13 +105,7 @@ MAMBA: tuple[Architecture, ...] = (
         "mamba",
         DecoderClass(
             "FalconMambaForCausalLM",
-            {
-                "layer_norm_epsilon": 1e-5,
-                "state_size": 16,
-                "conv_kernel": 4,
-                "expand": 2,
-                "tie_word_embeddings": True,
-            },
+            _PURE,
             positions=UNLIMITED,
             attends=False,
             by_layer=True,
