@@ -211,6 +211,7 @@ REASONS: Mapping[str, Reason] = {
     ),
     # Resources and the process that runs a stage
     "OUT_OF_MEMORY": Reason(_C.RESOURCE, "the stage needs more memory than it may use", retryable=True),
+    "GPU_OUT_OF_MEMORY": Reason(_C.RESOURCE, "the stage needs more of the GPU's memory than is free", retryable=True),
     "DISK_FULL": Reason(_C.RESOURCE, "a file system has no space left", retryable=True),
     "STAGE_CRASHED": Reason(_C.ABORTED, "native code ended the stage's process by a signal", retryable=True),
     "STAGE_KILLED": Reason(_C.ABORTED, "a signal from outside ended the stage's process", retryable=True),

@@ -16,6 +16,7 @@ from typing import Any
 from slipway.errors import TensorRTBuildError
 from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import sha256_of
+from slipway.machine.shortages import GPU_MEMORY, memory_shortage_in
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway.texts import quoted
@@ -124,7 +125,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     engines, refitted = list[dict[str, Any]](), list[str]()
     for name in choice.targets:
         engine = target / f"model.{name}.engine"
-        config = _config(trt, builder, choice, name)
+        config = _config(trt, builder, choice, name, params=params)
         refittable = None
         if skeleton is not None:
             config.set_flag(trt.BuilderFlag.REFIT_INDIVIDUAL)
@@ -139,7 +140,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         else:
             timings.give(config)
             errors.clear()
-            _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
+            build_engine(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
             timings.keep(config)
         size, sha256 = engine.stat().st_size, _digest(engine, ctx)
         if refittable is not None:
@@ -286,11 +287,13 @@ def _problem(error: Any) -> tuple[str, str, str]:
     return error.node_name() or "", error.node_operator() or "", " ".join(error.desc().split())
 
 
-def _config(trt: Any, builder: Any, choice: Choice, target: str) -> Any:
+def _config(trt: Any, builder: Any, choice: Choice, target: str, *, params: TensorRTBuildParams) -> Any:
     config = builder.create_builder_config()
     if choice.library == "tensorrt_rtx":
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, target.upper()), 0)
+    if params.workspace_bytes:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, params.workspace_bytes)
     return config
 
 
@@ -305,13 +308,28 @@ def _add_profile(builder: Any, config: Any, profile: dict[str, InputProfile]) ->
         )
 
 
-def _build(
+def build_engine(
     builder: Any, network: Any, config: Any, engine: Path, *, name: str, errors: list[str], ctx: Context
 ) -> None:
+    """Build an engine for the target ``name`` and write it to the file ``engine``. ``errors`` is what the builder logs meanwhile.
+
+    Raises:
+        TensorRTBuildError: ``GPU_OUT_OF_MEMORY``: too little of the GPU's memory was free to try kernels;
+            ``TENSORRT_BUILD_FAILED``: there is no engine for another reason.
+    """
     serialized = builder.build_serialized_network(network, config)
     ctx.check_cancelled()
     if serialized is None:
         detail = "; ".join(" ".join(message.split()) for message in errors[:_SHOWN]) or "it gives no reason"
+        if (
+            memory_shortage_in(detail) is GPU_MEMORY
+        ):  # no kernel is found where none could be tried, so this is said first
+            raise TensorRTBuildError(
+                f"the GPU has too little free memory to build an engine for {name}: {detail}",
+                reason=GPU_MEMORY.reason,
+                remedy=GPU_MEMORY.remedy,
+                about={"target": name},
+            )
         raise TensorRTBuildError(
             f"TensorRT cannot build an engine for {name}: {detail}",
             remedy="see the attempt's log; an older architecture may lack kernels for float32, and newer ONNX opsets "

@@ -59,7 +59,13 @@ class TensorRTBuildParams(StageParams):
         default=Range(min=0, opt=512, max=2048),
         description="tokens already in the KV cache that the engine is optimized for",
     )
-
+    # Left out where it changes nothing, so that engines keep the action key that they had without it.
+    workspace_bytes: int = Field(
+        default=0,
+        ge=0,
+        exclude_if=lambda value: value == 0,
+        description="most memory of the GPU that a layer may use beside its inputs and results; 0 for all that the GPU has",
+    )
     refit: bool = Field(
         default=False,
         description="build engines that take the weights of another merge of the same graph, and refit one that is kept on the machine "

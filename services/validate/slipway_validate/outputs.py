@@ -34,7 +34,7 @@ from slipway_validate.protocol.messages import Benchmark, ExplainSpec, LongSpec,
 from slipway_validate.protocol.process import Runner, start_runner
 from slipway_validate.speed import NO_ROOM, Stopwatch
 
-OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
+OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY", "GPU_OUT_OF_MEMORY")
 """Failures of an output that a process beside it may have caused: the output is run again alone."""
 LIBRARIES = 1 << 30
 """Most memory that libraries take in the two processes beside the one of an output."""

@@ -19,11 +19,12 @@ import pydantic
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory
 from slipway.machine.shortages import (
-    MEMORY_REMEDY,
+    MEMORY,
+    Shortage,
     address_space_limit,
     is_disk_full,
-    is_out_of_memory,
-    says_out_of_memory,
+    memory_shortage,
+    memory_shortage_in,
     with_causes,
 )
 from slipway.sizes import format_size
@@ -44,8 +45,8 @@ def failure_of(error: BaseException, *, stage: str) -> Failure:
         return error.failure()
     chain = with_causes(error)
     text = "; ".join(f"{type(link).__name__}: {link}" for link in chain)
-    if is_out_of_memory(error):
-        return out_of_memory_failure(stage, detail=text)
+    if (short := memory_shortage(error)) is not None:
+        return out_of_memory_failure(stage, detail=text, short=short)
     if any(map(is_disk_full, chain)) or _DISK.search(text):
         return disk_full_failure(stage, detail=text)
     if isinstance(error, pydantic.ValidationError):
@@ -69,8 +70,9 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
         output: The last lines that it wrote.
     """
     tail = f"; its last output: {output.strip()[-600:]}" if output.strip() else ""
-    if says_out_of_memory(output) and (returncode > 0 or -returncode in _CRASHES):
-        return out_of_memory_failure(stage, detail=output.strip()[-300:])
+    short = memory_shortage_in(output)
+    if short is not None and (returncode > 0 or -returncode in _CRASHES):
+        return out_of_memory_failure(stage, detail=output.strip()[-300:], short=short)
     if returncode >= 0:
         return StageError(f"the process of {stage} ended with exit code {returncode} and no result{tail}").failure()
     number = -returncode
@@ -90,11 +92,10 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
     return StageError(message, reason="STAGE_KILLED", about={"signal": ended_by}).failure()
 
 
-def out_of_memory_failure(stage: str, *, detail: str) -> Failure:
-    """Return the failure of a stage that needed more memory than was available."""
-    return StageError(
-        f"{stage} ran out of memory ({detail[:600]})", reason="OUT_OF_MEMORY", remedy=MEMORY_REMEDY
-    ).failure()
+def out_of_memory_failure(stage: str, *, detail: str, short: Shortage = MEMORY) -> Failure:
+    """Return the failure of a stage that needed more memory of a kind than was available."""
+    message = f"{stage} ran out of {short.of} ({detail[:600]})"
+    return StageError(message, reason=short.reason, remedy=short.remedy).failure()
 
 
 def disk_full_failure(stage: str, *, detail: str) -> Failure:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from slipway.distribution import translate_import_error
 from slipway.errors import ArtifactError, ModelExportError, StageError
-from slipway.machine.shortages import MEMORY_REMEDY, is_disk_full, is_out_of_memory
+from slipway.machine.shortages import MEMORY, is_disk_full, memory_shortage
 
 
 def translate_fault(error: Exception) -> ModelExportError | None:
     """Return the typed error of a known fault; None for any other exception, which is a fault of Slipway."""
     if isinstance(error, ModelExportError):
         return error
-    if is_out_of_memory(error):
-        what = f"out of memory ({type(error).__name__}: {error})"
-        return StageError(what, reason="OUT_OF_MEMORY", remedy=f"{MEMORY_REMEDY}; see also ulimit -v")
+    if (short := memory_shortage(error)) is not None:
+        remedy = f"{short.remedy}; see also ulimit -v" if short is MEMORY else short.remedy
+        return StageError(f"out of {short.of} ({type(error).__name__}: {error})", reason=short.reason, remedy=remedy)
     if isinstance(error, ModuleNotFoundError) and (translated := translate_import_error(error)) is not None:
         return translated
     if not isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""Recognise failures for lack of memory or disk space, and report a full disk with the same error everywhere.
+"""Recognise failures for lack of memory, a GPU's too, or disk space, and report a full disk with the same error everywhere.
 
 Lack of memory shows in many ways.
 """
@@ -11,6 +11,7 @@ import os
 import re
 import resource
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import ModelExportError, StageError
@@ -22,19 +23,54 @@ _MEMORY_WORDS = re.compile(
     r"|failed to map segment|memory allocation (?:still )?failed|can't start new thread|failed to start \w+ thread|bad_alloc|OutOfMemory|MemoryError",
     re.IGNORECASE,
 )
+# As PyTorch, ONNX Runtime, TensorRT and CUDA's libraries word it. ONNX Runtime says the same of its arena on a GPU and in main memory.
+_GPU_MEMORY_WORDS = re.compile(
+    r"\bcuda\b[^\n.,;]{0,80}\bout of memory|Error Code 2: OutOfMemory|requested amount of GPU memory|cudaErrorMemoryAllocation"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|\bCU[A-Z]+_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
 _BASE_BYTES, _CORE_BYTES, _MOST_CORES = 1 << 30, 256 << 20, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Too little of one kind of memory.
+
+    Attributes:
+        reason: The stable reason of the failure.
+        of: What ran out, in words.
+        remedy: What helps.
+    """
+
+    reason: str
+    of: str
+    remedy: str
+
+
+MEMORY = Shortage("OUT_OF_MEMORY", "memory", MEMORY_REMEDY)
+GPU_MEMORY = Shortage(
+    "GPU_OUT_OF_MEMORY",
+    "the GPU's memory",
+    "end other programs that use the GPU (nvidia-smi lists them), or use a GPU with more memory",
+)
 
 DISK_REMEDY = "free space there, or work on another disk"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception, or one of its causes, is about memory, judged by type and message."""
-    return any(
-        isinstance(link, MemoryError)
-        or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
-        or says_out_of_memory(f"{type(link).__name__}: {link}")
-        for link in with_causes(error)
-    )
+    """Return whether an exception, or one of its causes, is about memory of any kind, judged by type and message."""
+    return memory_shortage(error) is not None
+
+
+def memory_shortage(error: BaseException) -> Shortage | None:
+    """Return the kind of memory that an exception, or one of its causes, is about, judged by type and message."""
+    links = with_causes(error)
+    found = memory_shortage_in("\n".join(f"{type(link).__name__}: {link}" for link in links))
+    if found is None and any(
+        isinstance(link, MemoryError) or (isinstance(link, OSError) and link.errno == errno.ENOMEM) for link in links
+    ):
+        return MEMORY
+    return found
 
 
 def with_causes(error: BaseException) -> list[BaseException]:
@@ -47,9 +83,11 @@ def with_causes(error: BaseException) -> list[BaseException]:
     return links
 
 
-def says_out_of_memory(text: str) -> bool:
-    """Return whether the last output of a process is about memory, or about threads, whose stacks need memory."""
-    return _MEMORY_WORDS.search(text) is not None
+def memory_shortage_in(text: str) -> Shortage | None:
+    """Return the kind of memory that a message is about. One about threads, whose stacks need memory, is about the machine's."""
+    if _GPU_MEMORY_WORDS.search(text):
+        return GPU_MEMORY
+    return MEMORY if _MEMORY_WORDS.search(text) else None
 
 
 def address_space_limit() -> int | None:

@@ -9,13 +9,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
 
 from slipway.errors import FormatExportError, ModelExportError, StageError
 from slipway.stage import Context, Progress
-from slipway_tensorrt_build.build import make_logger
+from slipway_tensorrt_build.build import build_engine, make_logger
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
 from support.models.engine_plans import assert_same_plan
@@ -181,6 +182,31 @@ def test_progress_is_reported_and_cancellation_ends_the_build(decoder: Path, tmp
     assert caught.value.reason == "CANCELLED"
     assert [progress.phase for progress in seen] == ["parse", "build sm89", "build sm89"]
     assert not (tmp_path / "tensorrt" / "model.sm89.engine").exists()
+
+
+@pytest.mark.parametrize(
+    ("logged", "reason"),
+    [
+        (["Error Code 1: Cuda Runtime (out of memory)", "Could not find any implementation for node {x}."], "GPU_OUT_OF_MEMORY"),
+        (["Could not find any implementation for node {x}."], "TENSORRT_BUILD_FAILED"),
+    ],
+)  # fmt: skip
+def test_a_gpu_without_room_is_told_from_a_graph_without_kernels(
+    tmp_path: Path, logged: list[str], reason: str
+) -> None:
+    """The builder, which needs the GPU for the first, is replaced by one that logs and returns the same."""
+    errors: list[str] = []
+    builder = SimpleNamespace(build_serialized_network=lambda *_: errors.extend(logged))
+    with pytest.raises(FormatExportError) as caught:
+        build_engine(builder, None, None, tmp_path / "x", name="sm90", errors=errors, ctx=Context(workdir=tmp_path))
+    assert (caught.value.reason, caught.value.about) == (reason, {"target": "sm90"})
+    assert logged[0] in caught.value.message
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_engine_is_built_within_a_workspace(build: Build, decoder: Path) -> None:
+    folder, _ = build(decoder, targets=("sm89",), workspace_bytes=1 << 30)
+    assert (folder / "model.sm89.engine").is_file()
 
 
 def test_builder_log_reaches_the_attempts_log(build: Build, decoder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import _affordable, decoder, padding_token
 from slipway_validate.protocol.messages import Spec, TokenizeSpec
-from slipway_validate.runner.main import execute
+from slipway_validate.runner.main import _to_result, execute
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine, deserialise
 from slipway_validate.runner.sampling.audio import make_features
 from slipway_validate.runner.sampling.making import cut_windows, load_tokenizer
@@ -230,24 +230,58 @@ def test_engine_for_this_gpu(tmp_path: Path) -> None:
 def test_an_engine_of_another_version_is_not_called_broken(tmp_path: Path) -> None:
     """Loading needs a GPU, so the library is a stand-in that loads nothing but "plan"."""
 
-    class Logger:
-        ERROR = 1
-
-        def __init__(self, severity: int) -> None:
-            pass
-
-    library = ModuleType("tensorrt_rtx")
-    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: "engine" if data == b"plan" else None)
-    vars(library).update(__version__="1.7.1", Logger=Logger, Runtime=lambda _: runtime)
-    path = tmp_path / "model.sm89.engine"
+    logged: list[str] = []
+    library, path = tensorrt_that_logs(logged), tmp_path / "model.sm89.engine"
     path.write_bytes(b"plan")
-    assert deserialise(library, path, built_by="1.6.0") == "engine"
+    assert deserialise(library, path, built_by="1.6.0").engine == "engine"
     path.write_bytes(b"other")
     with pytest.raises(NotRunnable, match=r"built by tensorrt_rtx 1\.6\.0, and tensorrt_rtx 1\.7\.1.*install 1\.6\.0"):
         deserialise(library, path, built_by="1.6.0")
     for version in ("1.7.1", ""):
-        with pytest.raises(Unusable, match=r"1\.7\.1 cannot deserialise"):
+        with pytest.raises(Unusable, match=r"1\.7\.1 cannot deserialise .*gives no reason"):
             deserialise(library, path, built_by=version)
+    logged.append("Serialization failed:\n magic tag")
+    with pytest.raises(Unusable, match="Serialization failed: magic tag"):
+        deserialise(library, path, built_by="")
+
+
+@pytest.mark.parametrize("built_by", ["1.6.0", "1.7.1"])
+def test_an_engine_that_finds_no_room_on_the_gpu_is_not_run_and_not_called_broken(
+    tmp_path: Path, built_by: str
+) -> None:
+    library, path = tensorrt_that_logs(["Error Code 1: Cuda Runtime (out of memory)"]), tmp_path / "model.sm89.engine"
+    path.write_bytes(b"other")
+    with pytest.raises(Unusable) as caught:
+        deserialise(library, path, built_by=built_by)
+    found = _to_result(caught.value)
+    assert (found.status, found.reason) == ("not_run", "GPU_OUT_OF_MEMORY")
+    assert "nvidia-smi" in found.message
+
+
+def tensorrt_that_logs(messages: list[str]) -> ModuleType:
+    """Replace TensorRT, which needs a GPU, by what loads ``plan`` and logs these errors for anything else."""
+
+    class ILogger:
+        Severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1, WARNING=2)
+
+        def log(self, severity: int, message: str) -> None:
+            raise NotImplementedError
+
+    class Runtime:
+        def __init__(self, logger: ILogger) -> None:
+            self._logger = logger
+
+        def deserialize_cuda_engine(self, data: bytes) -> str | None:
+            if data == b"plan":
+                return "engine"
+            self._logger.log(ILogger.Severity.WARNING, "not an error")
+            for message in messages:
+                self._logger.log(ILogger.Severity.ERROR, message)
+            return None
+
+    library = ModuleType("tensorrt_rtx")
+    vars(library).update(__version__="1.7.1", ILogger=ILogger, Runtime=Runtime)
+    return library
 
 
 def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(tmp_path: Path) -> None:

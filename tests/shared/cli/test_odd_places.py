@@ -16,6 +16,7 @@ from slipway.configuration import load
 from slipway.embedded.coordinator import Embedded
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.execution.failures import failure_of, failure_of_exit
+from slipway.machine.known_faults import translate_fault
 from slipway.settings import Settings
 from slipway_coordinator.storage.database_access import state_at
 from slipway_coordinator.storage.state_file import read_exports
@@ -207,6 +208,41 @@ def test_an_export_that_does_not_fit_into_its_address_space_says_so(tmp_path: Pa
 )
 def test_memory_has_many_words_and_one_reason(error: Exception) -> None:
     assert failure_of(error, stage="merge").reason == "OUT_OF_MEMORY"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.25 GiB",
+        "CUDA error: out of memory",
+        "CUDA failure 2: out of memory ; GPU=0 ; hostname=node",
+        "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
+        "Cuda Error in nvinfer1::internal::DefaultAllocator::allocate: 2 (out of memory)",
+        "[virtualMemoryBuffer.cpp::resizePhysical::160] Error Code 2: OutOfMemory (no further information)",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_gpu_s_memory_has_a_reason_of_its_own(text: str) -> None:
+    """More threads or memory of the machine would not help."""
+    outer = LookupError("no result")
+    outer.__cause__ = RuntimeError(text)
+    for found in (
+        failure_of(RuntimeError(text), stage="validate"),
+        failure_of(outer, stage="validate"),
+        failure_of_exit(1, stage="validate", oom_killed=False, output=text),
+    ):
+        assert found.reason == "GPU_OUT_OF_MEMORY", found
+        assert "nvidia-smi" in found.remedy
+    known = translate_fault(RuntimeError(text))
+    assert known is not None
+    assert known.reason == "GPU_OUT_OF_MEMORY"
+
+
+@pytest.mark.parametrize(
+    "text", ["cuda is not available, and the machine is out of reach", "out of memory on a machine with CUDA"]
+)
+def test_a_message_that_only_names_cuda_is_not_about_its_memory(text: str) -> None:
+    assert failure_of(RuntimeError(text), stage="merge").reason != "GPU_OUT_OF_MEMORY"
 
 
 @pytest.mark.parametrize(

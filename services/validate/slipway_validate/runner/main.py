@@ -21,7 +21,8 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, TextIO
 
 from slipway.errors import ModelExportError
-from slipway.machine.shortages import is_disk_full
+from slipway.machine.known_faults import translate_fault
+from slipway.machine.shortages import GPU_MEMORY
 from slipway.model.folder import ModelFolder
 from slipway.proof.runtime import (
     OWN_FILE,
@@ -61,6 +62,9 @@ from slipway_validate.runner.generation.prompts import answer_prompt
 from slipway_validate.runner.own_text import make_own_samples
 from slipway_validate.runner.pictures.looking import look_as_reference, look_at_given
 from slipway_validate.runner.results import Computed, compute_results
+
+SHORTAGES = frozenset({"OUT_OF_MEMORY", "DISK_FULL"})
+"""Reasons that are about the machine, whatever error a runtime makes of them."""
 
 
 def import_loader(spec: RunSpec) -> Callable[[], LanguageModel]:
@@ -267,6 +271,11 @@ def measure_yardsticks(spec: Yardsticks, folder: Path) -> None:
 
 
 def _to_result(error: BaseException) -> RunResult:
+    known = translate_fault(error) if isinstance(error, Exception) else None
+    if (
+        known is not None and known.reason == GPU_MEMORY.reason
+    ):  # other programs fill the GPU, and nothing was learned of the model
+        return RunResult(status="not_run", reason=known.reason, message=f"{known.message}; {known.remedy}")
     match error:
         case NotRunnable():
             return RunResult(status="not_run", message=str(error))
@@ -278,9 +287,7 @@ def _to_result(error: BaseException) -> RunResult:
             return RunResult(status="not_run", reason="VALIDATION_IMPOSSIBLE", message=message)
         case ModelExportError():
             return RunResult(status="failed", reason=error.reason, message=error.message, remedy=error.remedy)
-        case MemoryError():
-            return RunResult(status="failed", reason="OUT_OF_MEMORY", message=f"memory ran out: {error}")
-    reason = "DISK_FULL" if is_disk_full(error) else "VALIDATION_IMPOSSIBLE"
+    reason = known.reason if known is not None and known.reason in SHORTAGES else "VALIDATION_IMPOSSIBLE"
     message = str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
     return RunResult(status="failed", reason=reason, message=message)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from slipway.files.json_documents import read_object_or_empty
+from slipway.machine.shortages import GPU_MEMORY, memory_shortage_in
 from slipway.model.dtypes import DTYPES, torch_dtypes
 from slipway.proof.numerics import Logits
 from slipway.proof.precision import stored_dtype
@@ -19,6 +22,7 @@ from slipway.validation.speed import Engine
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 """Python module of each builder that ``engine.json`` may name."""
+_MOST_ERRORS, _LONGEST_ERROR = 10, 500  # messages that are kept, and characters of each
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 """``CUdevice_attribute`` values, cuda.h."""
 
@@ -66,10 +70,13 @@ def choose_engine(folder: Path, targets: tuple[str, ...]) -> Path:
 class TensorRTModel(LanguageModel):
     """An engine of a decoder graph."""
 
-    def __init__(self, library: ModuleType, torch: ModuleType, engine: Any, *, stored: str) -> None:
+    def __init__(self, library: ModuleType, torch: ModuleType, plan: Plan, *, stored: str) -> None:
         self._torch = torch
-        self._engine = engine
+        self._plan = plan
+        self._engine = engine = plan.engine
         self._context = engine.create_execution_context()
+        if self._context is None:
+            raise plan.failure("the engine cannot be prepared to run")
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         is_input = {name: engine.get_tensor_mode(name) == library.TensorIOMode.INPUT for name in names}
         self._inputs = [name for name in names if is_input[name]]
@@ -109,7 +116,7 @@ class TensorRTModel(LanguageModel):
             self._context.set_tensor_address(name, _address(value))
         stream = self._torch.cuda.current_stream()
         if not self._context.execute_async_v3(stream.cuda_stream):
-            raise Unusable("the engine refused to run this shape")
+            raise self._plan.failure("the engine refused to run this shape")
         stream.synchronize()
         logits: Logits = results.pop("logits").float().cpu().numpy()
         return logits, results if self.has_cache else None
@@ -168,25 +175,55 @@ def load(folder: Path, *, threads: int) -> TensorRTModel:  # noqa: ARG001 - the 
 
     if not torch.cuda.is_available():
         raise NotRunnable(f"{path.name} needs a CUDA build of torch for its buffers; this one is {torch.__version__}")
-    engine = deserialise(library, path, built_by=str(description.get("builder_version", "")))
-    return TensorRTModel(library, torch, engine, stored=stored_dtype(folder))
+    plan = deserialise(library, path, built_by=str(description.get("builder_version", "")))
+    return TensorRTModel(library, torch, plan, stored=stored_dtype(folder))
 
 
-def deserialise(library: ModuleType, path: Path, *, built_by: str) -> Any:
-    """Return the engine in a file that version ``built_by`` of the library wrote.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An engine that was loaded, and the errors that its library has logged."""
+
+    engine: Any
+    errors: list[str]
+
+    def failure(self, what: str) -> Unusable:
+        """Return the error of a call that failed, with what the library logged: the calls themselves say nothing."""
+        return Unusable(f"{what}: {_shown(self.errors)}")
+
+
+def deserialise(library: ModuleType, path: Path, *, built_by: str) -> Plan:
+    """Load the engine in a file that version ``built_by`` of the library wrote.
 
     Raises:
         NotRunnable: It does not load, and the library here has another version: engines belong to one.
-        Unusable: It does not load in the version that built it.
+        Unusable: It does not load in the version that built it, or for lack of the GPU's memory.
     """
-    runtime = library.Runtime(library.Logger(library.Logger.ERROR))
+    errors: list[str] = []
+    runtime = library.Runtime(_make_logger(library, errors))
     engine = runtime.deserialize_cuda_engine(path.read_bytes())
     if engine is not None:
-        return engine
+        return Plan(engine, errors)
     here = f"{library.__name__} {library.__version__}"
-    if built_by and built_by != library.__version__:
+    no_room = memory_shortage_in(_shown(errors)) is GPU_MEMORY
+    if built_by and built_by != library.__version__ and not no_room:
         raise NotRunnable(
             f"{path.name} was built by {library.__name__} {built_by}, and {here}, which is here, does not load it: "
             f"install {built_by}"
         )
-    raise Unusable(f"{here} cannot deserialise {path.name}")
+    raise Unusable(f"{here} cannot deserialise {path.name}: {_shown(errors)}")
+
+
+def _make_logger(library: ModuleType, errors: list[str]) -> Any:
+    """Return a logger that adds error messages to ``errors``. Its base class is the library's, so it is defined for each."""
+    failures = (library.ILogger.Severity.INTERNAL_ERROR, library.ILogger.Severity.ERROR)
+
+    class ErrorLogger(library.ILogger):  # type: ignore[misc,name-defined]
+        def log(self, severity: Any, message: str) -> None:
+            if severity in failures and len(errors) < _MOST_ERRORS:
+                errors.append(" ".join(message.split())[:_LONGEST_ERROR])
+
+    return ErrorLogger()
+
+
+def _shown(errors: Sequence[str]) -> str:
+    return "; ".join(errors) or "it gives no reason"

@@ -16,7 +16,7 @@ from typing import IO, Any, Self
 
 from slipway.errors import Failure
 from slipway.machine.processes import python_module
-from slipway.machine.shortages import says_out_of_memory
+from slipway.machine.shortages import memory_shortage_in
 from slipway.sizes import format_size
 
 _CHILD = "slipway.machine.bounded.child"
@@ -198,7 +198,11 @@ class BoundedProcess:
         said = self._errors.read(_READ_BYTES).decode(errors="replace").strip()
         if process.returncode == -signal.SIGPROF:
             return UnboundedWorkError(f"takes more than {self._bounds.seconds:g} s of processor time")
-        if says_out_of_memory(said) or process.returncode in {-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV}:
+        if memory_shortage_in(said) is not None or process.returncode in {
+            -signal.SIGKILL,
+            -signal.SIGABRT,
+            -signal.SIGSEGV,
+        }:
             return UnboundedWorkError(self._memory_message())
         last = said.splitlines()[-1][:_SHOWN] if said else "it said nothing"
         return UnboundedWorkError(f"ends the process that does it (status {process.returncode}: {last})")

@@ -94,6 +94,14 @@ def test_less_memory_means_alone_one_thread_and_a_lower_limit() -> None:
     assert found.resources == Resources(memory_factor=0.5, threads=1, exclusive=True)
 
 
+def test_a_full_gpu_is_tried_alone_then_with_less_then_elsewhere_or_later() -> None:
+    for alone, last in ((False, ["gpu-memory-elsewhere"] * 2), (True, ["gpu-memory-later"] * 2)):
+        found = chain("tensorrt_build", ["GPU_OUT_OF_MEMORY"], Profile.BALANCED, {}, alone=alone)
+        assert names(found)[:4] == ["gpu-memory-alone", "tensorrt-less-workspace", *last]
+        assert [attempt.params.get("workspace_bytes") for attempt in found[:3]] == [None, 1 << 30, 1 << 30]
+        assert [attempt.wait_seconds for attempt in found[2:4]] == [30, 60]
+
+
 def test_the_limit_of_attempts_holds() -> None:
     assert len(chain("merge", ["STAGE_KILLED"], Profile.BALANCED, {}, limit=2)) == 1
 
@@ -224,7 +232,7 @@ def test_a_table_says_where_the_rules_of_stages_stand(tmp_path: Path) -> None:
     assert [rule.name for rule in found[without].rules] == ["first", "last"]
     assert set(found[without].guidance) == {("", "default")}
     inner = found[between].rules[1:-1]
-    formats = ("executorch", "gguf", "onnx_export", "quantize", "torch_export", "torchscript")
+    formats = ("executorch", "gguf", "onnx_export", "quantize", "tensorrt_build", "torch_export", "torchscript")
     assert {rule.stages for rule in inner} == {(name,) for name in (*formats, "reference", "validate")}
     assert [found[between].rules[0].name, found[between].rules[-1].name] == ["first", "last"]
     assert ("tensorrt_build", "TENSORRT_PARSE_FAILED") in found[between].guidance
