@@ -11,7 +11,7 @@ DOCS_INSTALLED := $(VENV)/.docs-installed
 RELEASE_INSTALLED := $(VENV)/.release-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed test-upgrade lint format lock docs release protos bench bench-scale bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-gpu test-k8s test-deepspeed test-upgrade lint format lock docs release protos bench bench-scale bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-int4 bench-depth bench-models bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ test-k8s: $(INSTALLED) ## Install Helm and the checkers of manifests that npm an
 test-deepspeed: $(INSTALLED) ## Install DeepSpeed beside the environment and run the tests of its checkpoints
 	tests/shared/model/tools/deepspeed.sh
 	[ ! -d .deepspeed ] || PYTHONPATH=$(CURDIR)/.deepspeed $(SHUFFLED) tests/shared/model/test_deepspeed_checkpoint.py
+
+test-gpu: ## Run what needs an NVIDIA GPU, in environments of its own, within 8 minutes on a bare machine; without a GPU it says so (GPU_PYTHON=… takes an environment that is there)
+	PYTHON=$(PYTHON) GPU_PYTHON=$(GPU_PYTHON) tests/gpu/tools/gpu.sh
 
 # Without PREVIOUS, the tests are skipped and say why.
 test-upgrade: $(INSTALLED) ## Run the tests of upgrades and of two versions side by side: PREVIOUS=v0.1.0 names the earlier commit, which is built and installed

@@ -109,7 +109,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     trt = _import(choice)
     errors: list[str] = []
     logger = make_logger(trt, ctx, errors)
-    builder = trt.Builder(logger)
+    builder = make_builder(trt, logger, errors)
     builder.max_threads = max(1, ctx.threads)
     network = builder.create_network(_network_flags(trt))
     _parse(trt, network, logger, source / _GRAPH, ctx)
@@ -243,6 +243,30 @@ def _inputs(network: Any) -> list[Any]:
     return [network.get_input(index) for index in range(network.num_inputs)]
 
 
+def make_builder(trt: Any, logger: Any, errors: list[str]) -> Any:
+    """Return the library's builder. ``errors`` is what the logger has recorded: the exception of a builder that does not start says nothing.
+
+    Raises:
+        TensorRTBuildError: ``GPU_OUT_OF_MEMORY``: not even CUDA's own memory is free on the GPU; ``UNSUPPORTED``: it does not start.
+    """
+    try:
+        return trt.Builder(logger)
+    except Exception as error:
+        detail = _shown(errors) or str(error)
+        if memory_shortage_in(detail) is GPU_MEMORY:
+            message = f"the GPU has too little free memory for TensorRT to start: {detail}"
+            raise TensorRTBuildError(message, reason=GPU_MEMORY.reason, remedy=GPU_MEMORY.remedy) from error
+        raise TensorRTBuildError(
+            f"TensorRT does not start: {detail}",
+            reason="UNSUPPORTED",
+            remedy="see with nvidia-smi whether the driver responds and is new enough for this TensorRT",
+        ) from error
+
+
+def _shown(errors: list[str]) -> str:
+    return "; ".join(" ".join(message.split()) for message in errors[:_SHOWN])
+
+
 def _import(choice: Choice) -> Any:
     try:
         return importlib.import_module(choice.library)
@@ -320,7 +344,7 @@ def build_engine(
     serialized = builder.build_serialized_network(network, config)
     ctx.check_cancelled()
     if serialized is None:
-        detail = "; ".join(" ".join(message.split()) for message in errors[:_SHOWN]) or "it gives no reason"
+        detail = _shown(errors) or "it gives no reason"
         if (
             memory_shortage_in(detail) is GPU_MEMORY
         ):  # no kernel is found where none could be tried, so this is said first

@@ -26,7 +26,7 @@ _MEMORY_WORDS = re.compile(
 # As PyTorch, ONNX Runtime, TensorRT and CUDA's libraries word it. ONNX Runtime says the same of its arena on a GPU and in main memory.
 _GPU_MEMORY_WORDS = re.compile(
     r"\bcuda\b[^\n.,;]{0,80}\bout of memory|Error Code 2: OutOfMemory|requested amount of GPU memory|cudaErrorMemoryAllocation"
-    r"|CUDA_ERROR_OUT_OF_MEMORY|\bCU[A-Z]+_STATUS_ALLOC_FAILED",
+    r"|CUDA_ERROR_OUT_OF_MEMORY|\bCU[A-Z]+_STATUS_ALLOC_FAILED|CUDA initialization failure with error: 2\b",
     re.IGNORECASE,
 )
 _BASE_BYTES, _CORE_BYTES, _MOST_CORES = 1 << 30, 256 << 20, 16

@@ -16,7 +16,7 @@ import pytest
 
 from slipway.errors import FormatExportError, ModelExportError, StageError
 from slipway.stage import Context, Progress
-from slipway_tensorrt_build.build import build_engine, make_logger
+from slipway_tensorrt_build.build import build_engine, make_builder, make_logger
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
 from support.models.engine_plans import assert_same_plan
@@ -202,6 +202,23 @@ def test_a_gpu_without_room_is_told_from_a_graph_without_kernels(
     assert (caught.value.reason, caught.value.about) == (reason, {"target": "sm90"})
     assert logged[0] in caught.value.message
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "helps"), [(2, "GPU_OUT_OF_MEMORY", "end other programs"), (35, "UNSUPPORTED", "driver")]
+)
+def test_a_builder_that_does_not_start_says_why(code: int, reason: str, helps: str) -> None:
+    """TensorRT's own exception says only that a factory function returned nothing; its log has the number of CUDA's error."""
+    errors: list[str] = []
+
+    def start(_: object) -> None:
+        errors.append(f"CUDA initialization failure with error: {code}.\nPlease check your CUDA installation")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    with pytest.raises(FormatExportError, match=f"error: {code}. Please") as caught:
+        make_builder(SimpleNamespace(Builder=start), None, errors)
+    assert caught.value.reason == reason
+    assert helps in caught.value.remedy
 
 
 def test_an_engine_is_built_within_a_workspace(build: Build, decoder: Path) -> None:

@@ -219,6 +219,7 @@ def test_memory_has_many_words_and_one_reason(error: Exception) -> None:
         "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
         "Cuda Error in nvinfer1::internal::DefaultAllocator::allocate: 2 (out of memory)",
         "[virtualMemoryBuffer.cpp::resizePhysical::160] Error Code 2: OutOfMemory (no further information)",
+        "CUDA initialization failure with error: 2. Please check your CUDA installation",
         "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ],
 )
@@ -239,7 +240,12 @@ def test_a_gpu_s_memory_has_a_reason_of_its_own(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["cuda is not available, and the machine is out of reach", "out of memory on a machine with CUDA"]
+    "text",
+    [
+        "cuda is not available, and the machine is out of reach",
+        "out of memory on a machine with CUDA",
+        "CUDA initialization failure with error: 35",
+    ],
 )
 def test_a_message_that_only_names_cuda_is_not_about_its_memory(text: str) -> None:
     assert failure_of(RuntimeError(text), stage="merge").reason != "GPU_OUT_OF_MEMORY"

@@ -1,0 +1,1 @@
+"""What the tests on a GPU measure with; it runs without one as far as it can."""
