@@ -22,7 +22,7 @@ PLACE = Path(__file__).parents[2] / ".gpu-vllm"
 
 @pytest.mark.parametrize(("name", "same"), [("pytorch", 0.95), ("pytorch-int4", 0.9)])
 def test_vllm_answers_as_pytorch_does(
-    model: Model, name: str, same: float, figures: Add, needs_seconds: Callable[[float], None]
+    model: Model, name: str, same: float, figures: Add, needs_seconds: Callable[[float], None], tmp_path: Path
 ) -> None:
     """In bfloat16 nearly equal logits change places, so a share of the first tokens may differ."""
     if not (PLACE / ".installed").is_file():
@@ -30,11 +30,13 @@ def test_vllm_answers_as_pytorch_does(
     needs_seconds(60)
     text = model.prompt()
     prompts = [text[start : start + LENGTH] for start in range(0, PROMPTS * 4, 4)]
-    command = [PLACE / "bin" / "python", "-P", SCRIPT, model.folder(name), "bfloat16", str(TOKENS)]
+    asked, answered = tmp_path / "prompts.json", tmp_path / "answers.json"
+    asked.write_text(json.dumps(prompts))
+    command = [PLACE / "bin" / "python", "-P", SCRIPT, model.folder(name), "bfloat16", str(TOKENS), asked, answered]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(command, input=json.dumps(prompts), capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+    answers = json.loads(answered.read_text())
     torch_model = TorchModel(model.folder(name), dtype="bfloat16")
     pairs = [
         (answer["tokens"][0], decode(torch_model, prompt, steps=0, rounds=1).tokens[0])

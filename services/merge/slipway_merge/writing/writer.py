@@ -8,6 +8,7 @@ files while there are enough; otherwise several work ahead on the portions of on
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -144,7 +145,7 @@ class MergeWriter:
 
 
 def relative_changes(changes: list[Change]) -> list[Mapping[str, object]]:
-    """Return facts for the report by module."""
+    """Return facts for the report by module; the relative change of a weight whose base is zero where it was measured is unknown."""
     return [
         {
             "module": change.module,
@@ -152,7 +153,7 @@ def relative_changes(changes: list[Change]) -> list[Mapping[str, object]]:
             "form": change.form,
             "rank": change.rank,
             "scaling": change.scaling,
-            "relative_change": round(min(change.relative_change, 1e30), 8),
+            "relative_change": round(change.relative_change, 8) if math.isfinite(change.relative_change) else None,
             "unchanged_share": round(change.unchanged_share, 6),
         }
         for change in changes
