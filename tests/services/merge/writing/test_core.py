@@ -23,7 +23,7 @@ from slipway_merge.tensors.deltas import Change, round_block
 from slipway_merge.tensors.kernel import Block, convert
 from slipway_merge.tensors.outputs import Computed, Value, plan_layout
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, TensorReader, is_finite
-from slipway_merge.writing.writer import MergeWriter
+from slipway_merge.writing.writer import MergeWriter, relative_changes
 
 TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PLAIN = """
@@ -113,6 +113,12 @@ def test_zeros_of_either_sign_are_the_same():
         base, source="F32", output="F32", block=Block(), change=change, add=lambda wide, spare: np.add(wide, 0.0, spare)
     )
     assert (change.changed, change.total) == (0, 3)
+
+
+def test_a_change_of_a_weight_of_zeros_has_no_ratio():
+    """A merge without files measures some rows, and those of the base may all be zero."""
+    of_zeros, usual = Change("a", "a.weight", change_sum=2.0), Change("b", "b.weight", change_sum=1.0, weight_sum=4.0)
+    assert [each["relative_change"] for each in relative_changes([of_zeros, usual])] == [None, 0.5]
 
 
 def write_computed(folder: Path, new: np.ndarray, *, dtype: str | None, memory: int = 1 << 30) -> MergeWriter:
