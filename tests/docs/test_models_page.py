@@ -26,6 +26,7 @@ def test_nothing_fails() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # every format, for which a slow machine takes more than the usual time
 @pytest.mark.parametrize("kind", ["lfm2", "qwen3-asr"])
 def test_a_kind_ends_as_the_table_says(kind: str, tmp_path: Path) -> None:
     found = run_kind(kind, tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from support.commands.cli import Done, slipway
 from support.models.trained_translator import SENTENCES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # as its commands
 
 
 LEVELS = {"rtn": "int4,nvfp4", "gptq": "int4"}
