@@ -18,6 +18,6 @@ FAMILIES = {
     "falcon-mamba-as-released": Family(
         of("FalconMambaConfig", "FalconMambaForCausalLM", **_SIZES),
         untrained=("out_proj", "dt_proj"),
-        most=20 * EXACT,  # llama.cpp has one epsilon for all norms
+        most=30 * EXACT,  # llama.cpp has one epsilon for all norms: 4.2e-4 was found on a processor without AVX-512
     ),
 }
