@@ -125,7 +125,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     engines, refitted = list[dict[str, Any]](), list[str]()
     for name in choice.targets:
         engine = target / f"model.{name}.engine"
-        config = _config(trt, builder, choice, name, params=params)
+        config = make_config(trt, builder, choice, name, params=params)
         refittable = None
         if skeleton is not None:
             config.set_flag(trt.BuilderFlag.REFIT_INDIVIDUAL)
@@ -251,7 +251,7 @@ def make_builder(trt: Any, logger: Any, errors: list[str]) -> Any:
     """
     try:
         return trt.Builder(logger)
-    except Exception as error:
+    except (TypeError, RuntimeError) as error:  # what its binding raises
         detail = _shown(errors) or str(error)
         if memory_shortage_in(detail) is GPU_MEMORY:
             message = f"the GPU has too little free memory for TensorRT to start: {detail}"
@@ -311,7 +311,8 @@ def _problem(error: Any) -> tuple[str, str, str]:
     return error.node_name() or "", error.node_operator() or "", " ".join(error.desc().split())
 
 
-def _config(trt: Any, builder: Any, choice: Choice, target: str, *, params: TensorRTBuildParams) -> Any:
+def make_config(trt: Any, builder: Any, choice: Choice, target: str, *, params: TensorRTBuildParams) -> Any:
+    """Return the builder's configuration for a target, with the workspace that the parameters allow."""
     config = builder.create_builder_config()
     if choice.library == "tensorrt_rtx":
         config.num_compute_capabilities = 1
@@ -345,9 +346,8 @@ def build_engine(
     ctx.check_cancelled()
     if serialized is None:
         detail = _shown(errors) or "it gives no reason"
-        if (
-            memory_shortage_in(detail) is GPU_MEMORY
-        ):  # no kernel is found where none could be tried, so this is said first
+        # No kernel is found where none could be tried, so this is asked first.
+        if memory_shortage_in(detail) is GPU_MEMORY:
             raise TensorRTBuildError(
                 f"the GPU has too little free memory to build an engine for {name}: {detail}",
                 reason=GPU_MEMORY.reason,

@@ -16,7 +16,8 @@ import pytest
 
 from slipway.errors import FormatExportError, ModelExportError, StageError
 from slipway.stage import Context, Progress
-from slipway_tensorrt_build.build import build_engine, make_builder, make_logger
+from slipway_tensorrt_build.build import build_engine, make_builder, make_config, make_logger
+from slipway_tensorrt_build.builders import Choice
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
 from support.models.engine_plans import assert_same_plan
@@ -221,9 +222,15 @@ def test_a_builder_that_does_not_start_says_why(code: int, reason: str, helps: s
     assert helps in caught.value.remedy
 
 
-def test_an_engine_is_built_within_a_workspace(build: Build, decoder: Path) -> None:
-    folder, _ = build(decoder, targets=("sm89",), workspace_bytes=1 << 30)
-    assert (folder / "model.sm89.engine").is_file()
+def test_an_engine_is_built_within_a_workspace() -> None:
+    import tensorrt_rtx as trt
+
+    builder, choice = trt.Builder(trt.Logger(trt.Logger.ERROR)), Choice("tensorrt_rtx", "1.7", ("sm89",))
+    found = {}
+    for allowed in (0, 1 << 30):
+        config = make_config(trt, builder, choice, "sm89", params=TensorRTBuildParams(workspace_bytes=allowed))
+        found[allowed] = config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE)
+    assert found[1 << 30] == 1 << 30 != found[0]
 
 
 def test_builder_log_reaches_the_attempts_log(build: Build, decoder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -258,6 +258,15 @@ def test_an_engine_that_finds_no_room_on_the_gpu_is_not_run_and_not_called_broke
     assert "nvidia-smi" in found.message
 
 
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("DefaultCPUAllocator: can't allocate memory"), Unusable("it does not load: std::bad_alloc"), MemoryError()],
+)  # fmt: skip
+def test_a_runtime_without_memory_is_no_fault_of_the_output(error: Exception) -> None:
+    assert _to_result(error).reason == "OUT_OF_MEMORY"
+    assert _to_result(Unusable("it has no tensors")).reason == "VALIDATION_IMPOSSIBLE"
+
+
 def tensorrt_that_logs(messages: list[str]) -> ModuleType:
     """Replace TensorRT, which needs a GPU, by what loads ``plan`` and logs these errors for anything else."""
 

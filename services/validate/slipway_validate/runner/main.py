@@ -272,9 +272,8 @@ def measure_yardsticks(spec: Yardsticks, folder: Path) -> None:
 
 def _to_result(error: BaseException) -> RunResult:
     known = translate_fault(error) if isinstance(error, Exception) else None
-    if (
-        known is not None and known.reason == GPU_MEMORY.reason
-    ):  # other programs fill the GPU, and nothing was learned of the model
+    # Something else fills the GPU, and nothing was learned of the model.
+    if known is not None and known.reason == GPU_MEMORY.reason:
         return RunResult(status="not_run", reason=known.reason, message=f"{known.message}; {known.remedy}")
     match error:
         case NotRunnable():

@@ -114,6 +114,7 @@ class TensorRTModel(LanguageModel):
         results = {name: self._allocate(name) for name in self._outputs}
         for name, value in results.items():
             self._context.set_tensor_address(name, _address(value))
+        self._plan.errors.clear()  # those of an earlier call explain nothing of this one
         stream = self._torch.cuda.current_stream()
         if not self._context.execute_async_v3(stream.cuda_stream):
             raise self._plan.failure("the engine refused to run this shape")

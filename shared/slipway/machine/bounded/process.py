@@ -198,11 +198,8 @@ class BoundedProcess:
         said = self._errors.read(_READ_BYTES).decode(errors="replace").strip()
         if process.returncode == -signal.SIGPROF:
             return UnboundedWorkError(f"takes more than {self._bounds.seconds:g} s of processor time")
-        if memory_shortage_in(said) is not None or process.returncode in {
-            -signal.SIGKILL,
-            -signal.SIGABRT,
-            -signal.SIGSEGV,
-        }:
+        killed = process.returncode in {-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV}
+        if killed or memory_shortage_in(said) is not None:
             return UnboundedWorkError(self._memory_message())
         last = said.splitlines()[-1][:_SHOWN] if said else "it said nothing"
         return UnboundedWorkError(f"ends the process that does it (status {process.returncode}: {last})")
