@@ -93,17 +93,19 @@ def _write_holes(path: Path, tensors: list[tuple[str, tuple[int, ...]]]) -> int:
     return offset
 
 
-def make_adapter(folder: Path, layers: int) -> None:
-    """Write factors of rank 8 for every linear layer, drawn at random."""
+def make_adapter(folder: Path, layers: int, *, experts: bool = True) -> None:
+    """Write factors of rank 8 for every linear layer, or for attention alone, drawn at random."""
     folder.mkdir()
     draw, tensors = np.random.default_rng(0), {}
     for layer in range(layers):
         for name, (rows, columns) in matrices(layer):
+            if not experts and ".experts." in name:
+                continue
             for which, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
                 values = draw.standard_normal(shape, dtype=np.float32) * 0.02
                 tensors[f"base_model.model.{name}.lora_{which}.weight"] = values.astype(ml_dtypes.bfloat16)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", *(["gate_proj", "up_proj", "down_proj"] if experts else [])]
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 12, "target_modules": targets}
     (folder / "adapter_config.json").write_text(json.dumps({**config, "bias": "none"}))
 

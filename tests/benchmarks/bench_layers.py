@@ -1,8 +1,10 @@
-"""Memory and time of a proof layer by layer, by the number of layers of Llama-3.3-70B's shape: memory must not grow.
+"""Memory and time of a proof layer by layer, by the number of layers of a large model's shape: memory must not grow.
 
-Usage: ``python tests/benchmarks/bench_layers.py [--layers 2 4] [--windows 2] [--tokens 32] [--folder DIR]``. The base (1.7 GB a layer, 4.2 GB of tables in bfloat16) is made of
-holes, which read as zeros; the adapter has rank 8 on attention and feed-forward. A process computes what the stage ``reference`` does: windows with and without the
-adapter, and the shapes with their caches. Its peak of anonymous memory and its time are printed, and written to ``results/layers.json`` with the slope for one layer.
+Usage: ``python tests/benchmarks/bench_layers.py [--shape 70b] [--layers 2 4] [--windows 2] [--tokens 32] [--folder DIR]``. The base is made of holes, which read as
+zeros: in Llama-3.3-70B's shape (``70b``: 1.7 GB a layer, 4.2 GB of tables in bfloat16; rank 8 on attention and feed-forward), or in that of Qwen3-30B-A3B
+(``30b-a3b``: 1.2 GB a layer of 128 experts, 1.2 GB of tables; rank 8 on attention, ``30b-a3b-experts`` on every expert too). A process computes what the stage
+``reference`` does: windows with and without the adapter, and the shapes with their caches. Its peak of anonymous memory and its time are printed, and written to
+``results/layers-SHAPE.json``.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +21,10 @@ from measure import measure
 from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import bench_experts
 from bench_experts import _write_holes
 
-RESULTS = Path(__file__).parent / "results" / "layers.json"
+RESULTS = Path(__file__).parent / "results"
 HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, VOCABULARY = 8192, 28672, 64, 8, 128, 128_256
 RANK = 8
 
@@ -93,9 +97,21 @@ def make_adapter(folder: Path, layers: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({**config, "bias": "none"}))
 
 
+SHAPES: dict[str, tuple[Callable[[Path, int], int], Callable[[Path, int], None]]] = {
+    "70b": (make_base, make_adapter),
+    "30b-a3b": (
+        bench_experts.make_base,
+        lambda folder, layers: bench_experts.make_adapter(folder, layers, experts=False),
+    ),
+    "30b-a3b-experts": (bench_experts.make_base, bench_experts.make_adapter),
+}
+"""What makes the base and the adapter."""
+
+
 def main() -> None:
     """Measure each depth; print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, default="70b")
     parser.add_argument("--layers", nargs="*", type=int, default=[2, 4])
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=32)
@@ -105,8 +121,9 @@ def main() -> None:
     for layers in arguments.layers:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
             root = Path(made)
-            size = make_base(root / "base", layers)
-            make_adapter(root / "adapter", layers)
+            base, adapter = SHAPES[arguments.shape]
+            size = base(root / "base", layers)
+            adapter(root / "adapter", layers)
             used = measure([sys.executable, "-c", RUN, root, str(arguments.windows), str(arguments.tokens)])
         found[str(layers)] = {
             "base_gb": size / 1e9,
@@ -119,9 +136,9 @@ def main() -> None:
             flush=True,
         )
         print(f"  {used.core_seconds:.0f} core seconds, {used.seconds:.0f} s", flush=True)
-    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     shape = {"windows": arguments.windows, "tokens": arguments.tokens, "by_layers": found}
-    RESULTS.write_text(json.dumps(shape, indent=2) + "\n")
+    (RESULTS / f"layers-{arguments.shape}.json").write_text(json.dumps(shape, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,14 +16,15 @@ from slipway.proof.runtime import Unusable
 from slipway.proof.transformers_runtime import TransformersModel, from_pretrained, known_pooling
 
 
-def load(folder: Path, base: Path, *, threads: int) -> TransformersModel:
-    """Load the base in its stored type, with the adapter on it.
+def load(folder: Path, base: Path, *, threads: int, by_layers: bool = False) -> TransformersModel:
+    """Load the base in its stored type, with the adapter on it; ``by_layers`` computes them layer by layer.
 
     Raises:
+        NotRunnable: They are to be computed layer by layer, and the layers are not known.
         Unusable: Either cannot be loaded, or peft would leave a part of the adapter out.
     """
     torch.set_num_threads(threads)
-    module, family = from_pretrained(base, dtype="auto")
+    module, family = from_pretrained(base, dtype="auto", by_layers=by_layers)
     try:
         read_safetensors(folder / ADAPTER_WEIGHTS)  # peft would take a pickle too
         module = peft.PeftModel.from_pretrained(module, str(folder), is_trainable=False)
@@ -32,4 +33,5 @@ def load(folder: Path, base: Path, *, threads: int) -> TransformersModel:
         raise Unusable(f"peft cannot load {folder.name!r} on the base model: {error}") from error
     if ignored:
         raise Unusable(f"peft leaves out {len(ignored)} tensors of {folder.name!r}, first {min(ignored)!r}")
-    return TransformersModel(module, family, stored=stored_dtype(base), pooling=known_pooling(base))
+    pooling = known_pooling(base)
+    return TransformersModel(module, family, stored=stored_dtype(base), pooling=pooling, by_layers=by_layers)

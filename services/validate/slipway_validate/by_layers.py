@@ -16,6 +16,8 @@ from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.families import DECODER
 from slipway.model.folder import ModelFolder
+from slipway.model.model_files import ADAPTER_WEIGHTS
+from slipway.model.safetensors_file import read_safetensors
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_validate.params import SampleParams
@@ -31,6 +33,8 @@ ALONE = "timed alone: the reference is computed layer by layer"
 _LAYER = re.compile(r"\.\d+\.")
 _UNPACKED, _FLOAT32 = 2, 4
 """Bytes of a weight that is unpacked, and of one that is made."""
+_CHANGED = 3
+"""How many times the experts of a layer are there beside themselves while an adapter changes them: changes, joined changes and the sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Memory:
         try:
             model = ModelFolder.open(folder)
             need = self._need(model, makes_weights=makes_weights)
-            largest = _largest_layer(model, makes_weights=makes_weights)
+            largest = _largest_layer(model, makes_weights=makes_weights) + _joined_bytes(model, adapter)
         except (ModelExportError, OSError):  # the process that loads it will say so
             return ""
         if self._params.by_layers == "never" or model.family is not DECODER:
@@ -86,8 +90,6 @@ class Memory:
         if adapter is not None and not is_plain_lora(adapter):  # its base is float32 as a whole
             return ""
         why = ASKED if self._params.by_layers == "always" else self._excess(need)
-        if model.config.mixes_experts:  # transformers holds the joined experts of all layers
-            largest += need.mapped
         if why and largest > _beside_libraries(self.own):
             raise ValidationError(
                 f"{folder.name} does not fit into memory, nor does its largest layer: about "
@@ -138,6 +140,17 @@ def _largest_layer(model: ModelFolder, *, makes_weights: bool) -> int:
         elif packed or makes_weights:
             sizes[name] += (_FLOAT32 + (_UNPACKED if packed else 0)) * values
     return max(sizes.values(), default=0)
+
+
+def _joined_bytes(model: ModelFolder, adapter: Path | None) -> int:
+    """Return what joining the experts of a layer takes beside its float32 weights."""
+    if not model.config.mixes_experts:
+        return 0
+    layer = _largest_layer(model, makes_weights=False)
+    changed = adapter is not None and any(
+        ".experts." in name for name in read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
+    )
+    return layer * _CHANGED if changed else layer // 2
 
 
 def leave_out(spec: RunSpec, why: str) -> tuple[RunSpec, str]:

@@ -14,7 +14,7 @@ _LIBRARIES_BYTES = 700 << 20
 
 
 def memory_bytes(
-    tasks: Sequence[PlannedTask], size: ModelSize, *, least: bool = False, mixes_experts: bool = False
+    tasks: Sequence[PlannedTask], size: ModelSize, *, least: bool = False, layers_of_experts: int = 0
 ) -> int:
     """Estimate the memory of the task that needs most. Streaming stages hold a few copies of the largest tensor.
 
@@ -22,15 +22,16 @@ def memory_bytes(
         tasks: The tasks.
         size: Size of the model.
         least: Whether to return what suffices where stages leave something out for want of memory.
-        mixes_experts: Whether the model is a mixture: its experts are joined in memory as they are stored, even then.
+        layers_of_experts: Number of layers of a mixture, whose experts are joined while their layer is computed; 0 for another model.
     """
     streaming = 4 * size.largest * FLOAT32_BYTES
     whole = size.weights * FLOAT32_BYTES  # stages with memory of the model's size load all of it
     hardware = _hardware(tasks)
     if any((each.memory and not (least and each.less_memory)) or each.gpu_memory for each in hardware):
         return _LIBRARIES_BYTES + whole + streaming
-    joins = mixes_experts and any(each.memory for each in hardware)
-    return _LIBRARIES_BYTES + streaming + (size.weight_bytes if joins else 0)
+    joins = layers_of_experts and any(each.memory for each in hardware)
+    joined = whole // layers_of_experts * 3 // 2 if joins else 0  # in float32, and as they are stored
+    return _LIBRARIES_BYTES + max(streaming, joined)
 
 
 def list_left_out(tasks: Sequence[PlannedTask]) -> str:

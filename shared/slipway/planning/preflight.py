@@ -24,6 +24,7 @@ from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.base_format import prepared_sizes
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG
+from slipway.model.weights.parts import number_of_layers
 from slipway.planning.memory import list_left_out, memory_bytes
 from slipway.planning.plan import tasks_in_reserve
 from slipway.planning.references import producers
@@ -137,7 +138,8 @@ def preflight(
     calls, refused = _read_parameters(tasks)
     model = _read_configuration(base, config)
     memory = memory_bytes(tasks, size)
-    least = memory_bytes(tasks, size, least=True, mixes_experts=model.mixes_experts)
+    layers = (number_of_layers(model) or 1) if model.mixes_experts else 0
+    least = memory_bytes(tasks, size, least=True, layers_of_experts=layers)
     stored, delivered = _stored_bytes(made, base=base, home=home), sum(made[task.id] for task in tasks if task.format)
     findings = [*_find_unwritable("SLIPWAY_HOME", home), *_find_unwritable("output", output)]
     seconds = _expected_seconds(calls, made, size=size, config=model)

@@ -189,14 +189,6 @@ class LanguageModel(Protocol):
         """Run jobs that call the model, and return their results in order; a model that is larger than the memory computes them side by side."""
         return [job() for job in jobs]
 
-    def compute_by_layers(self) -> None:
-        """Compute layer by layer from now on, so that the model need not fit into memory.
-
-        Raises:
-            Unusable: Its layers are not known.
-        """
-        raise Unusable(f"{self.engine.runtime} computes no model layer by layer")
-
     def embed(self, step: Step) -> Logits:
         """Return the sentence embedding of each row, (B, 1, V); only for a model that embeds."""
         raise Unusable(f"its runtime gives no sentence embedding of {len(step.input_ids)} texts")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
 from slipway.model.pytorch.block_passes import BlockPasses, Setting
 from slipway.model.pytorch.computed_buffers import recompute_buffers
+from slipway.model.pytorch.joined_weights import leave_joined_out
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.sentences import Pooling, UnknownPoolingError, load_pooling, pool
 from slipway.model.trained import TrainedModel
@@ -54,7 +55,15 @@ class TransformersModel:
     hears = True
     preparation_seconds = 0.0
 
-    def __init__(self, module: Any, family: Family = DECODER, *, stored: str, pooling: Pooling | None = None) -> None:
+    def __init__(
+        self,
+        module: Any,
+        family: Family = DECODER,
+        *,
+        stored: str,
+        pooling: Pooling | None = None,
+        by_layers: bool = False,
+    ) -> None:
         self._module = module.eval()
         plain = module.get_base_model() if hasattr(module, "get_base_model") else module
         # peft's own classes accept the arguments of some families only; the adapter is in the layers.
@@ -62,7 +71,7 @@ class TransformersModel:
         self._call = choose_call(family.comparison, plain)
         self._served_as: dict[str, torch.dtype] = {}
         self._restore: Callable[[], None] = lambda: None
-        self._passes: BlockPasses | None = None
+        self._passes = _follow_blocks(module) if by_layers else None
         self.has_cache = family.generates
         self._pooling = pooling
         self.embeds: bool | None = pooling is not None
@@ -91,13 +100,6 @@ class TransformersModel:
             return self.together([partial(self.forward, step)])[0]
         results, past = self._call(self._called, step)
         return results.float().numpy(), past
-
-    def compute_by_layers(self) -> None:
-        """As :meth:`slipway.proof.runtime.LanguageModel.compute_by_layers`."""
-        try:
-            self._passes = BlockPasses(self._module)
-        except ValueError as error:
-            raise Unusable(f"it cannot be computed layer by layer: {error}") from error
 
     def together(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         """As :meth:`slipway.proof.runtime.LanguageModel.together`."""
@@ -173,15 +175,17 @@ class TransformersModel:
         return None
 
 
-def load(folder: Path, *, threads: int) -> TransformersModel:
-    """Load an output in its stored data type.
+def load(folder: Path, *, threads: int, by_layers: bool = False) -> TransformersModel:
+    """Load an output in its stored data type; ``by_layers`` computes it layer by layer, so that it need not fit into memory.
 
     Raises:
+        NotRunnable: It is to be computed layer by layer, and its layers are not known.
         Unusable: The folder has no model of a known family that transformers can load.
     """
     torch.set_num_threads(threads)
-    module, family = from_pretrained(folder, dtype="auto")
-    return TransformersModel(module, family, stored=stored_dtype(folder), pooling=known_pooling(folder))
+    module, family = from_pretrained(folder, dtype="auto", by_layers=by_layers)
+    pooling = known_pooling(folder)
+    return TransformersModel(module, family, stored=stored_dtype(folder), pooling=pooling, by_layers=by_layers)
 
 
 def known_pooling(*folders: Path | None) -> Pooling | None:
@@ -192,10 +196,20 @@ def known_pooling(*folders: Path | None) -> Pooling | None:
         return None
 
 
-def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = None) -> tuple[Any, Family]:
+def _follow_blocks(module: Any) -> BlockPasses:
+    try:
+        return BlockPasses(module)
+    except ValueError as error:
+        raise NotRunnable(f"it does not fit into memory, and cannot be computed layer by layer: {error}") from error
+
+
+def from_pretrained(
+    folder: Path, *, dtype: Any, trained: TrainedModel | None = None, by_layers: bool = False
+) -> tuple[Any, Family]:
     """Load the model in a folder and return it with its family; none of its code or pickles is run.
 
-    With ``trained`` it is loaded as that class, with a new head, as it was when the training began.
+    With ``trained`` it is loaded as that class, with a new head, as it was when the training began. With ``by_layers`` it only computes as a
+    :class:`TransformersModel` that is told so too: weights that transformers joins are left to the layers.
 
     Raises:
         Unusable: It cannot be loaded, or its family is unknown.
@@ -207,9 +221,10 @@ def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = 
         loader = auto_model(family, config)
         check_loadable(stored, loader, config=config if trained else None)
         headed = {"config": configuration_of(config), "ignore_mismatched_sizes": True} if trained else {}
-        module = loader.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False, **headed
-        )
+        with leave_joined_out(stored.tensors) if by_layers else nullcontext():
+            module = loader.from_pretrained(
+                str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False, **headed
+            )
     except (
         CannotBuildError, CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError
     ) as error:  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from slipway.errors import ValidationError
+from slipway.model.pytorch import joined_weights
 from slipway.model.pytorch.block_passes import BlockPasses, find_blocks
 from slipway.proof import transformers_runtime
 from slipway.proof.numerics import Logits
@@ -26,7 +26,7 @@ from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import run as quantize
-from slipway_validate.by_layers import LIBRARIES, Memory, leave_out
+from slipway_validate.by_layers import leave_out
 from slipway_validate.judging.yardsticks import plan_yardsticks, read_measured
 from slipway_validate.outputs import REFERENCE_CODE
 from slipway_validate.params import SampleParams, ValidateParams
@@ -68,10 +68,9 @@ def all_results(model: Any) -> list[Logits]:
     return [first, second, third, fourth, *others]
 
 
-def assert_alike(made: Callable[[], Any]) -> Any:
+def assert_alike(made: Callable[..., Any]) -> Any:
     """Compare a model's results layer by layer with those of the same model as a whole."""
-    whole, by_layers = made(), made()
-    by_layers.compute_by_layers()
+    whole, by_layers = made(), made(by_layers=True)
     for native in (True, False):
         if not native:
             whole.prepare_comparison()
@@ -109,7 +108,7 @@ def some(names: tuple[str, ...]) -> list[object]:
 )
 def test_a_reference_gives_the_results_of_the_whole_model(name: str, tmp_path: Path) -> None:
     kind = make_kind(name, tmp_path, dtype=torch.bfloat16)
-    assert_alike(lambda: load(kind.base, kind.adapter, threads=1))
+    assert_alike(partial(load, kind.base, kind.adapter, threads=1))
 
 
 @pytest.mark.parametrize("level", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
@@ -126,10 +125,56 @@ def test_a_packed_model_is_unpacked_a_layer_at_a_time(
     (merged / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     params = QuantizeParams(format="pytorch", level=level, group_size=16, check=False)
     folder = quantize({"model": merged}, params, context)["model"]
-    model = assert_alike(lambda: transformers_runtime.load(folder, threads=1))
+    model = assert_alike(partial(transformers_runtime.load, folder, threads=1))
     packed = [each for each in model.module.modules() if hasattr(each, "quantization_scheme")]
     assert packed
     assert all(each.quantization_status.value == "compressed" and not hasattr(each, "weight") for each in packed)
+
+
+@pytest.mark.parametrize("level", ["", "int8"])
+def test_experts_are_joined_a_layer_at_a_time(
+    level: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers joins the experts of all layers when it loads a mixture; here only those of the layer that computes are there."""
+    kind = make_kind("glm4-moe", tmp_path, dtype=torch.bfloat16)
+    made, make = Counter[str](), joined_weights._JoinedWeight.make
+
+    def count(weight: Any) -> torch.Tensor:
+        layers = {
+            name.split(".layers.")[1].split(".")[0]
+            for name, value in stacks(weight.model)
+            if not joined_weights.is_left_out(value)
+        }
+        assert layers <= {weight.name.split(".layers.")[1].split(".")[0]}, "another layer's experts are still there"
+        made[weight.name] += 1
+        return make(weight)
+
+    monkeypatch.setattr(joined_weights._JoinedWeight, "make", count)
+    if level:
+        params = QuantizeParams(format="pytorch", level=level, group_size=16, check=False)
+        model = assert_alike(
+            partial(transformers_runtime.load, quantize({"model": kind.base}, params, context)["model"], threads=1)
+        )
+    else:
+        model = assert_alike(partial(load, kind.base, kind.adapter, threads=1))
+    left = stacks(model.module)
+    assert len(left) == len(made) >= 2
+    assert all(joined_weights.is_left_out(value) for _, value in left)
+
+
+def stacks(module: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value) for name, value in module.named_parameters() if "experts" in name and value.dim() == 3]
+
+
+def test_a_stack_of_other_weights_than_the_model_has_is_refused(tmp_path: Path) -> None:
+    kind = make_kind("mixtral", tmp_path, dtype=torch.bfloat16)
+    model = transformers_runtime.load(kind.base, threads=1, by_layers=True)
+    file = kind.base / "model.safetensors"
+    tensors = load_file(file)
+    name = next(each for each in tensors if ".experts.1." in each)
+    save_file({**tensors, name: tensors[name][:8].clone()}, file, {"format": "pt"})  # since it was opened
+    with pytest.raises((ValueError, RuntimeError)):
+        compute(model, (20,), ROWS[:1])
 
 
 def note_blocks(passes: BlockPasses, module: Any) -> list[int]:
@@ -321,42 +366,3 @@ class Watch:
         while (now := self._read()) or not self.peak:
             self.peak = max(self.peak, now)
             time.sleep(0.1)
-
-
-def memory(tmp_path: Path, bytes_allowed: int, *, weights: int = 0, by_layers: str = "auto") -> Memory:
-    ctx = Context(workdir=tmp_path, max_memory_bytes=bytes_allowed)
-    return Memory(SampleParams(by_layers=by_layers), ctx, weights=weights)  # type: ignore[arg-type]
-
-
-def test_memory_decides(tiny: Models, outputs: dict[str, Path], tmp_path: Path) -> None:
-    ample, many = 4 * LIBRARIES, LIBRARIES  # bytes, and weights
-    assert memory(tmp_path, ample).why_by_layers(tiny.merged) == ""
-    assert memory(tmp_path, ample, by_layers="always").why_by_layers(tiny.merged) == "by_layers is always"
-    # What is made of weights counts, and packed ones are unpacked; mapped ones may be read again.
-    assert "may be used" in memory(tmp_path, ample, weights=2 * many).why_by_layers(outputs["pytorch-int8"])
-    assert memory(tmp_path, ample, weights=2 * many).why_by_layers(tiny.merged) == ""
-    assert "may be used" in memory(tmp_path, ample, weights=2 * many).why_by_layers(tiny.merged, makes_weights=True)
-    assert memory(tmp_path, ample, weights=2 * many, by_layers="never").why_by_layers(outputs["pytorch-int8"]) == ""
-    mixture = tmp_path / "mixture"
-    mixture.mkdir()
-    shutil.copyfile(tiny.merged / "model.safetensors", mixture / "model.safetensors")
-    config = json.loads((tiny.merged / "config.json").read_text())
-    (mixture / "config.json").write_text(json.dumps({**config, "num_experts": 4}))
-    assert "may be used" in memory(tmp_path, ample, weights=2 * many).why_by_layers(mixture)
-    scarce = memory(tmp_path, ample)
-    scarce.available = 0
-    assert "are free" in scarce.why_by_layers(tiny.merged)
-    with pytest.raises(ValidationError, match="nor does its largest layer") as error:
-        memory(tmp_path, 1000, by_layers="always").why_by_layers(tiny.merged)
-    assert error.value.reason == "OUT_OF_MEMORY"
-    small = memory(tmp_path, LIBRARIES // 2)  # a small model does not need all that libraries take at most
-    assert small.why_by_layers(tiny.merged) == small.why_by_layers(outputs["pytorch-int8"]) == ""
-    assert error.value.remedy == "let the stage use more memory, or use a machine with more"
-
-
-def test_an_adapter_that_is_no_plain_lora_is_computed_as_a_whole(tiny: Models, tmp_path: Path) -> None:
-    config = json.loads((tiny.adapter / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
-    always = memory(tmp_path, 4 << 30, by_layers="always")
-    assert always.why_by_layers(tiny.base, adapter=tmp_path) == ""
-    assert always.why_by_layers(tmp_path / "nothing") == ""

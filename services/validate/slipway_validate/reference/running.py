@@ -152,8 +152,8 @@ def _check_run(
     result: RunResult, spec: RunSpec, inputs: Mapping[str, Path], *, prepared: Prepared, folder: Path
 ) -> ReferenceRun:
     """Return the reference's run after checking that outputs can be compared with it."""
-    if result.status == "not_run" and result.reason:
-        raise NoReferenceError(result.message, reason=result.reason)
+    if result.status == "not_run":
+        raise NoReferenceError(result.message, reason=result.reason or "VALIDATION_IMPOSSIBLE")
     remedy = "check that base model and checkpoint belong together and are complete"
     name = "base + adapter" if spec.adapter else "the base model"
     require_success(result, what=f"{name}, the reference, cannot be run", remedy=remedy)

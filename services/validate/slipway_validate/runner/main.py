@@ -75,7 +75,8 @@ def import_loader(spec: RunSpec) -> Callable[[], LanguageModel]:
     """
     load = _import_function(spec.runtime)
     folders = [spec.model, *filter(None, (spec.adapter, spec.base))]
-    return lambda: load(*folders, threads=spec.threads)
+    ways = {"by_layers": True} if spec.by_layers else {}  # only runtimes of PyTorch are asked for it
+    return lambda: load(*folders, threads=spec.threads, **ways)
 
 
 def _import_function(reference: str) -> Callable[..., Any]:
@@ -111,8 +112,6 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
     begin = time.perf_counter()
     model = load()
     load_seconds = time.perf_counter() - begin - model.preparation_seconds
-    if spec.by_layers:
-        model.compute_by_layers()
     if spec.asks:
         answer_prompt(model, spec, folder, report=_report)
         device, engine = model.device, model.engine

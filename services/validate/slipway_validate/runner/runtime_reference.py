@@ -47,8 +47,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 class ReferenceModel(TransformersModel):
     """Base + adapter; the adapter can be switched off."""
 
-    def __init__(self, module: Any, family: Family, *, stored: str, pooling: Pooling | None = None) -> None:
-        super().__init__(module, family, stored=stored, pooling=pooling)
+    def __init__(
+        self, module: Any, family: Family, *, stored: str, pooling: Pooling | None = None, by_layers: bool = False
+    ) -> None:
+        super().__init__(module, family, stored=stored, pooling=pooling, by_layers=by_layers)
         config = module.peft_config["default"]
         kind = getattr(config.peft_type, "value", config.peft_type)
         rank, alpha = getattr(config, "r", "?"), getattr(config, "lora_alpha", "?")
@@ -61,36 +63,37 @@ class ReferenceModel(TransformersModel):
             yield
 
 
-def load(base: Path, adapter: Path | None = None, *, threads: int) -> TransformersModel:
-    """Load base + adapter, or the base alone if there is no adapter.
+def load(base: Path, adapter: Path | None = None, *, threads: int, by_layers: bool = False) -> TransformersModel:
+    """Load base + adapter, or the base alone if there is no adapter; ``by_layers`` computes them layer by layer.
 
     The base keeps its stored type, and its weights are mapped, if it then computes the same values in the comparison (:func:`_keeps_values`);
     otherwise all of it is float32.
 
     Raises:
+        NotRunnable: They are to be computed layer by layer, and the layers are not known.
         Unusable: Base or adapter cannot be loaded, or they do not fit together.
     """
     torch.set_num_threads(threads)
     if adapter is None or is_plain_lora(adapter):
-        model = _load(base, adapter, dtype="auto")
+        model = _load(base, adapter, dtype="auto", by_layers=by_layers)
         if _keeps_values(model.module):
             return model
         del model
-    return _load(base, adapter, dtype=torch.float32)
+    return _load(base, adapter, dtype=torch.float32, by_layers=by_layers)
 
 
-def _load(base: Path, adapter: Path | None, *, dtype: Any) -> TransformersModel:
+def _load(base: Path, adapter: Path | None, *, dtype: Any, by_layers: bool) -> TransformersModel:
     pooling = known_pooling(adapter, base)
     if adapter is None:
-        module, family = from_pretrained(base, dtype=dtype)
-        return TransformersModel(module, family, stored=stored_dtype(base), pooling=pooling)
+        module, family = from_pretrained(base, dtype=dtype, by_layers=by_layers)
+        return TransformersModel(module, family, stored=stored_dtype(base), pooling=pooling, by_layers=by_layers)
     opened, trained = _open_trained(base, adapter)
-    module, family = from_pretrained(base, dtype=dtype, trained=trained)
+    module, family = from_pretrained(base, dtype=dtype, trained=trained, by_layers=by_layers)
     module, _ = add_adapter(module, opened, adapter)
     if trained:
         _use_trained_head_alone(module)
     _name_replicated_layers(module)
-    return ReferenceModel(module, family, stored=stored_dtype(base), pooling=pooling)
+    return ReferenceModel(module, family, stored=stored_dtype(base), pooling=pooling, by_layers=by_layers)
 
 
 def _keeps_values(module: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slipway.model.pytorch.joined_weights import is_left_out, make_joined
 from slipway.model.pytorch.wide_layers import SMALLEST_VALUES, Crew, widen_layers
 
 MADE = "made_weight"
@@ -17,8 +18,9 @@ MADE = "made_weight"
 class BlockWeights:
     """The weights of a model that is computed block by block.
 
-    They stay as they are stored: mapped from their files, and packed if compressed-tensors packed them. While a block computes, its weights are unpacked. If
-    results are compared in float32, layers widen theirs in pieces; small weights are widened once, and all others while their block computes.
+    They stay as they are stored: mapped from their files, and packed if compressed-tensors packed them. While a block computes, its weights are unpacked, and
+    stacks of experts are joined. If results are compared in float32, layers widen theirs in pieces; small weights are widened once, and all others while their
+    block computes.
 
     Args:
         model: The model, with its adapter if it has one.
@@ -56,6 +58,7 @@ class BlockWeights:
         """Bring a block's weights into memory; return a function that drops them."""
         modules = list(block.modules())
         undo = [_unpack(module, self._format) for module in modules if _is_packed(module)]
+        undo += [make_joined(module, wide=self._crew is not None) for module in modules]
         if self._crew is not None:
             undo.append(_widen(modules, self._crew))
 
@@ -96,7 +99,11 @@ def _widen(modules: list[nn.Module], crew: Crew, *, below: int = 1 << 62) -> Cal
         (value, value.data)
         for module in modules
         for value in (*module._parameters.values(), *module._buffers.values())
-        if value is not None and value.is_floating_point() and value.dtype != torch.float32 and value.numel() < below
+        if value is not None
+        and value.is_floating_point()
+        and value.dtype != torch.float32
+        and value.numel() < below
+        and not is_left_out(value)
     ]
     for value, stored in before:
         value.data = stored.float()

@@ -17,7 +17,7 @@ from slipway.errors import ModelExportError
 from slipway.files.json_documents import read_object_or_empty
 from slipway.formats.registry import runtime_of_output
 from slipway.model.adapters.saved import is_plain_lora
-from slipway.proof.runtime import Samples, Unusable
+from slipway.proof.runtime import NotRunnable, Samples, Unusable
 from slipway.proof.sights import read_sights
 from slipway.proof.stored_weights import NotUnderstoodError
 from slipway.validation.pictures import Sense
@@ -40,6 +40,7 @@ from slipway_validate.runner.yardsticks.weights import Products
 
 _FAULTS = (
     NotUnderstoodError,
+    NotRunnable,
     Unusable,
     ModelExportError,
     OSError,
@@ -66,9 +67,7 @@ def compute_yardsticks(spec: Yardsticks, folder: Path, *, report: Report) -> Non
     try:
         if spec.adapter is not None and not is_plain_lora(spec.adapter):
             raise NotUnderstoodError("the adapter changes more than products by factors")
-        model = load(spec.base, spec.adapter, threads=spec.threads)
-        if spec.by_layers:
-            model.compute_by_layers()
+        model = load(spec.base, spec.adapter, threads=spec.threads, by_layers=spec.by_layers)
         model.prepare_comparison()
         bench = _Bench(spec, folder, model)
     except _FAULTS as error:
