@@ -135,8 +135,8 @@ bench-int4: $(INSTALLED) ## Measure 4-bit outputs of a real model as a user make
 bench-depth: $(INSTALLED) ## Measure the memory of what reads text while it quantizes, by the number of layers (28 take 15 minutes of two cores)
 	$(BIN)/python tests/benchmarks/bench_depth.py
 
-bench-models: $(INSTALLED) ## Measure models of this year against peft's merge and mobius's build (CONVERTER_PYTHON=… adds llama.cpp's converter)
-	$(BIN)/python tests/benchmarks/bench_models.py $(if $(CONVERTER_PYTHON),--converter-python $(CONVERTER_PYTHON))
+bench-models: $(INSTALLED) ## Measure models of this year against peft's merge and mobius's build (CONVERTER_PYTHON=… with TOKENIZER=demo-real/base adds llama.cpp's converter)
+	$(BIN)/python tests/benchmarks/bench_models.py $(if $(CONVERTER_PYTHON),--converter-python $(CONVERTER_PYTHON)) $(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 
 RIGHT ?= 40
 bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo), and whether verdicts on a real model are right (RIGHT=40 right exports, three minutes each)

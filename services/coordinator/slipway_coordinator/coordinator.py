@@ -66,6 +66,7 @@ class CoordinatorOptions:
         open_uploads: Files that clients of one project may upload at a time.
         import_from: Addresses of sources that clients may name for workers to import.
         transfers: Limits of the content that passes through.
+        download_endpoint: Where clients reach the S3 service of the store; empty lets all content pass through.
         retain_days: How long ended exports are kept; None keeps them for ever.
         rules: Recovery rules; the built-in ones by default.
     """
@@ -79,6 +80,7 @@ class CoordinatorOptions:
     open_uploads: int = 64
     import_from: Allowed = NOWHERE
     transfers: TransferLimits = field(default_factory=TransferLimits)
+    download_endpoint: str = ""
     retain_days: float | None = None
     rules: RuleTable = field(default_factory=default_rules)
 

@@ -338,6 +338,7 @@ def _run(arguments: argparse.Namespace) -> None:
         open_uploads=settings.open_uploads,
         import_from=Allowed.parse(settings.import_from),
         transfers=TransferLimits(bytes_per_second=settings.transfer_rate),
+        download_endpoint=settings.download_endpoint,
         retain_days=arguments.retain_days,
         rules=load_rules(arguments.recovery_rules or DEFAULT_RULES),
     )

@@ -111,6 +111,16 @@ class Blobs(Protocol):
         """
         ...
 
+    def address(self, file: ManifestFile, endpoint: str, seconds: int) -> str:
+        """Return an address at which anyone gets a file's content for so long; empty for a store that no other service gives out.
+
+        Args:
+            file: The file.
+            endpoint: Where the service of the store is reached.
+            seconds: How long the address is valid.
+        """
+        ...
+
     def writer(self, file: ManifestFile) -> BlobWriter:
         """Return a writer for a file's content."""
         ...
@@ -171,6 +181,10 @@ class LocalBlobs:
             if offset == 0:
                 chunks = verify_chunks(chunks, file, artifact, remove=lambda: self._store.drop_blob(file.digest))
             yield from chunks
+
+    def address(self, file: ManifestFile, endpoint: str, seconds: int) -> str:  # noqa: ARG002 - the protocol's
+        """Return no address: nothing but this process gives out what is in the folder."""
+        return ""
 
     def writer(self, file: ManifestFile) -> BlobWriter:
         """As :meth:`Blobs.writer`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -19,6 +21,7 @@ from slipway.artifacts.files import add_name, in_threads, regular_files, write_a
 from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls, artifact_name, is_temporary
+from slipway.client.direct import FAULTS, read_address
 from slipway.errors import ArtifactError
 from slipway.files.paths import open_real, open_unlinked
 from slipway.rpc.values import MAX_FILES, retry_seconds, sendable
@@ -30,6 +33,10 @@ _Open = Callable[[Path], BinaryIO]
 PATIENCE_SECONDS = 120.0
 _ROUNDS = 3
 _LONGEST_PAUSE_SECONDS = 5.0
+_DIRECT_BYTES = 8 << 20
+"""Smaller files pass through the coordinator: asking for an address would take as long."""
+
+log = logging.getLogger("slipway.client")
 
 # A server that stops cancels its streams; other clients of the project may use all its uploads for a while.
 _TEMPORARY = ("CANCELLED", "CALL_TIMEOUT", "REQUESTS_FULL", "UPLOADS_FULL")
@@ -38,7 +45,8 @@ _TEMPORARY = ("CANCELLED", "CALL_TIMEOUT", "REQUESTS_FULL", "UPLOADS_FULL")
 class ProjectArtifacts:
     """:class:`~slipway.artifacts.store.Artifacts` of one project. Fetched content is compared with its digests.
 
-    A transfer resumes by itself if the coordinator is unavailable for up to two minutes.
+    A transfer resumes by itself if the coordinator is unavailable for up to two minutes. Large files are fetched from the bucket, if the
+    coordinator gives addresses there.
 
     Args:
         calls: The connection to the coordinator.
@@ -51,6 +59,7 @@ class ProjectArtifacts:
     ) -> None:
         self._calls, self._project = calls, project
         self._manifests = {} if manifests is None else manifests
+        self._direct = True
 
     @property
     def where(self) -> str:
@@ -239,12 +248,15 @@ class ProjectArtifacts:
         return offset if 0 <= offset <= file.size_bytes else 0
 
     def _receive(self, file: ManifestFile, artifact: str, path: Path, tell: OnBytes) -> None:
-        """Write one verified file; if content that was resumed has the wrong digest, fetch it once more."""
+        """Write one verified file; if content that was resumed, or came from elsewhere, has the wrong digest, fetch it once more."""
         name = artifact_name(artifact, project=self._project)
         with path.open("x+b", buffering=0) as target:
-            for _ in range(2):
+            for first in (True, False):
                 sha, resumed = hashlib.sha256(), 0
                 target.seek(0)
+                if first and file.size_bytes >= _DIRECT_BYTES:
+                    self._receive_directly(file, name, target, sha, tell)
+                    resumed += target.tell() > 0
 
                 def attempt(progress: Callable[[], None], sha: hashlib._Hash = sha) -> None:
                     nonlocal resumed
@@ -262,12 +274,45 @@ class ProjectArtifacts:
                     finally:
                         call.cancel()
 
-                self._retry(attempt, also=("TRANSFER_SLOW",))  # it resumes where it ended
+                if target.tell() < file.size_bytes or not file.size_bytes:
+                    self._retry(attempt, also=("TRANSFER_SLOW",))  # it resumes where it ended
                 if f"sha256:{sha.hexdigest()}" == file.digest:
                     return
                 if not resumed:
                     break
         raise corrupt_error(artifact, file.path)
+
+    def _receive_directly(
+        self, file: ManifestFile, name: str, target: BinaryIO, sha: hashlib._Hash, tell: OnBytes
+    ) -> None:
+        """Write what the bucket gives of a file, if the coordinator names an address; what is missing then passes through the coordinator."""
+        if not self._direct:
+            return
+        try:
+            found = self._calls.send(
+                self._calls.artifacts.LocateBlob, pb.LocateBlobRequest(name=name, digest=file.digest)
+            )
+        except grpc.RpcError as error:  # an earlier version has no such call; whatever else is wrong, ReadBlob says
+            self._direct = error.code() is not grpc.StatusCode.UNIMPLEMENTED
+            return
+        if not found.uri:
+            self._direct = False
+            return
+        with closing(read_address(found.uri, offset=0, size_bytes=file.size_bytes)) as chunks:
+            while True:
+                try:
+                    data = next(chunks, b"")
+                except FAULTS as error:
+                    self._direct = False  # its timeout is not waited for with each file
+                    log.warning(
+                        "%s passes through the coordinator: its address in the bucket failed: %s", file.path, error
+                    )
+                    return
+                if not data:
+                    return
+                write_all(target, data)
+                sha.update(data)
+                tell(len(data))
 
     def _retry(self, attempt: Callable[[Callable[[], None]], T], *, also: Collection[str] = ()) -> T:
         """Retry while the coordinator is unavailable or the failure is temporary. An attempt calls ``progress`` as it advances.

@@ -101,6 +101,11 @@ class TransformersModel:
         results, past = self._call(self._called, step)
         return results.float().numpy(), past
 
+    def watch_layers(self, report: Callable[[int, int], None]) -> None:
+        """As :meth:`slipway.proof.runtime.LanguageModel.watch_layers`."""
+        if self._passes is not None:
+            self._passes.on_block = report
+
     def together(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         """As :meth:`slipway.proof.runtime.LanguageModel.together`."""
         return [job() for job in jobs] if self._passes is None else self._passes.together(jobs)

@@ -15,9 +15,10 @@ from slipway.settings.s3 import SCHEME, S3Options
 from slipway.settings.security import Security
 from slipway.settings.stage_environment import added_names
 from slipway.sizes import parse_size
-from slipway.texts import MalformedText, number_of, quoted
+from slipway.texts import MalformedText, number_of, quoted, redact_address
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?/?|https?://\[[0-9A-Fa-f:]+\](?::\d{1,5})?/?")
 _MOST = 1_000_000
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -47,6 +48,9 @@ class Settings(BaseModel):
         hub_endpoint: Address of the Hugging Face hub; empty uses the public one (``HF_ENDPOINT``).
         transfer_rate: Lowest average of bytes per second, over a minute, at which a client must send to a coordinator or read from
             it; by default ``16KiB`` (``SLIPWAY_TRANSFER_RATE``).
+        download_endpoint: ``http(s)://host[:port]`` at which clients reach the S3 service of a coordinator's store: they then fetch large
+            files from it, by addresses that are valid for some minutes. Empty lets all content pass through the coordinator
+            (``SLIPWAY_DOWNLOAD_ENDPOINT``).
         coordinator: ``HOST:PORT`` of a coordinator; empty runs exports inside the command (``SLIPWAY_COORDINATOR``).
         engine: What runs the tasks of an export without a coordinator: ``NAME`` or ``NAME:ADDRESS``, such as ``ray``; empty, or ``pull``,
             runs them in the command (``SLIPWAY_ENGINE``).
@@ -83,6 +87,7 @@ class Settings(BaseModel):
     import_bytes: int = 2_000_000_000_000
     hub_endpoint: str = ""
     transfer_rate: int = 16 << 10
+    download_endpoint: str = ""
     coordinator: str = ""
     engine: str = ""
     engine_listen: str = "127.0.0.1:0"
@@ -134,6 +139,7 @@ class Settings(BaseModel):
             "import_bytes": _read_size(environment, "SLIPWAY_IMPORT_SIZE"),
             "hub_endpoint": environment.get("HF_ENDPOINT", "").rstrip("/"),
             "transfer_rate": _read_size(environment, "SLIPWAY_TRANSFER_RATE", least=1),
+            "download_endpoint": _read_endpoint(environment, "SLIPWAY_DOWNLOAD_ENDPOINT"),
             "coordinator": environment.get("SLIPWAY_COORDINATOR"),
             "engine": environment.get("SLIPWAY_ENGINE"),
             "engine_listen": environment.get("SLIPWAY_ENGINE_LISTEN"),
@@ -191,6 +197,13 @@ def _read_file(environment: Mapping[str, str], name: str) -> Path | None:
     text = environment.get(name, "")
     check_local(text, named_by=name)
     return _read_folder(name, text) if text else None
+
+
+def _read_endpoint(environment: Mapping[str, str], name: str) -> str:
+    text = environment.get(name, "").strip()
+    if text and not _ENDPOINT.fullmatch(text):
+        raise _value_error(name, redact_address(text), "give http(s)://host[:port]")
+    return text.rstrip("/")
 
 
 def _read_size(environment: Mapping[str, str], name: str, *, least: int = 0) -> int | None:

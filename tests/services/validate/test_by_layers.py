@@ -22,7 +22,7 @@ from slipway.model.pytorch.block_passes import BlockPasses, find_blocks
 from slipway.proof import transformers_runtime
 from slipway.proof.numerics import Logits
 from slipway.proof.runtime import Samples, padded, run_segments
-from slipway.stage import Context
+from slipway.stage import Context, Progress
 from slipway.validation.findings import ValidationReport
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import run as quantize
@@ -276,6 +276,22 @@ def test_what_a_level_must_cost_is_the_same(tiny: Models, outputs: dict[str, Pat
     assert not found.missing
     assert whole.cost("int8")
     assert found.cost("int8") == pytest.approx(whole.cost("int8"), rel=1e-4)
+
+
+def test_layers_are_reported_as_they_are_computed(tiny: Models, tmp_path: Path) -> None:
+    """A proof of a large model takes hours, in which no sample is finished before the last layer of a pass."""
+    Samples(np.arange(2, 34, dtype=np.int64)[None].repeat(2, 0)).write(tmp_path / "samples")
+    spec = RunSpec(runtime=REFERENCE_CODE, model=tiny.merged, samples=tmp_path / "samples", by_layers=True)
+    seen: list[Progress] = []
+    ctx = Context(workdir=tmp_path, on_progress=seen.append)
+    with start_runner(Spec(run=spec), tmp_path / "run", ctx, label="reference", timeout_seconds=600) as runner:
+        assert runner.result.status == "done", runner.result.message
+    assert {(each.phase, each.unit, each.total) for each in seen} == {("reference", "layers", 8 * 3)}, (
+        "two layers and the head"
+    )
+    assert [each.done for each in seen] == sorted(each.done for each in seen)
+    assert seen[0].done == 1
+    assert seen[-1].done % 3 == 0
 
 
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:

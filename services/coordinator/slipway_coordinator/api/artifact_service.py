@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ _MEDIA_TYPE_BYTES = 256
 _FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
 _MOST_REPAIRS = 100
+_ADDRESS_SECONDS = 900  # of content in a bucket; long enough to begin, and a response that has begun goes on
 _MOST_EXPORTS = 10  # that a response names
 
 
@@ -138,12 +140,8 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Context) -> AsyncIterator[pb.ReadBlobResponse]:
         """Stream the content of one file."""
         with count_refusals("sent"):
-            project, artifact = await self._require_own(request.name)
+            project, artifact, file = await self._require_file(request.name, request.digest)
             blobs = await self._blobs()
-            manifest = await self._cached_manifest(project, blobs, artifact)
-            file = next((file for file in manifest.files if file.digest == request.digest), None)
-            if file is None:
-                raise no_artifact_error(project, f"{artifact} with a file {request.digest[:80]}")
             if not 0 <= request.offset <= file.size_bytes:
                 raise _beyond_error(request.offset, file.size_bytes)
             if request.limit < 0:
@@ -168,6 +166,20 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                         break
                 if request.offset == file.size_bytes:  # no message has said the size
                     yield first
+
+    @unary
+    async def LocateBlob(self, request: pb.LocateBlobRequest, context: Context) -> pb.LocateBlobResponse:
+        """Return an address of one file's content in the bucket, if clients are to have any."""
+        project, _, file = await self._require_file(request.name, request.digest)
+        endpoint = self._coordinator.options.download_endpoint
+        if not endpoint:
+            return pb.LocateBlobResponse()
+        begun = time.time()
+        uri = await self._look(project, (await self._blobs()).address, file, endpoint, _ADDRESS_SECONDS)
+        response = pb.LocateBlobResponse(uri=uri)
+        if uri:
+            response.expire_time.FromSeconds(int(begun) + _ADDRESS_SECONDS)
+        return response
 
     @unary
     async def WriteBlob(self, request: AsyncIterator[pb.WriteBlobRequest], context: Context) -> pb.WriteBlobResponse:
@@ -252,6 +264,19 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         project, digest = _parse_name(name)
         await require_artifacts(self._coordinator, project, [digest])
         return project, digest
+
+    async def _require_file(self, name: str, content: str) -> tuple[str, str, ManifestFile]:
+        """Return project and digest of an artifact that the caller may read, and its file with that content.
+
+        Raises:
+            ArtifactError: ``ARTIFACT_NOT_FOUND``.
+        """
+        project, artifact = await self._require_own(name)
+        manifest = await self._cached_manifest(project, await self._blobs(), artifact)
+        file = next((file for file in manifest.files if file.digest == content), None)
+        if file is None:
+            raise no_artifact_error(project, f"{artifact} with a file {content[:80]}")
+        return project, artifact, file
 
     async def _cached_manifest(self, project: str, blobs: Blobs, digest: str) -> Manifest:
         """Return a manifest; the last one is cached, because a client reads its files one after the other."""

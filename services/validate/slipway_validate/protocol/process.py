@@ -208,7 +208,9 @@ class Runner:
             done, total = int(event["done"]), int(event["total"])
         except (ValueError, KeyError, TypeError):  # a library printed something
             return
-        self._ctx.progress(self.label, done=done, total=total, unit="samples")
+        self._ctx.progress(
+            self.label, done=done, total=total, unit="layers" if event.get("unit") == "layers" else "samples"
+        )
 
 
 def _lines_of(process: ChildProcess) -> queue.SimpleQueue[bytes]:

@@ -63,6 +63,8 @@ from slipway_validate.runner.own_text import make_own_samples
 from slipway_validate.runner.pictures.looking import look_as_reference, look_at_given
 from slipway_validate.runner.results import Computed, compute_results
 
+_PASSES = 8
+"""How often a model that is computed layer by layer usually goes through its layers."""
 SHORTAGES = frozenset({"OUT_OF_MEMORY", "DISK_FULL"})
 """Reasons that are about the machine, whatever error a runtime makes of them."""
 
@@ -116,8 +118,11 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
         answer_prompt(model, spec, folder, report=_report)
         device, engine = model.device, model.engine
         return RunResult(engine=engine, device=device, load_seconds=load_seconds), model
-    samples = Samples.read(spec.samples)
-    collector = Collector(model, spec, samples, folder, report=_report)
+    samples, report = Samples.read(spec.samples), _report
+    if spec.by_layers:  # all samples go through a layer together, so none of them says how far the work is
+        model.watch_layers(_report_layers)
+        report = _report_nothing
+    collector = Collector(model, spec, samples, folder, report=report)
 
     if not spec.only_timed:
         model.together([collector.native_case])
@@ -130,7 +135,7 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
         peak_device_bytes=model.peak_device_bytes(),
     )
 
-    computed = Computed() if spec.only_timed else compute_results(model, spec, collector, report=_report)
+    computed = Computed() if spec.only_timed else compute_results(model, spec, collector, report=report)
     result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,
@@ -298,6 +303,15 @@ def _write_result(result: RunResult, folder: Path) -> None:
 
 def _report(phase: str, done: int, total: int) -> None:
     _write({"phase": phase, "done": done, "total": total})
+
+
+def _report_nothing(*_: object) -> None:
+    """Report nothing."""
+
+
+def _report_layers(done: int, in_pass: int) -> None:
+    passes = max(_PASSES, -(-done // in_pass))
+    _write({"phase": "layers", "done": done, "total": passes * in_pass, "unit": "layers"})
 
 
 def _write(line: dict[str, object]) -> None:

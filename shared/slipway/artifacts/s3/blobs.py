@@ -59,6 +59,10 @@ class S3Blobs:
                 raise not_found_error(artifact) from error
             raise
 
+    def address(self, file: ManifestFile, endpoint: str, seconds: int) -> str:
+        """As :meth:`~slipway.artifacts.blobs.Blobs.address`, signed with the store's credentials for this object alone."""
+        return self._store.bucket.signed_address(blob_name(file.digest), endpoint, seconds)
+
     def writer(self, file: ManifestFile) -> BlobWriter:
         """As :meth:`~slipway.artifacts.blobs.Blobs.writer`."""
         return _S3Writer(self._store.bucket, file)

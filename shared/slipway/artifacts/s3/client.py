@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -163,10 +163,31 @@ class S3Bucket:
         self._patience = patience_seconds
         self._on_wait: OnWait | None = None
         self.sdk = _connect(options)
+        self._options = options
+        self._signers: dict[str, Minio] = {}
 
     def key(self, name: str) -> str:
         """Return the full key of a name."""
         return f"{self.prefix}/{name}" if self.prefix else name
+
+    def signed_address(self, name: str, endpoint: str, seconds: int) -> str:
+        """Return an address at which anyone may read an object for so long; nothing is asked of the service.
+
+        Args:
+            name: The object.
+            endpoint: Where the service is reached, which the signature holds for.
+            seconds: How long the address is valid; credentials that end earlier end it.
+
+        Raises:
+            ArtifactError: ``STORE_INVALID`` if the endpoint is no address; ``STORE_DENIED`` without credentials.
+        """
+        if endpoint not in self._signers:
+            self._signers[endpoint] = _connect(self._options.model_copy(update={"endpoint": endpoint}))
+        signer = self._signers[endpoint]
+        return self.call(
+            f"signing an address of {name}",
+            lambda: signer.presigned_get_object(self.bucket, self.key(name), expires=timedelta(seconds=seconds)),
+        )
 
     def during(self, on_wait: OnWait) -> S3Bucket:
         """Return the same bucket with calls that can be stopped: they call ``on_wait`` between attempts, and it may raise."""

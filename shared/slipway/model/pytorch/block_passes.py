@@ -134,6 +134,8 @@ class BlockPasses:
 
     Attributes:
         weights: Brings the weights of a block into memory.
+        on_block: Called after each block with the number of blocks that were computed so far, of this pass and those before, and with the
+            number of blocks in a pass. How many passes there will be is not known.
 
     Raises:
         ValueError: It has no blocks that are known.
@@ -144,6 +146,8 @@ class BlockPasses:
         if len(self._blocks) < 2:
             raise ValueError(f"{type(model).__name__} has no blocks that follow each other")
         self.weights = BlockWeights(model, self._blocks)
+        self.on_block: Callable[[int, int], None] = lambda *_: None
+        self._computed = 0
         self._here = threading.local()
         self._jobs: list[_Job] = []
         self._functions: list[Callable[..., Any]] = []
@@ -200,6 +204,8 @@ class BlockPasses:
                     self._begin_jobs(threads)
                     for index in range(len(self._blocks)):
                         self._pass(index)
+                        self._computed += 1
+                        self.on_block(self._computed, len(self._blocks))
         finally:
             self._use(())
             for job in self._jobs:

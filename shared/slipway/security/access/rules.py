@@ -59,6 +59,7 @@ RULES: Mapping[str, Rule] = {
     # Its content becomes collectable unless an export has it; whoever uploads may make room again.
     "/slipway.v1.ArtifactService/DeleteArtifact": Rule(OPERATORS, "name", max_bytes=_SMALL),
     "/slipway.v1.ArtifactService/ReadBlob": Rule(VIEWERS, "name", max_bytes=_SMALL),
+    "/slipway.v1.ArtifactService/LocateBlob": Rule(VIEWERS, "name", max_bytes=_SMALL),
     "/slipway.v1.ArtifactService/WriteBlob": Rule(SUBMITTERS, "parent", max_bytes=5 * _MIB),
     "/slipway.v1.ArtifactService/GetUpload": Rule(SUBMITTERS, "parent", max_bytes=_SMALL),
     # A list of files: the service itself counts them, and checks their paths.

@@ -83,9 +83,9 @@ def compare(place: HttpPlace, route: Route, path: str, values: dict[str, str]) -
 
 
 def test_every_public_call_has_a_path() -> None:
-    assert len(ROUTES) == 18
+    assert len(ROUTES) == 19
     assert {route.method.split("/")[1] for route in ROUTES} == set(SERVICES)
-    assert len({(route.rule.verb, route.rule.template) for route in ROUTES}) == 18
+    assert len({(route.rule.verb, route.rule.template) for route in ROUTES}) == 19
 
 
 def test_what_is_changed_over_http_is_in_the_audit_log(place: HttpPlace, caplog: pytest.LogCaptureFixture) -> None:
