@@ -164,9 +164,13 @@ def _summaries(connection: sa.Connection) -> None:
     )
 
 
+def _newest(connection: sa.Connection) -> None:
+    _run(connection, "CREATE INDEX ix_slipway_exports_newest ON slipway_exports (create_time DESC, name)")
+
+
 MIGRATIONS: Sequence[Callable[[sa.Connection], None]] = (
     *(_first, _history, _ownership, _events, _epochs, _creator),
-    *(_deliveries, _changes, _usage, _summaries),
+    *(_deliveries, _changes, _usage, _summaries, _newest),
 )
 
 

@@ -25,6 +25,7 @@ exports = sa.Table(
     sa.Column("shape", sa.String(16), nullable=False, server_default=""),  # of the record, as its writer knew it
     sa.Index("ux_slipway_exports_request", "project", "request_id", unique=True),
     sa.Index("ix_slipway_exports_page", "project", "create_time", "name"),
+    sa.Index("ix_slipway_exports_newest", sa.text("create_time DESC"), "name"),
 )
 
 labels = sa.Table(

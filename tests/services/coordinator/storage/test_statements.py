@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -88,20 +89,44 @@ def test_a_task_without_gpus_is_carried_out_with_few_statements(database: Databa
     carry_out(database, second, number=3 + 4 + 1 + 2)  # it has made the same again
 
 
-def test_an_artifact_of_thousands_of_exports_is_looked_up_by_index(database: Database) -> None:
-    """A base has a row for each of its exports, which must not all be read for each new one."""
-    if database._engine.dialect.name != "sqlite":
-        pytest.skip("the plan of PostgreSQL depends on the statistics of the table")
-    read = 0
+class Steps:
+    """Counts tens of steps of SQLite's machine, within blocks."""
 
-    def progress() -> int:
-        nonlocal read
-        read += 1
+    def __init__(self, database: Database) -> None:
+        if database._engine.dialect.name != "sqlite":
+            pytest.skip("the plan of PostgreSQL depends on the statistics of the table")
+        self._engine, self.made = database._engine, 0
+        self._watched = list[Any]()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.made = 0
+        sa.event.listen(self._engine, "before_cursor_execute", self._watch)
+        try:
+            yield
+        finally:
+            sa.event.remove(self._engine, "before_cursor_execute", self._watch)
+            for raw in self._watched:
+                raw.set_progress_handler(None, 0)
+        assert self.made
+
+    def _watch(self, connection: sa.Connection, *_: object) -> None:
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        raw.set_progress_handler(self._count, 10)
+        self._watched.append(raw)
+
+    def _count(self) -> int:
+        self.made += 1
         return 0
 
+
+def test_an_artifact_of_thousands_of_exports_is_looked_up_by_index(database: Database) -> None:
+    """A base has a row for each of its exports, which must not all be read for each new one."""
+    count = Steps(database)
+
     def steps(number: int) -> int:
-        """Return how many hundred steps of its machine SQLite makes for one more export after so many."""
-        nonlocal read
+        """Return what one more export after so many takes."""
         rows = [
             {"project": "default", "digest": DIGEST, "export": f"e{number}-{each}", "create_time": 1.0}
             for each in range(number)
@@ -109,14 +134,32 @@ def test_an_artifact_of_thousands_of_exports_is_looked_up_by_index(database: Dat
         add = sa.text("INSERT INTO slipway_artifacts VALUES (:project, :digest, :export, :create_time)")
         with database.transactions.begin() as connection:
             connection.execute(add, rows)
-            raw = connection.connection.driver_connection
-            assert raw is not None
-            raw.set_progress_handler(progress, 100)
-            read = 0
+        with count():
             assert database.insert(tiny_export(f"after-{number}", tiny_task("m")))
             assert database.ownership.find_owned("default", [DIGEST]) == {DIGEST}
-            raw.set_progress_handler(None, 0)
-        return read
+        return count.made
 
     few = steps(10)
-    assert steps(5000) <= few + 5
+    assert steps(5000) <= few + 50
+
+
+def test_the_newest_of_thousands_of_exports_are_found_by_index(database: Database) -> None:
+    """A list of all projects must not sort all exports for each page."""
+    count, record = Steps(database), tiny_export("first", tiny_task("m")).model_dump_json()
+    add = sa.text("""
+        INSERT INTO slipway_exports (name, project, create_time, ended, revision, sequence_limit, record)
+        VALUES (:name, 'default', :time, false, 1, 0, :record)
+    """)
+
+    def steps(number: int) -> int:
+        rows = [{"name": f"e{number}-{each}", "time": float(each // 2), "record": record} for each in range(number)]
+        with database.transactions.begin() as connection:
+            connection.execute(add, rows)
+        with count():
+            page = database.page((), limit=5)
+            database.page((), limit=5, after=(page[-1].create_time, page[-1].name))
+            database.page((), limit=5, oldest_first=True)
+        return count.made
+
+    few = steps(100)
+    assert steps(5000) <= few + 50

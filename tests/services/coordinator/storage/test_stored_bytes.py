@@ -226,6 +226,7 @@ def test_artifacts_of_an_earlier_version_are_measured_after_the_migration(databa
             connection.execute(sa.text(f"DROP TABLE slipway_{table}"))
         connection.execute(sa.text("DROP INDEX ix_slipway_leases_gpus"))
         connection.execute(sa.text("DROP INDEX ix_slipway_blobs_sizes"))
+        connection.execute(sa.text("DROP INDEX ix_slipway_exports_newest"))
         connection.execute(sa.text("ALTER TABLE slipway_blobs DROP COLUMN size_bytes"))
         connection.execute(sa.text("ALTER TABLE slipway_epochs DROP COLUMN alive_time"))
         for column in ("gpus", "since"):
