@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
-from collections.abc import Iterator
+from collections.abc import Generator
 from urllib.parse import urlsplit
 
 from slipway.artifacts.blobs import CHUNK_BYTES
@@ -21,7 +21,7 @@ FAULTS = (OSError, http.client.HTTPException, ValueError)
 """What :func:`read_address` raises, if the address does not give the content; the coordinator still may."""
 
 
-def read_address(uri: str, *, offset: int, size_bytes: int) -> Iterator[bytes]:
+def read_address(uri: str, *, offset: int, size_bytes: int) -> Generator[bytes]:
     """Yield the content at an address from an offset to its end.
 
     Args:

@@ -189,8 +189,13 @@ class LanguageModel(Protocol):
         """Run jobs that call the model, and return their results in order; a model that is larger than the memory computes them side by side."""
         return [job() for job in jobs]
 
-    def watch_layers(self, report: Callable[[int, int], None]) -> None:
-        """Have it told how many layers were computed in all passes so far, and how many are in one; for a model computed layer by layer."""
+    def watch_layers(self, report: Callable[[int, int], None]) -> None:  # noqa: ARG002 - runtimes that compute so replace it
+        """Have it told how many layers were computed in all passes so far, and how many are in one; for a model computed layer by layer.
+
+        Raises:
+            Unusable: Its runtime computes none so.
+        """
+        raise Unusable(f"{self.engine.runtime} computes no model layer by layer")
 
     def embed(self, step: Step) -> Logits:
         """Return the sentence embedding of each row, (B, 1, V); only for a model that embeds."""

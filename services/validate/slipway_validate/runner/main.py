@@ -57,7 +57,7 @@ from slipway_validate.protocol.messages import (
 )
 from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
-from slipway_validate.runner.collect import Collector
+from slipway_validate.runner.collect import Collector, Report
 from slipway_validate.runner.generation.prompts import answer_prompt
 from slipway_validate.runner.own_text import make_own_samples
 from slipway_validate.runner.pictures.looking import look_as_reference, look_at_given
@@ -118,7 +118,8 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
         answer_prompt(model, spec, folder, report=_report)
         device, engine = model.device, model.engine
         return RunResult(engine=engine, device=device, load_seconds=load_seconds), model
-    samples, report = Samples.read(spec.samples), _report
+    samples = Samples.read(spec.samples)
+    report: Report = _report
     if spec.by_layers:  # all samples go through a layer together, so none of them says how far the work is
         model.watch_layers(_report_layers)
         report = _report_nothing
