@@ -164,7 +164,17 @@ def rows(converter: str, tokenizer: str) -> list[Row]:
             "onnx",
             stage("onnx_export", "pytorch", "parity=never"),
             "mobius",
-            lambda root, out: [BIN / "mobius", "build", "--config", root / "base", "--ep", "cpu", out],
+            lambda root, out: [
+                BIN / "mobius",
+                "build",
+                "--config",
+                root / "base",
+                "--ep",
+                "cpu",
+                "--dtype",
+                "f32",
+                out,
+            ],
         ),
     ]
     if converter and tokenizer:
