@@ -13,6 +13,7 @@ from slipway.observability.audit_facts import DONE
 from slipway.observability.telemetry import within
 from slipway.planning.references import AttemptKey
 from slipway.security.access import audit
+from slipway.texts import counted
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.lifecycle.offers import Offer
 from slipway_coordinator.lifecycle.records import ExportRecord
@@ -37,6 +38,8 @@ Notify = Callable[[str, Event, str], Awaitable[None]]
 # Longer than it takes to start a worker on an existing node. A worker that comes later can still take the task.
 SAY_AFTER_SECONDS = 60.0
 
+_MOST_LINES = 20
+"""Lines of the log at a time: a queue of thousands may wait for one worker."""
 _HELD_BACK = "another task is importing one of its sources, which it then finds in the store"
 
 
@@ -126,14 +129,21 @@ class Unserved:
         held_back = {offer.key: offer for offer in self._board.held_back_offers(longer_than=self._say_after)}
         late = held_back | {offer.key: offer for offer in unserved}
         self._said &= set(late)
-        for key in sorted(set(late) - self._said):
-            await self._say(late[key], _HELD_BACK if key in held_back else self._board.lacking(late[key]))
+        new = sorted(set(late) - self._said)
+        for number, key in enumerate(new):
+            why = _HELD_BACK if key in held_back else self._board.lacking(late[key])
+            await self._say(late[key], why, logged=number < _MOST_LINES)
             self._said.add(key)
+        if len(new) > _MOST_LINES:
+            log.warning(
+                f"{counted(len(new) - _MOST_LINES, 'more task')} waiting: watchers of their exports are told why"
+            )
 
-    async def _say(self, offer: Offer, why: str) -> None:
+    async def _say(self, offer: Offer, why: str, *, logged: bool) -> None:
         message = f"{offer.task} waits: {why}"
-        with within(offer.traceparent):
-            log.warning(f"{offer.key}: {message}")
+        if logged:
+            with within(offer.traceparent):
+                log.warning(f"{offer.key}: {message}")
         await self._hub.publish(offer.export, export_pb2.LogLine(task=offer.task, level="warning", message=message))
 
     async def _fail(self, offer: Offer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -253,6 +254,30 @@ def test_what_nobody_can_run_is_said_to_those_who_watch(harness: Harness, worker
     assert [(line.task, line.level, line.message) for line in lines] == [
         ("build", "warning", "build waits: x needs a GPU of sm89; its workers (1) have sm90")
     ]
+
+
+def test_a_queue_that_nobody_can_run_fills_no_log(
+    harness: Harness,
+    worker: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("slipway_coordinator.workflow.periodic._MOST_LINES", 2)
+    coordinator, needs = harness.server.coordinator, Needs(gpu_architectures=("sm89",))
+    name = harness.submit(tiny_export("queue", *(needing(f"build{number}", needs) for number in range(5))))
+    wait_for(lambda: len(coordinator.broker.board.load().waiting) == 5)
+    assert worker("hopper", gpu_architecture="sm90") == []
+    looking = Unserved(coordinator.broker.board, coordinator.hub, coordinator._notify, fail_after=None, say_after=0.1)
+    time.sleep(0.2)
+    with caplog.at_level(logging.WARNING, "slipway.coordinator"):
+        harness.run(looking.check)
+        harness.run(looking.check)
+    said = [record.message for record in caplog.records if record.name == "slipway.coordinator"]
+    assert [message.partition(" waits: ")[0].rpartition(" ")[2] for message in said[:2]] == ["build0", "build1"]
+    assert said[2:] == ["3 more tasks waiting: watchers of their exports are told why"]
+    harness.client.cancel_export(name)
+    lines = [event.log for event in harness.client.watch_export(name) if event.WhichOneof("event") == "log"]
+    assert {line.task for line in lines} == {f"build{number}" for number in range(5)}, "each export's watchers are told"
 
 
 def test_workers_that_take_nothing_now_get_nothing_and_nobody_waits_for_them(
