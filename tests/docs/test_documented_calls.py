@@ -135,6 +135,7 @@ def test_every_documented_call_works_in_its_order(place: Harness, runner: type[G
     assert answers["ListExports"][0]["exports"][0]["name"] == "projects/research/exports/x"
     assert answers["WatchExport"][-1]["export"]["state"] == "EXPORT_STATE_CANCELLED"
     assert answers["RetryExport"][0]["state"] == "EXPORT_STATE_QUEUED"
+    assert answers["LocateBlob"] == [{}], "its store is a folder"
     assert answers["WriteBlob"] == answers["GetUpload"] == answers["DeleteExport"] == answers["DeleteArtifact"] == [{}]
     assert len(answers["ListFormats"][0]["formats"]) == 5
     assert answers["ListWorkers"] == [{}], "none has joined"
