@@ -26,7 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def served(access: Access, server: str) -> Access:
+def served(access: Access, server: str, monkeypatch: pytest.MonkeyPatch) -> Access:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # its client would leave a variable in this process
     return replace(access, environment={**access.environment, "MLFLOW_TRACKING_URI": server})
 
 
