@@ -170,10 +170,10 @@ def test_a_stack_of_other_weights_than_the_model_has_is_refused(tmp_path: Path) 
     kind = make_kind("mixtral", tmp_path, dtype=torch.bfloat16)
     model = transformers_runtime.load(kind.base, threads=1, by_layers=True)
     file = kind.base / "model.safetensors"
-    tensors = load_file(file)
-    name = next(each for each in tensors if ".experts.1." in each)
-    save_file({**tensors, name: tensors[name][:8].clone()}, file, {"format": "pt"})  # since it was opened
-    with pytest.raises((ValueError, RuntimeError)):
+    cut = {name: value[:8].clone() if ".experts." in name else value for name, value in load_file(file).items()}
+    save_file(cut, tmp_path / "other", {"format": "pt"})
+    (tmp_path / "other").replace(file)  # the model still maps the file that it has opened
+    with pytest.raises(ValueError, match=r"the stored weights of .*experts.* do not make one of"):
         compute(model, (20,), ROWS[:1])
 
 
